@@ -1,0 +1,1 @@
+"""The one home of request and response models. Everyone imports it; it imports pydantic only."""

@@ -1,0 +1,123 @@
+"""What every service answers: a score, or the reason why there is none."""
+
+import binascii
+from enum import StrEnum
+from typing import Annotated, Generic, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+
+from .errors import Problem
+
+#: The most items that one `POST /score/batch` may carry.
+MAX_BATCH_ITEMS = 256
+
+
+class Request(BaseModel):
+    """A request model: fields that it does not know are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Response(BaseModel):
+    """A response model: fields of newer servers are passed over."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+def _decode_base64(value: object) -> object:
+    """Decode the JSON form; bytes, which a client passes in Python, are taken as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except (binascii.Error, ValueError) as error:
+        # Naming the text would echo megabytes back to the caller.
+        raise ValueError(
+            f"not base64 ({error}); give plain base64 (RFC 4648) without a `data:` prefix"
+        ) from None
+
+
+def _encode_base64(value: bytes) -> str:
+    return binascii.b2a_base64(value, newline=False).decode("ascii")
+
+
+#: Bytes that travel as base64 text in JSON, strictly checked.
+Base64 = Annotated[
+    bytes,
+    BeforeValidator(_decode_base64),
+    PlainSerializer(_encode_base64, when_used="json"),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+
+
+class Status(StrEnum):
+    """Whether there is a score."""
+
+    OK = "ok"
+    ABSTAINED = "abstained"  #: the backend answered, without a usable verdict
+    ERROR = "error"  #: a failure of ours; in batches only, a single request fails over HTTP
+
+
+class Timing(Response):
+    """Where the time went, in milliseconds."""
+
+    queue: float = Field(0.0, description="Waiting for a place at the backend.")
+    decode: float = Field(0.0, description="Reading and decoding the input.")
+    backend: float = Field(0.0, description="The judgment itself.")
+    total: float = Field(0.0, description="From the request's headers to this answer.")
+
+
+class Score(Response):
+    """One answer. `score` is null unless `status` is `ok`: no reward is never 0.0."""
+
+    score: FiniteFloat | None = Field(description="The reward, or null where there is none.")
+    status: Status
+    components: dict[str, FiniteFloat] = Field(
+        default_factory=dict, description="What the score is made of, by name."
+    )
+    backend: str = Field("", description="Who judged.")
+    cached: bool = Field(False, description="Whether the answer was known already.")
+    timing_ms: Timing = Field(default_factory=Timing)
+    provenance: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Model, prompt, sampling and versions that the score came from. "
+        "In a batch, what all items of a backend share is given once, beside `results`.",
+    )
+    error: Problem | None = Field(None, description="Why there is no score (`status: error`).")
+
+    @model_validator(mode="after")
+    def _score_goes_with_status(self) -> Self:
+        if (self.score is not None) != (self.status is Status.OK):
+            raise ValueError("`score` is a number if and only if `status` is `ok`")
+        if (self.error is not None) != (self.status is Status.ERROR):
+            raise ValueError("`error` is given if and only if `status` is `error`")
+        return self
+
+
+ItemT = TypeVar("ItemT")
+ScoreT = TypeVar("ScoreT", bound=Score)
+
+
+class BatchRequest(Request, Generic[ItemT]):
+    """Several items at once. One that fails does not fail the others."""
+
+    items: list[ItemT] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
+
+
+class BatchResponse(Response, Generic[ScoreT]):
+    """One result an item, in the same order."""
+
+    results: list[ScoreT]
+    provenance: dict[str, dict[str, JsonValue]] = Field(
+        default_factory=dict, description="By backend: what all its results have in common."
+    )

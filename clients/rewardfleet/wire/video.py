@@ -1,0 +1,77 @@
+"""`POST /score` and `POST /score/batch` of the video service."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, FiniteFloat, JsonValue, model_validator
+
+from .score import Base64, Request, Response, Score
+
+#: The most frames that one request may send as pictures.
+MAX_FRAMES_SENT = 1024
+
+#: The ways to give the video; a request names exactly one.
+INPUTS = ("video_path", "video_base64", "frames_base64")
+
+
+class VideoRequest(Request):
+    """One rollout to be judged. Give exactly one of the fields in `INPUTS`."""
+
+    task_text: str = Field(
+        min_length=1, max_length=4096, description="What the robot was told to do."
+    )
+    video_path: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="A video file on the server, under one of its `--video-root` folders; "
+        "relative paths are looked up under each of them.",
+    )
+    video_base64: Base64 | None = Field(
+        None, min_length=1, description="A video file (mp4, mov, mkv, webm or avi), in base64."
+    )
+    frames_base64: list[Base64] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_FRAMES_SENT,
+        description="The frames in order, each a JPEG or PNG in base64, all of one size.",
+    )
+    fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = Field(
+        None, description="Frames a second of `frames_base64`. Video files carry their own."
+    )
+    nframes: int = Field(
+        16, ge=1, le=128, description="How many frames the judge sees, taken evenly from the clip."
+    )
+    max_pixels: int = Field(
+        200_704, ge=784, le=1_605_632, description="The most pixels (height times width) of a frame; larger ones are scaled down."
+    )
+    backend: str | None = Field(
+        None, max_length=200, description="Which judge; null means the service's default."
+    )
+    backend_kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Options of the judge, e.g. `score_mode`."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one_input(self) -> Self:
+        given = [name for name in INPUTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of {', '.join(INPUTS)}; got {' and '.join(given) or 'none'}"
+            )
+        if self.fps is not None and self.frames_base64 is None:
+            raise ValueError("fps goes with frames_base64 only; a video file carries its own")
+        return self
+
+
+class VideoScore(Score):
+    """A `Score` with what the judge said."""
+
+    model_output: str = Field("", description="The judge's own words.")
+
+
+class VideoHealth(Response):
+    """`GET /health`, as the first LIBERO reward server answered it."""
+
+    status: str
+    default_backend: str
+    loaded_backends: list[str]

@@ -1,0 +1,1 @@
+"""The services of rewardfleet. Importing this package imports no third-party server package."""

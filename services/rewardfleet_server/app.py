@@ -1,0 +1,201 @@
+"""Assembly: a slice's parts and the spine's become one ASGI application."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from rewardfleet import __version__
+from rewardfleet.wire.errors import (
+    STATUS,
+    InvalidRequest,
+    NotFound,
+    Problem,
+    RewardFleetError,
+    Unavailable,
+)
+from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchResponse
+
+from .admission import Admission
+from .auth import Keys
+from .cache import Cache, MemoryCache, SqliteCache
+from .pipeline import Pipeline, RequestT, Scorer, ScoreT
+from .problems import problem_response
+from .settings import ServerSettings
+from .telemetry import Telemetry
+
+_MIB = 2**20
+_PROBLEMS = {
+    status: {"model": Problem, "description": kind.replace("_", " ").capitalize()}
+    for kind, status in STATUS.items()
+}
+
+
+@dataclass(frozen=True)
+class Service(Generic[RequestT, ScoreT]):
+    """What a slice brings.
+
+    Attributes:
+        name: One word, e.g. `video`; the `service` label of the metrics.
+        about: A sentence for the documentation page.
+        aclose: Lets go of threads and engines.
+    """
+
+    name: str
+    about: str
+    scorer: Scorer[RequestT, ScoreT]
+    request_type: type[RequestT]
+    score_type: type[ScoreT]
+    aclose: Callable[[], Awaitable[None]]
+
+
+class RewardApp(FastAPI):
+    """A service's ASGI application, which can also be drained."""
+
+    admission: Admission
+    abandon: Callable[[], None]
+
+    async def drain(self, grace_s: float) -> None:
+        """Admit nobody from now on; give work in flight `grace_s` seconds, then cancel it."""
+        if not await self.admission.drain(grace_s):
+            self.abandon()
+
+
+def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> RewardApp:
+    """Put a service together.
+
+    Raises:
+        ValueError: The key file holds no key.
+        OSError: The key file or the cache file cannot be opened.
+    """
+    admission = Admission(
+        max_in_flight=settings.max_in_flight,
+        max_waiting=settings.max_waiting,
+        max_body_bytes=settings.max_bodies_mb * _MIB,
+    )
+    keys = Keys(settings.api_key_file)
+    telemetry = Telemetry(service.name, admission)
+    cache = _open_cache(settings)
+    pipeline = Pipeline(
+        scorer=service.scorer,
+        request_type=service.request_type,
+        score_type=service.score_type,
+        keys=keys,
+        admission=admission,
+        cache=cache,
+        telemetry=telemetry,
+        deadline_s=settings.deadline_s,
+        max_body_bytes=settings.max_body_mb * _MIB,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.aclose()
+        await cache.aclose()
+
+    app = RewardApp(
+        title=f"rewardfleet {service.name}",
+        description=service.about,
+        version=__version__,
+        lifespan=lifespan,
+    )
+    app.admission, app.abandon = admission, pipeline.abandon
+    _add_score_routes(app, service, pipeline)
+    _add_health_routes(app, service.scorer, admission)
+    _add_metrics_route(app, telemetry, None if settings.open_metrics else keys)
+    app.add_exception_handler(RewardFleetError, _on_failure)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    return app
+
+
+def _open_cache(settings: ServerSettings) -> Cache:
+    memory = MemoryCache(settings.cache_mb * _MIB)
+    if settings.cache_file is None:
+        return memory
+    return SqliteCache(
+        settings.cache_file, max_bytes=settings.cache_file_mb * _MIB, memory=memory
+    )
+
+
+def _add_score_routes(
+    app: RewardApp, service: Service[RequestT, ScoreT], pipeline: Pipeline[RequestT, ScoreT]
+) -> None:
+    """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
+    item = service.request_type.model_json_schema()
+    items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
+    batch = {"type": "object", "properties": {"items": items}, "required": ["items"]}
+
+    @app.post(
+        "/score",
+        response_model=service.score_type,
+        responses=_PROBLEMS,
+        openapi_extra=_json_body(item),
+        summary="Score one item",
+    )
+    async def score(request: Request) -> Response:
+        return await pipeline.single(request)
+
+    @app.post(
+        "/score/batch",
+        response_model=BatchResponse[service.score_type],  # type: ignore[name-defined] # made at run time
+        responses=_PROBLEMS,
+        openapi_extra=_json_body(batch),
+        summary="Score several items; one that fails does not fail the others",
+    )
+    async def score_batch(request: Request) -> Response:
+        return await pipeline.batch(request)
+
+
+def _json_body(schema: dict[str, object]) -> dict[str, object]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _add_health_routes(
+    app: RewardApp, scorer: Scorer[RequestT, ScoreT], admission: Admission
+) -> None:
+    @app.get("/healthz", summary="The process is alive")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", summary="The service can score now", responses={503: _PROBLEMS[503]})
+    async def readyz() -> dict[str, str]:
+        if admission.draining:
+            raise Unavailable("the service is shutting down")
+        scorer.check_ready()
+        return {"status": "ready"}
+
+
+def _add_metrics_route(app: RewardApp, telemetry: Telemetry, keys: Keys | None) -> None:
+    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        if keys is not None:
+            header = request.headers.get("authorization")
+            keys.check(None if header is None else header.encode("latin-1"))
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _on_failure(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RewardFleetError):  # what add_exception_handler's type cannot say
+        raise error
+    return problem_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: an unknown path, or a method that a path does not take."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path = request.url.path[:100]
+    if error.status_code == 404:
+        return problem_response(NotFound(f"no endpoint {path!r}; GET /docs lists them"))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("allow", "another method")
+        response = problem_response(InvalidRequest(f"{path} takes {allowed}, not {request.method}"))
+        response.status_code = 405
+        return response
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code)

@@ -1,0 +1,371 @@
+"""The journey of one request. Every service goes through it, in this order:
+
+authenticate and admit → read and validate → look into the cache → share with an identical
+request in flight → take a place at the backend → score → cache → answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Protocol, TypeVar
+
+from pydantic import (
+    BaseModel,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from rewardfleet.wire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    RewardFleetError,
+    TooLarge,
+    Unavailable,
+)
+from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status, Timing
+
+from .admission import Admission
+from .auth import Keys
+from .cache import Cache, Flights
+from .problems import explain, problem_response
+from .telemetry import Telemetry, Visit, request_id_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+RequestT = TypeVar("RequestT", bound=BaseModel)
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+ScoreT = TypeVar("ScoreT", bound=Score)
+
+#: Bodies above this size are parsed off the event loop.
+_SMALL_BODY = 64 * 1024
+
+DEADLINE_HEADER = "x-request-timeout"
+
+
+@dataclass(frozen=True)
+class Plan(Generic[ScoreT]):
+    """What is to be done for one item.
+
+    Attributes:
+        backend: The name of the backend that will judge.
+        key: Names everything that the answer depends on; None where the answer is not
+            deterministic, and then it is neither shared nor cached.
+        compute: Does the work. Fills `timing_ms.decode` and `timing_ms.backend`, and in
+            `provenance` what is the item's own.
+    """
+
+    backend: str
+    key: str | None
+    compute: Callable[[], Awaitable[ScoreT]]
+
+
+class Scorer(Protocol[RequestT_contra, ScoreT]):
+    """A slice's own part of the journey."""
+
+    async def plan(self, request: RequestT_contra) -> Plan[ScoreT]:
+        """Check what the request asks for, and say what would answer it. Does no heavy work."""
+
+    def provenance(self, backend: str) -> dict[str, JsonValue]:
+        """Return what all answers of `backend` have in common."""
+
+    def check_ready(self) -> None:
+        """Raise `Unavailable` where the service could not score now."""
+
+
+class CallerGone(Exception):  # noqa: N818 - it is no error: nobody is left to hear of one
+    """The caller hung up before the answer was ready."""
+
+
+class Pipeline(Generic[RequestT, ScoreT]):
+    """The journey, for one service.
+
+    Args:
+        scorer: The slice's part.
+        request_type: The model of an item.
+        score_type: The model of an answer.
+        deadline_s: Seconds for a whole request; a caller may ask for less by header.
+        max_body_bytes: Bound on one request's body.
+    """
+
+    def __init__(
+        self,
+        *,
+        scorer: Scorer[RequestT, ScoreT],
+        request_type: type[RequestT],
+        score_type: type[ScoreT],
+        keys: Keys,
+        admission: Admission,
+        cache: Cache,
+        telemetry: Telemetry,
+        deadline_s: float,
+        max_body_bytes: int,
+    ) -> None:
+        self._scorer = scorer
+        self._request_type = request_type
+        self._score_type = score_type
+        self._batch_type = BatchRequest[Annotated[request_type, _item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
+        self._batch_response = BatchResponse[score_type]  # type: ignore[valid-type] # likewise
+        self._keys = keys
+        self._admission = admission
+        self._cache = cache
+        self._flights: Flights[ScoreT] = Flights()
+        self._telemetry = telemetry
+        self._deadline_s = deadline_s
+        self._max_body_bytes = max_body_bytes
+        self._journeys: set[asyncio.Task[Any] | None] = set()
+        self._abandoned = False
+
+    async def single(self, request: Request) -> Response:
+        """Answer `POST /score`."""
+        return await self._journey(request, self._answer_single)
+
+    async def batch(self, request: Request) -> Response:
+        """Answer `POST /score/batch`."""
+        return await self._journey(request, self._answer_batch)
+
+    def abandon(self) -> None:
+        """Give up what is in flight; its callers hear that the service is shutting down."""
+        self._abandoned = True
+        for journey in self._journeys:
+            if journey is not None:
+                journey.cancel()
+
+    async def _journey(
+        self,
+        request: Request,
+        answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
+    ) -> Response:
+        visit = Visit(request.url.path, request_id_of(_header(request, "x-request-id")))
+        journey = asyncio.current_task()
+        self._journeys.add(journey)
+        try:
+            self._keys.check(_header(request, "authorization"))
+            deadline = asyncio.get_running_loop().time() + self._seconds_allowed(request)
+            with self._admission.admit(self._announced_bytes(request)):
+                async with asyncio.timeout_at(deadline):
+                    body = await self._read_body(request)
+                content = await answer(request, body, visit, deadline)
+        except (CallerGone, ClientDisconnect):
+            self._telemetry.answered(visit, 499, None, "the caller hung up")
+            return Response(status_code=499)
+        except asyncio.CancelledError:
+            if not self._abandoned:
+                raise
+            return self._refuse(visit, Unavailable("the service is shutting down", retry_after=1))
+        except Exception as error:  # noqa: BLE001 - every failure becomes a problem
+            return self._refuse(visit, self._failure(error, visit))
+        finally:
+            self._journeys.discard(journey)
+        self._telemetry.answered(visit, 200, None)
+        headers = {"x-request-id": visit.request_id}
+        return Response(content, media_type="application/json", headers=headers)
+
+    async def _answer_single(
+        self, request: Request, body: bytes, visit: Visit, deadline: float
+    ) -> str:
+        async with asyncio.timeout_at(deadline):
+            item = await _parse(self._request_type, body)
+            plan = await self._scorer.plan(item)
+            score = await self._known(plan)
+            if score is None:
+                score = await _unless_hung_up(request, self._computed(plan))
+        score.provenance = {**self._scorer.provenance(plan.backend), **score.provenance}
+        return self._finished(score, visit).model_dump_json()
+
+    async def _answer_batch(
+        self, request: Request, body: bytes, visit: Visit, deadline: float
+    ) -> str:
+        async with asyncio.timeout_at(deadline):
+            batch = await _parse(self._batch_type, body)
+        scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
+        judged = {score.backend for score in scores if score.status is not Status.ERROR}
+        return self._batch_response(
+            results=scores,
+            provenance={backend: self._scorer.provenance(backend) for backend in sorted(judged)},
+        ).model_dump_json()
+
+    async def _all_items(
+        self, items: Sequence[RequestT | InvalidRequest], visit: Visit, deadline: float
+    ) -> list[ScoreT]:
+        return await asyncio.gather(*(self._item(item, visit, deadline) for item in items))
+
+    async def _item(
+        self, item: RequestT | InvalidRequest, visit: Visit, deadline: float
+    ) -> ScoreT:
+        """Answer one item of a batch; its failure is its own."""
+        backend = ""
+        try:
+            if isinstance(item, InvalidRequest):
+                raise item  # noqa: TRY301 - the one way in which an item fails
+            async with asyncio.timeout_at(deadline):
+                plan = await self._scorer.plan(item)
+                backend = plan.backend
+                score = await self._known(plan) or await self._computed(plan)
+        except Exception as error:  # noqa: BLE001 - every failure becomes a problem
+            problem = self._failure(error, visit).problem()
+            score = self._score_type(
+                score=None, status=Status.ERROR, backend=backend, error=problem
+            )
+        return self._finished(score, visit)
+
+    async def _known(self, plan: Plan[ScoreT]) -> ScoreT | None:
+        """Look into the cache; a hit takes no place at the backend."""
+        if plan.key is None:
+            return None
+        value = await self._cache.get(plan.key)
+        self._telemetry.cache_looked_up(hit=value is not None)
+        if value is None:
+            return None
+        score = self._score_type.model_validate_json(value)
+        score.cached = True
+        return score
+
+    async def _computed(self, plan: Plan[ScoreT]) -> ScoreT:
+        """Compute, or share the computation of an identical request in flight."""
+        if plan.key is None:
+            return await self._compute(plan)
+        score = await self._flights.join(plan.key, lambda: self._compute(plan))
+        return score.model_copy()  # each sharer puts his own times on it
+
+    async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
+        asked = time.monotonic()
+        async with self._admission.slot():
+            queue_ms = (time.monotonic() - asked) * 1000
+            score = await plan.compute()
+        score.timing_ms = score.timing_ms.model_copy(update={"queue": queue_ms})
+        if plan.key is not None and score.status is Status.OK:
+            kept = score.model_dump_json(exclude={"cached", "timing_ms"})
+            await self._cache.put(plan.key, kept.encode())
+        return score
+
+    def _finished(self, score: ScoreT, visit: Visit) -> ScoreT:
+        score.timing_ms = Timing(
+            **{
+                stage: round(ms, 3)
+                for stage, ms in {**dict(score.timing_ms), "total": visit.elapsed_ms}.items()
+            }
+        )
+        self._telemetry.judged(visit, score)
+        return score
+
+    def _failure(self, error: Exception, visit: Visit) -> RewardFleetError:
+        """Return what the caller is told of `error`."""
+        if isinstance(error, RewardFleetError):
+            return error
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(
+                f"not done within the request's time ({visit.elapsed_ms / 1000:.1f} s); "
+                f"the service allows {self._deadline_s:g} s"
+            )
+        log.error("bug", exc_info=error, extra={"request_id": visit.request_id})
+        return InternalError("a bug in the service; its log has the details under this request id")
+
+    def _refuse(self, visit: Visit, error: RewardFleetError) -> Response:
+        self._telemetry.answered(visit, error.status, error.kind, error.detail)
+        return problem_response(error, visit.request_id)
+
+    def _seconds_allowed(self, request: Request) -> float:
+        """The service's deadline, or the caller's where that is shorter."""
+        asked = request.headers.get(DEADLINE_HEADER)
+        if asked is None:
+            return self._deadline_s
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidRequest(f"{DEADLINE_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
+        return min(seconds, self._deadline_s)
+
+    def _announced_bytes(self, request: Request) -> int:
+        """Check what the headers say of the body; return the bytes that it may come to."""
+        content_type = request.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            # Also what keeps web pages from posting to a service on their visitor's machine.
+            raise InvalidRequest(
+                f"send `Content-Type: application/json` (got {content_type[:60]!r})"
+            )
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
+        announced = int(request.headers.get("content-length", self._max_body_bytes))
+        if announced > self._max_body_bytes:
+            raise self._body_too_large()
+        return announced
+
+    async def _read_body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body_bytes:
+                raise self._body_too_large()
+        return bytes(body)
+
+    def _body_too_large(self) -> TooLarge:
+        limit = self._max_body_bytes / 2**20
+        return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+def _header(request: Request, name: str) -> bytes | None:
+    value = request.headers.get(name)
+    return None if value is None else value.encode("latin-1")
+
+
+def _item_or_reason(model: type[BaseModel]) -> WrapValidator:
+    """Carry a bad item on as the reason why it is bad, that it may not fail its batch."""
+
+    def validate_item(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            return InvalidRequest(explain(error, model))
+
+    return WrapValidator(validate_item)
+
+
+async def _parse(model: type[ModelT], body: bytes) -> ModelT:
+    """Read a body; a large one off the event loop.
+
+    Raises:
+        InvalidRequest: It is no JSON, or not of this form.
+    """
+
+    def parse() -> ModelT:
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise InvalidRequest(explain(error, model)) from None
+
+    return parse() if len(body) <= _SMALL_BODY else await asyncio.to_thread(parse)
+
+
+async def _unless_hung_up(request: Request, work: Coroutine[None, None, T]) -> T:
+    """Do the work; when the caller hangs up meanwhile, cancel it.
+
+    Raises:
+        CallerGone: The caller hung up.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CallerGone
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

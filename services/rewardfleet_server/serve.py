@@ -1,0 +1,62 @@
+"""Running an application until SIGTERM, and ending it well."""
+
+import asyncio
+import signal
+from types import FrameType
+
+import uvicorn
+
+from .app import RewardApp
+from .settings import ServerSettings
+
+#: Idle connections are kept this long, so that a client's pooled connection seldom meets a close.
+_KEEP_ALIVE_SECONDS = 75
+#: After the grace time, how long cancelled requests may take to say so.
+_LAST_WORDS_SECONDS = 2
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on the first signal drains the application before it stops listening.
+
+    Meanwhile readiness is false and new work is refused with 503, by an answer rather than by
+    a closed port. A second signal ends the process at once.
+    """
+
+    def __init__(self, app: RewardApp, settings: ServerSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http="httptools",
+                ws="none",
+                log_config=None,
+                access_log=False,  # telemetry.py writes one line a request, with its times
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            )
+        )
+        self._app = app
+        self._grace_s = settings.grace_s
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on, once started."""
+        number: int = self.servers[0].sockets[0].getsockname()[1]
+        return number
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not handed on to uvicorn, which would end the process by the signal instead of with 0.
+        del frame
+        if self._draining is not None or not self.started:
+            self.should_exit = True
+            self.force_exit = sig == signal.SIGINT
+            return
+        loop = asyncio.get_event_loop()
+        self._draining = loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._app.drain(self._grace_s)
+        self.should_exit = True

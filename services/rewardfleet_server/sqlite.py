@@ -1,0 +1,72 @@
+"""A SQLite file used from the event loop: one connection, on one thread of its own."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: How long a statement waits for another process's lock.
+_BUSY_SECONDS = 5.0
+
+
+class SqliteFile:
+    """One database file in WAL mode: a crash of the process loses no committed row.
+
+    Args:
+        path: The file; its folder must exist.
+        schema: Statements that make the tables where they are missing.
+
+    Raises:
+        sqlite3.DatabaseError: The file is no database or is damaged.
+        sqlite3.OperationalError: The file cannot be opened (a subclass of the former).
+    """
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
+        try:
+            self._db = self._thread.submit(self._connect, path, schema).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    @staticmethod
+    def _connect(path: Path, schema: str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            # Durable against a crash of the process; a power cut may lose the last answers.
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.executescript(schema)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the file's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._db)
+
+    def call_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` and block; for start-up, before there is an event loop to block."""
+        return self._thread.submit(work, self._db).result()
+
+    def close(self) -> None:
+        """Finish what was begun and close the file."""
+        self._thread.submit(self._db.close)
+        self._thread.shutdown()
+
+    @staticmethod
+    def set_aside(path: Path) -> Path:
+        """Rename a damaged file and its companions; return the new name of the file."""
+        aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+        return aside

@@ -1,0 +1,182 @@
+"""What can be seen from outside: Prometheus metrics, and one JSON log line a request.
+
+Labels take their values from short fixed lists (service, stage, status, kind of error, loaded
+backends). No run, task or path ever becomes one.
+"""
+
+import logging
+import logging.config
+import re
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from rewardfleet.wire.errors import ErrorKind
+from rewardfleet.wire.score import Score, Status
+
+from .admission import Admission
+
+log = logging.getLogger("rewardfleet_server.request")
+
+#: Seconds; from a cache hit to a long chain of thought.
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_SCORES = tuple(tenth / 10 for tenth in range(11))
+
+#: What a caller may choose as request id; anything else is replaced.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass
+class Visit:
+    """One request's passage through the house, for its log line."""
+
+    endpoint: str
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    backends: set[str] = field(default_factory=set)
+    items: int = 0
+    cached: int = 0
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request's headers came."""
+        return (time.monotonic() - self.started) * 1000
+
+
+def request_id_of(header: bytes | None) -> str:
+    """The caller's `X-Request-Id` where it is harmless, else a new one."""
+    if header is not None and _REQUEST_ID.fullmatch(header):
+        return header.decode("ascii")
+    return uuid.uuid4().hex
+
+
+class Telemetry:
+    """The metrics of one service in one process.
+
+    Args:
+        service: The name of the service, e.g. `video`.
+        admission: Asked for its numbers whenever metrics are read.
+    """
+
+    def __init__(self, service: str, admission: Admission) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._requests = Counter(
+            "rewardfleet_requests",
+            "Requests answered, by HTTP status and kind of error (empty: none).",
+            ("service", "status", "kind"),
+            registry=self._registry,
+        )
+        self._results = Counter(
+            "rewardfleet_results",
+            "Items judged: ok, abstained or error. A single request is one item.",
+            ("service", "backend", "status"),
+            registry=self._registry,
+        )
+        self._cache = Counter(
+            "rewardfleet_cache",
+            "Cache look-ups, by result: hit or miss.",
+            ("service", "result"),
+            registry=self._registry,
+        )
+        self._stages = Histogram(
+            "rewardfleet_stage_seconds",
+            "Time of an item by stage: queue, decode, backend, total.",
+            ("service", "stage"),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._scores = Histogram(
+            "rewardfleet_score",
+            "Scores given.",
+            ("service", "backend"),
+            buckets=_SCORES,
+            registry=self._registry,
+        )
+        self._watch("rewardfleet_in_flight", "Requests in the house.", admission, "admitted")
+        self._watch("rewardfleet_waiting", "Waiting for the backend.", admission, "waiting")
+
+    def _watch(self, name: str, about: str, admission: Admission, attribute: str) -> None:
+        gauge = Gauge(name, about, ("service",), registry=self._registry)
+        gauge.labels(self._service).set_function(lambda: getattr(admission, attribute))
+
+    def cache_looked_up(self, *, hit: bool) -> None:
+        self._cache.labels(self._service, "hit" if hit else "miss").inc()
+
+    def judged(self, visit: Visit, score: Score) -> None:
+        """Count one item's result and its times."""
+        visit.items += 1
+        visit.cached += score.cached
+        visit.backends.add(score.backend)
+        self._results.labels(self._service, score.backend, score.status).inc()
+        if score.score is not None:
+            self._scores.labels(self._service, score.backend).observe(score.score)
+        stages = self._stages
+        timing = score.timing_ms
+        stages.labels(self._service, "total").observe(timing.total / 1000)
+        if not score.cached and score.status is not Status.ERROR:
+            stages.labels(self._service, "queue").observe(timing.queue / 1000)
+            stages.labels(self._service, "decode").observe(timing.decode / 1000)
+            stages.labels(self._service, "backend").observe(timing.backend / 1000)
+
+    def answered(self, visit: Visit, status: int, kind: ErrorKind | None, detail: str = "") -> None:
+        """Count one request and write its log line."""
+        self._requests.labels(self._service, str(status), kind or "").inc()
+        log.log(
+            logging.INFO if status < 500 else logging.WARNING,
+            "request",
+            extra={
+                "request_id": visit.request_id,
+                "endpoint": visit.endpoint,
+                "status": status,
+                "kind": kind,
+                "detail": detail or None,
+                "backends": sorted(visit.backends),
+                "items": visit.items,
+                "cached": visit.cached,
+                "total_ms": round(visit.elapsed_ms, 3),
+            },
+        )
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+def configure_logging(level: str) -> None:
+    """Send every log line, uvicorn's too, to standard error as one JSON object a line."""
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {
+                "json": {
+                    "()": "pythonjsonlogger.json.JsonFormatter",
+                    "format": "{asctime}{levelname}{name}{message}",
+                    "style": "{",
+                    "rename_fields": {"asctime": "time", "levelname": "level", "name": "logger"},
+                }
+            },
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "formatter": "json",
+                    "stream": sys.stderr,
+                }
+            },
+            "root": {"level": level.upper(), "handlers": ["stderr"]},
+        }
+    )

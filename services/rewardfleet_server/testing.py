@@ -1,0 +1,99 @@
+"""Fakes that ship with the product, and a real server for tests."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import JsonValue
+
+from rewardfleet.wire.errors import InvalidRequest
+
+from .video.frames import Clip
+from .video.judges import Judgment
+
+__all__ = ["FakeJudge", "serving"]
+
+_START_SECONDS = 10.0
+
+
+class FakeJudge:
+    """A judge that gives the same score to every clip.
+
+    Args:
+        score: What it gives; None to abstain.
+        wait_s: How long it takes.
+        error: What it raises instead.
+    """
+
+    def __init__(
+        self,
+        score: float | None = 1.0,
+        *,
+        wait_s: float = 0.0,
+        error: Exception | None = None,
+        deterministic: bool = True,
+    ) -> None:
+        self._score = score
+        self._wait_s = wait_s
+        self._error = error
+        self._deterministic = deterministic
+        self.clips: list[Clip] = []  #: what it was given, in order
+        self.cancelled = 0  #: how many judgments were cancelled
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {"judge": "fake", "score": self._score}
+
+    @property
+    def deterministic(self) -> bool:
+        return self._deterministic
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        if backend_kwargs:
+            raise InvalidRequest(f"the fake judge takes no options (got {sorted(backend_kwargs)})")
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        self.clips.append(clip)
+        try:
+            await asyncio.sleep(self._wait_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self._error is not None:
+            raise self._error
+        return Judgment(self._score, f"fake judgment of {len(clip.frames)} frames")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serve `app` on a free loopback port, from a thread; yield its base URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(_START_SECONDS)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
+    """Wait for `condition`; raise TimeoutError where it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not true after {seconds} s")
+        time.sleep(0.005)

@@ -1,0 +1,1 @@
+"""The video service: a rollout's clip goes in, the judgment of a backend comes out."""

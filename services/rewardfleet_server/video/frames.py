@@ -1,0 +1,201 @@
+"""From a video file or a list of pictures to the frames that a judge sees."""
+
+import io
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rewardfleet.wire.errors import InvalidRequest, TooLarge
+
+# Set before OpenCV is loaded: broken videos are told to the caller, not to standard error.
+os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+
+import cv2  # noqa: E402 - see above
+
+#: Pixels of a frame as it lies in the file: 4096x2304, above 4K, below 8K.
+MAX_SOURCE_PIXELS = 4096 * 2304
+#: Frames of a clip: 16 minutes at 20 frames a second.
+MAX_SOURCE_FRAMES = 20_000
+#: Milliseconds for which the decoder may wait for the file, e.g. on a network that hangs.
+_READ_TIMEOUT_MS = 10_000
+#: Share of the promised frames that may be missing before a file counts as truncated.
+_MISSING_TOLERATED = 0.02
+
+Frame = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What a judge sees.
+
+    Attributes:
+        frames: RGB, `[N, H, W, 3]`, uint8, in order.
+        indices: Which frames of the source these are, `[N]`.
+        total: How many frames the source has.
+        fps: Frames a second of the source, or None where it does not say.
+    """
+
+    frames: NDArray[np.uint8]
+    indices: tuple[int, ...]
+    total: int
+    fps: float | None
+
+
+def sample_indices(total: int, count: int) -> tuple[int, ...]:
+    """Return `count` indices spread evenly over `total` frames, the first and the last included.
+
+    All of them where there are no more than `count`; the last alone for a count of 1, as it
+    shows how the rollout ended.
+    """
+    if total <= count:
+        return tuple(range(total))
+    if count == 1:
+        return (total - 1,)
+    return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
+
+
+def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+    """Decode `count` evenly spread frames in one sequential pass. Blocks.
+
+    Seeking would be four to six times slower on such clips: every frame depends on others.
+
+    Args:
+        stop: Set by a caller who no longer waits; decoding ends at the next frame.
+
+    Raises:
+        InvalidRequest: It is no video that can be decoded, or it is truncated.
+        TooLarge: Its frames are too large or too many.
+        TimeoutError: `stop` was set.
+    """
+    with _opened(path) as capture:
+        promised = _promised_frames(capture)
+        fps = capture.get(cv2.CAP_PROP_FPS)
+        indices = sample_indices(promised, count)
+        frames, total = _one_pass(capture, set(indices), max_pixels, stop)
+    if not total:
+        raise InvalidRequest("the video holds no frame that can be decoded")
+    if total < promised - max(1, promised * _MISSING_TOLERATED):
+        raise InvalidRequest(
+            f"the video is truncated: it promises {promised} frames, {total} can be decoded"
+        )
+    if total != promised:  # some containers do not know their length, or not exactly
+        indices = sample_indices(total, count)
+        with _opened(path) as capture:
+            frames, _ = _one_pass(capture, set(indices), max_pixels, stop)
+    if len({frame.shape for frame in frames}) != 1:
+        raise InvalidRequest("the video changes its frame size; send frames of one size")
+    return Clip(np.stack(frames), indices, total, fps if 0 < fps <= 1000 else None)
+
+
+def decode_pictures(
+    pictures: Sequence[bytes], *, fps: float | None, count: int, max_pixels: int
+) -> Clip:
+    """Decode `count` evenly spread ones of a list of JPEG or PNG pictures. Blocks.
+
+    Raises:
+        InvalidRequest: One is no such picture, or they differ in size.
+        TooLarge: They are too large.
+    """
+    opened = [_open_picture(picture, index) for index, picture in enumerate(pictures)]
+    sizes = {picture.size for picture in opened}
+    if len(sizes) > 1:
+        named = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
+        raise InvalidRequest(f"frames_base64 differ in size ({named}); send frames of one size")
+    _check_pixels(*opened[0].size)
+    wanted = sample_indices(len(opened), count)
+    frames = [_scaled(_decode_picture(opened[index], index), max_pixels) for index in wanted]
+    return Clip(np.stack(frames), wanted, len(opened), fps)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[cv2.VideoCapture]:
+    # One decoding thread a clip: with many clips at once that is the most per core, and on
+    # clips as small as these it is faster even for one.
+    options = [cv2.CAP_PROP_N_THREADS, 1, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _READ_TIMEOUT_MS]
+    capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, options)
+    try:
+        if not capture.isOpened():
+            raise InvalidRequest("the video cannot be decoded: it is damaged, truncated or empty")
+        _check_pixels(
+            int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        )
+        yield capture
+    finally:
+        capture.release()
+
+
+def _promised_frames(capture: cv2.VideoCapture) -> int:
+    """How many frames the file says it has; 0 where it does not say."""
+    promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    if promised > MAX_SOURCE_FRAMES:
+        raise _too_many_frames(promised)
+    return max(promised, 0)
+
+
+def _one_pass(
+    capture: cv2.VideoCapture, wanted: set[int], max_pixels: int, stop: threading.Event
+) -> tuple[list[Frame], int]:
+    """Go through the whole clip; return the wanted frames and how many frames there are."""
+    frames = []
+    index = 0
+    while capture.grab():
+        if stop.is_set():
+            raise TimeoutError
+        if index >= MAX_SOURCE_FRAMES:
+            raise _too_many_frames(index + 1)
+        if index in wanted:
+            decoded, bgr = capture.retrieve()
+            if not decoded:
+                raise InvalidRequest(f"frame {index} of the video cannot be decoded")
+            rgb = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+            frames.append(_scaled(rgb.astype(np.uint8, copy=False), max_pixels))
+        index += 1
+    return frames, index
+
+
+def _open_picture(content: bytes, index: int) -> Image.Image:
+    """Read a picture's header only."""
+    try:
+        return Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise InvalidRequest(f"frames_base64[{index}] is no JPEG or PNG picture") from None
+
+
+def _decode_picture(picture: Image.Image, index: int) -> Frame:
+    try:
+        return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError):
+        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated picture") from None
+
+
+def _scaled(frame: Frame, max_pixels: int) -> Frame:
+    """Scale down to at most `max_pixels`, keeping the aspect ratio."""
+    height, width = frame.shape[:2]
+    if height * width <= max_pixels:
+        return frame
+    factor = math.sqrt(max_pixels / (height * width))
+    # A side that would vanish is kept at one pixel; the other then bounds the area.
+    small_width = max(1, min(math.floor(width * factor), max_pixels))
+    small_height = max(1, min(math.floor(height * factor), max_pixels // small_width))
+    resized = cv2.resize(frame, (small_width, small_height), interpolation=cv2.INTER_AREA)
+    return resized.astype(np.uint8, copy=False)
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_SOURCE_PIXELS:
+        raise TooLarge(
+            f"frames of {width}x{height} pixels; at most {MAX_SOURCE_PIXELS} (4096x2304) "
+            "are accepted"
+        )
+
+
+def _too_many_frames(count: int) -> TooLarge:
+    return TooLarge(f"{count} frames or more; at most {MAX_SOURCE_FRAMES} are accepted")

@@ -1,0 +1,61 @@
+"""The judges of the video service, and what each of them must be able to do.
+
+A judge is found by a lazy `module:attribute` string, so that importing the server imports
+neither torch nor vLLM. The attribute is called with the service's `VideoSettings` and returns
+a `Judge`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from rewardfleet_server.video.frames import Clip
+
+#: The judges that come with the service, by the name that requests use.
+JUDGES: dict[str, str] = {
+    "reference": "rewardfleet_server.video.judges.reference:build",
+}
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """What a judge found.
+
+    Attributes:
+        score: In [0, 1], or None: the judge abstains, and says in `text` why.
+        text: The judge's own words.
+        components: What the score is made of, by name.
+    """
+
+    score: float | None
+    text: str
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+class Judge(Protocol):
+    """A backend of the video service. It never sees HTTP.
+
+    Attributes:
+        provenance: Model, prompt, readout and versions: all that the judgments depend on beside
+            the request. Its digest is part of the cache key.
+        deterministic: Whether the same request always gets the same judgment.
+    """
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        """Judge a clip. Whatever it raises is answered as `backend_failed`."""
+
+    async def aclose(self) -> None:
+        """Let go of threads and engines."""

@@ -1,0 +1,3 @@
+"""placeholder"""
+from rewardfleet_server.testing import FakeJudge
+def build(settings): return FakeJudge()

@@ -1,0 +1,239 @@
+"""Where a clip comes from: named by its content, checked, and decoded."""
+
+import contextlib
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound, TooLarge
+
+from .frames import Clip, decode_pictures, decode_video
+
+#: Files that changed this recently may change again without a new time stamp: not remembered.
+_SETTLED_SECONDS = 2.0
+_REMEMBERED_DIGESTS = 4096
+_CHUNK = 1 << 20
+
+_ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
+
+
+class Source(Protocol):
+    """A clip before it is decoded. Both methods block; call them off the event loop."""
+
+    def digest(self) -> str:
+        """Check what can be checked cheaply; return a name for the content."""
+
+    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+        """Decode what `digest` named; see `frames.decode_video`."""
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A regular file held open, so that what was checked is what is read.
+
+    Attributes:
+        path: Reaches this very file while it is held open, whatever happens to its name.
+        digest: SHA-256 of its content.
+    """
+
+    path: str
+    digest: str
+
+
+class VideoFiles:
+    """Files that callers name by path: only regular ones, only under the given folders.
+
+    Args:
+        roots: The folders, resolved once. With none, no path is accepted.
+        max_bytes: The largest file accepted.
+    """
+
+    def __init__(self, roots: Sequence[Path], *, max_bytes: int) -> None:
+        self._roots = [os.path.realpath(root) for root in roots]
+        self._max_bytes = max_bytes
+        self._digests: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[OpenFile]:
+        """Open the file that the caller calls `path`. Blocks; call it off the event loop.
+
+        Raises:
+            Forbidden: It lies outside the folders, or the service may not read it.
+            NotFound: There is no such file under the folders.
+            InvalidRequest: It is no regular file, or no video container by its first bytes.
+            TooLarge: It is larger than `max_bytes`.
+        """
+        with _opened(self._resolve(path), path) as fd:
+            # The path was checked before; this is where the open file really lies.
+            if not self._is_inside(os.readlink(_path_of(fd))):
+                raise self._outside(path)
+            status = os.fstat(fd)
+            _check_regular(status, path)
+            if status.st_size > self._max_bytes:
+                raise TooLarge(
+                    f"video_path {path!r} has {status.st_size / 2**20:.1f} MiB; this service "
+                    f"accepts {self._max_bytes / 2**20:g} MiB a video"
+                )
+            check_container(os.pread(fd, 16, 0), f"video_path {path!r}")
+            yield OpenFile(_path_of(fd), self._digest(fd, status))
+
+    def _resolve(self, path: str) -> str:
+        if "\0" in path:
+            raise InvalidRequest("video_path holds a NUL character; give a plain path")
+        if not self._roots:
+            raise Forbidden(
+                "video_path is not accepted: the service was started without --video-root; "
+                "send frames_base64 or video_base64"
+            )
+        candidates = [os.path.realpath(os.path.join(root, path)) for root in self._roots]
+        inside = [candidate for candidate in candidates if self._is_inside(candidate)]
+        if not inside:
+            raise self._outside(path)
+        return next((candidate for candidate in inside if os.path.lexists(candidate)), inside[0])
+
+    def _is_inside(self, real: str) -> bool:
+        return any(real.startswith(os.path.join(root, "")) for root in self._roots)
+
+    @staticmethod
+    def _outside(path: str) -> Forbidden:
+        # The same words whether the file exists or not: callers must not learn which.
+        return Forbidden(
+            f"video_path {path!r} is outside the folders that this service reads (--video-root)"
+        )
+
+    def _digest(self, fd: int, status: os.stat_result) -> str:
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        identity = (*identity, status.st_ctime_ns)
+        with self._lock:
+            known = self._digests.get(identity)
+        if known is not None:
+            return known
+        digest = _sha256(fd)
+        if time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS:
+            with self._lock:
+                self._digests[identity] = digest
+                if len(self._digests) > _REMEMBERED_DIGESTS:
+                    self._digests.popitem(last=False)
+        return digest
+
+
+@dataclass(frozen=True)
+class PathSource:
+    """A file that the caller names by path."""
+
+    files: VideoFiles
+    path: str
+
+    def digest(self) -> str:
+        with self.files.open(self.path) as file:
+            return file.digest
+
+    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+        with self.files.open(self.path) as file:
+            if file.digest != digest:
+                raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
+            return decode_video(file.path, count=count, max_pixels=max_pixels, stop=stop)
+
+
+@dataclass(frozen=True)
+class BytesSource:
+    """A video file that the caller sent."""
+
+    content: bytes
+
+    def digest(self) -> str:
+        check_container(self.content[:16], "video_base64")
+        return hashlib.sha256(self.content).hexdigest()
+
+    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+        del digest  # what was sent cannot change
+        fd = os.memfd_create("rewardfleet-video", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(fd, "wb", closefd=False) as file:
+                file.write(self.content)
+            return decode_video(_path_of(fd), count=count, max_pixels=max_pixels, stop=stop)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class PicturesSource:
+    """Frames that the caller sent as pictures."""
+
+    pictures: Sequence[bytes]
+    fps: float | None
+
+    def digest(self) -> str:
+        digest = hashlib.sha256(repr(self.fps).encode())
+        for picture in self.pictures:
+            # The lengths keep two lists apart whose pictures only join to the same bytes.
+            digest.update(len(picture).to_bytes(8, "big"))
+            digest.update(picture)
+        return digest.hexdigest()
+
+    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+        del digest, stop  # what was sent cannot change, and pictures are few
+        return decode_pictures(self.pictures, fps=self.fps, count=count, max_pixels=max_pixels)
+
+
+def _path_of(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
+
+
+def check_container(head: bytes, what: str) -> None:
+    """Refuse what does not begin like a video container, before a decoder sees it.
+
+    Decoders guess; among what they would accept are playlists, which name other files.
+
+    Raises:
+        InvalidRequest: It is empty, or its first bytes are none of a known container.
+    """
+    if not head:
+        raise InvalidRequest(f"{what} is empty; {_ACCEPTED}")
+    is_mp4 = head[4:8] in {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
+    is_matroska = head[:4] == b"\x1a\x45\xdf\xa3"
+    is_avi = head[:4] == b"RIFF" and head[8:12] == b"AVI "
+    if not (is_mp4 or is_matroska or is_avi):
+        raise InvalidRequest(f"{what} is not a video; {_ACCEPTED}")
+
+
+@contextlib.contextmanager
+def _opened(real: str, path: str) -> Iterator[int]:
+    try:
+        # Asked before opening, as opening a device or a FIFO can already do something.
+        _check_regular(os.lstat(real), path)
+        fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(f"video_path {path!r} does not exist") from None
+    except PermissionError:
+        raise Forbidden(f"video_path {path!r} may not be read by the service") from None
+    except OSError as error:
+        raise InvalidRequest(f"video_path {path!r} cannot be opened: {error.strerror}") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise InvalidRequest(f"video_path {path!r} is a folder; {_ACCEPTED}")
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidRequest(f"video_path {path!r} is not a regular file; {_ACCEPTED}")
+
+
+def _sha256(fd: int) -> str:
+    digest = hashlib.sha256()
+    offset = 0
+    while chunk := os.pread(fd, _CHUNK, offset):
+        digest.update(chunk)
+        offset += len(chunk)
+    return digest.hexdigest()
