@@ -12,7 +12,6 @@ log = logging.getLogger(__name__)
 
 #: How often, in seconds, the key file is looked at.
 _RELOAD_SECONDS = 1.0
-_PREFIX = b"bearer "
 
 
 class Keys:
@@ -35,7 +34,7 @@ class Keys:
         if path is not None:
             self._load(path)
 
-    def check(self, authorization: bytes | None) -> None:
+    def check(self, authorization: str | None) -> None:
         """Let the caller pass or refuse him.
 
         Raises:
@@ -44,9 +43,10 @@ class Keys:
         if self._path is None:
             return
         self._reload(self._path)
-        if authorization is None or authorization[: len(_PREFIX)].lower() != _PREFIX:
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
             raise Unauthorized("this service asks for a key: send `Authorization: Bearer <key>`")
-        digest = _digest(authorization[len(_PREFIX) :].strip())
+        digest = _digest(key.strip().encode("latin-1"))
         # All are compared, so that the time taken does not tell which one came close.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise Unauthorized("the key sent with `Authorization: Bearer` is not known here")

@@ -29,7 +29,7 @@ from rewardfleet.wire.errors import (
     TooLarge,
     Unavailable,
 )
-from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status, Timing
+from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 
 from .admission import Admission
 from .auth import Keys
@@ -144,11 +144,11 @@ class Pipeline(Generic[RequestT, ScoreT]):
         request: Request,
         answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
     ) -> Response:
-        visit = Visit(request.url.path, request_id_of(_header(request, "x-request-id")))
+        visit = Visit(request.url.path, request_id_of(request.headers.get("x-request-id")))
         journey = asyncio.current_task()
         self._journeys.add(journey)
         try:
-            self._keys.check(_header(request, "authorization"))
+            self._keys.check(request.headers.get("authorization"))
             deadline = asyncio.get_running_loop().time() + self._seconds_allowed(request)
             with self._admission.admit(self._announced_bytes(request)):
                 async with asyncio.timeout_at(deadline):
@@ -234,26 +234,22 @@ class Pipeline(Generic[RequestT, ScoreT]):
         if plan.key is None:
             return await self._compute(plan)
         score = await self._flights.join(plan.key, lambda: self._compute(plan))
-        return score.model_copy()  # each sharer puts his own times on it
+        timing = score.timing_ms.model_copy()
+        return score.model_copy(update={"timing_ms": timing})  # each sharer has his own total
 
     async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
         asked = time.monotonic()
         async with self._admission.slot():
             queue_ms = (time.monotonic() - asked) * 1000
             score = await plan.compute()
-        score.timing_ms = score.timing_ms.model_copy(update={"queue": queue_ms})
+        score.timing_ms.queue = round(queue_ms, 3)
         if plan.key is not None and score.status is Status.OK:
             kept = score.model_dump_json(exclude={"cached", "timing_ms"})
             await self._cache.put(plan.key, kept.encode())
         return score
 
     def _finished(self, score: ScoreT, visit: Visit) -> ScoreT:
-        score.timing_ms = Timing(
-            **{
-                stage: round(ms, 3)
-                for stage, ms in {**dict(score.timing_ms), "total": visit.elapsed_ms}.items()
-            }
-        )
+        score.timing_ms.total = round(visit.elapsed_ms, 3)
         self._telemetry.judged(visit, score)
         return score
 
@@ -313,11 +309,6 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
-
-
-def _header(request: Request, name: str) -> bytes | None:
-    value = request.headers.get(name)
-    return None if value is None else value.encode("latin-1")
 
 
 def _item_or_reason(model: type[BaseModel]) -> WrapValidator:

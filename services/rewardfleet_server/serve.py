@@ -33,6 +33,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line a request, with its times
                 server_header=False,
+                proxy_headers=False,  # nothing here believes a caller's word on who he is
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )

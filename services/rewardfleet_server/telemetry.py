@@ -4,6 +4,7 @@ Labels take their values from short fixed lists (service, stage, status, kind of
 backends). No run, task or path ever becomes one.
 """
 
+import itertools
 import logging
 import logging.config
 import re
@@ -21,6 +22,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from pythonjsonlogger.core import RESERVED_ATTRS
 
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status
@@ -34,7 +36,11 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 _SCORES = tuple(tenth / 10 for tenth in range(11))
 
 #: What a caller may choose as request id; anything else is replaced.
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+#: Request ids are unique: a random name of this process, and a number.
+_PROCESS_ID = uuid.uuid4().hex[:16]
+_NUMBERS = itertools.count(1)
 
 
 @dataclass
@@ -54,11 +60,11 @@ class Visit:
         return (time.monotonic() - self.started) * 1000
 
 
-def request_id_of(header: bytes | None) -> str:
+def request_id_of(header: str | None) -> str:
     """The caller's `X-Request-Id` where it is harmless, else a new one."""
     if header is not None and _REQUEST_ID.fullmatch(header):
-        return header.decode("ascii")
-    return uuid.uuid4().hex
+        return header
+    return f"{_PROCESS_ID}-{next(_NUMBERS):x}"
 
 
 class Telemetry:
@@ -165,9 +171,11 @@ def configure_logging(level: str) -> None:
             "formatters": {
                 "json": {
                     "()": "pythonjsonlogger.json.JsonFormatter",
-                    "format": "{asctime}{levelname}{name}{message}",
+                    "format": "{levelname}{name}{message}",
                     "style": "{",
-                    "rename_fields": {"asctime": "time", "levelname": "level", "name": "logger"},
+                    "timestamp": "time",
+                    "rename_fields": {"levelname": "level", "name": "logger"},
+                    "reserved_attrs": [*RESERVED_ATTRS, "color_message"],
                 }
             },
             "handlers": {

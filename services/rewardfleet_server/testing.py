@@ -42,7 +42,7 @@ class FakeJudge:
         self._wait_s = wait_s
         self._error = error
         self._deterministic = deterministic
-        self.clips: list[Clip] = []  #: what it was given, in order
+        self.seen: list[tuple[int, ...]] = []  #: the sampled indices of each clip, in order
         self.cancelled = 0  #: how many judgments were cancelled
 
     @property
@@ -60,7 +60,7 @@ class FakeJudge:
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        self.clips.append(clip)
+        self.seen.append(clip.indices)
         try:
             await asyncio.sleep(self._wait_s)
         except asyncio.CancelledError:

@@ -37,13 +37,14 @@ class Clip:
     """What a judge sees.
 
     Attributes:
-        frames: RGB, `[N, H, W, 3]`, uint8, in order.
+        frames: N frames in order, each RGB, `[H, W, 3]`, uint8, all of one size. Not stacked:
+            the copy would cost a fifth of a request, and judges resize frame by frame anyway.
         indices: Which frames of the source these are, `[N]`.
         total: How many frames the source has.
         fps: Frames a second of the source, or None where it does not say.
     """
 
-    frames: NDArray[np.uint8]
+    frames: tuple[Frame, ...]
     indices: tuple[int, ...]
     total: int
     fps: float | None
@@ -92,7 +93,7 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
             frames, _ = _one_pass(capture, set(indices), max_pixels, stop)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
-    return Clip(np.stack(frames), indices, total, fps if 0 < fps <= 1000 else None)
+    return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None)
 
 
 def decode_pictures(
@@ -104,15 +105,14 @@ def decode_pictures(
         InvalidRequest: One is no such picture, or they differ in size.
         TooLarge: They are too large.
     """
-    opened = [_open_picture(picture, index) for index, picture in enumerate(pictures)]
-    sizes = {picture.size for picture in opened}
+    sizes = {_picture_size(picture, index) for index, picture in enumerate(pictures)}
     if len(sizes) > 1:
         named = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise InvalidRequest(f"frames_base64 differ in size ({named}); send frames of one size")
-    _check_pixels(*opened[0].size)
-    wanted = sample_indices(len(opened), count)
-    frames = [_scaled(_decode_picture(opened[index], index), max_pixels) for index in wanted]
-    return Clip(np.stack(frames), wanted, len(opened), fps)
+    _check_pixels(*sizes.pop())
+    wanted = sample_indices(len(pictures), count)
+    frames = [_scaled(_decode_picture(pictures[index], index), max_pixels) for index in wanted]
+    return Clip(tuple(frames), wanted, len(pictures), fps)
 
 
 @contextmanager
@@ -161,19 +161,23 @@ def _one_pass(
     return frames, index
 
 
-def _open_picture(content: bytes, index: int) -> Image.Image:
-    """Read a picture's header only."""
+def _picture_size(content: bytes, index: int) -> tuple[int, int]:
+    """Read a picture's width and height from its header, before any pixel is decoded."""
     try:
-        return Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as picture:
+            return picture.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         raise InvalidRequest(f"frames_base64[{index}] is no JPEG or PNG picture") from None
 
 
-def _decode_picture(picture: Image.Image, index: int) -> Frame:
-    try:
-        return np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError):
-        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated picture") from None
+def _decode_picture(content: bytes, index: int) -> Frame:
+    # OpenCV's decoder takes 0.6 of Pillow's time. Unlike Pillow's it would turn pictures by
+    # their EXIF note; a simulator's frames mean what they show.
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    frame = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
+    if frame is None:
+        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated picture")
+    return frame.astype(np.uint8, copy=False)
 
 
 def _scaled(frame: Frame, max_pixels: int) -> Frame:

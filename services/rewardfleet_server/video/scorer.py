@@ -111,13 +111,16 @@ class VideoScorer:
         decoded = time.monotonic()
         judgment = await self._judge(name, request, clip)
         judged = time.monotonic()
-        height, width = clip.frames.shape[1:3]
+        height, width = clip.frames[0].shape[:2]
         return VideoScore(
             score=judgment.score,
             status=Status.ABSTAINED if judgment.score is None else Status.OK,
             components=dict(judgment.components),
             backend=name,
-            timing_ms=Timing(decode=(decoded - started) * 1000, backend=(judged - decoded) * 1000),
+            timing_ms=Timing(
+                decode=round((decoded - started) * 1000, 3),
+                backend=round((judged - decoded) * 1000, 3),
+            ),
             provenance={
                 "frames": {
                     "indices": list(clip.indices),

@@ -21,6 +21,9 @@ _SETTLED_SECONDS = 2.0
 _REMEMBERED_DIGESTS = 4096
 _CHUNK = 1 << 20
 
+#: Device, inode, size, times of the last change: equal only for an unchanged file.
+_Identity = tuple[int, ...]
+
 _ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
 
@@ -58,8 +61,22 @@ class VideoFiles:
     def __init__(self, roots: Sequence[Path], *, max_bytes: int) -> None:
         self._roots = [os.path.realpath(root) for root in roots]
         self._max_bytes = max_bytes
-        self._digests: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        # By path: what the file was, and its digest. See `_remember`.
+        self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def digest(self, path: str) -> str:
+        """Return the digest of a file's content. Blocks and raises as `open` does.
+
+        Where the path still leads to the very file that was checked and read before, one look
+        at the file system is enough.
+        """
+        with self._lock:
+            known = self._digests.get(path)
+        if known is not None and _current_identity(self._roots, path) == known[0]:
+            return known[1]
+        with self.open(path) as file:
+            return file.digest
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[OpenFile]:
@@ -83,7 +100,9 @@ class VideoFiles:
                     f"accepts {self._max_bytes / 2**20:g} MiB a video"
                 )
             check_container(os.pread(fd, 16, 0), f"video_path {path!r}")
-            yield OpenFile(_path_of(fd), self._digest(fd, status))
+            digest = _sha256(fd)
+            self._remember(path, status, digest)
+            yield OpenFile(_path_of(fd), digest)
 
     def _resolve(self, path: str) -> str:
         if "\0" in path:
@@ -109,20 +128,27 @@ class VideoFiles:
             f"video_path {path!r} is outside the folders that this service reads (--video-root)"
         )
 
-    def _digest(self, fd: int, status: os.stat_result) -> str:
-        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        identity = (*identity, status.st_ctime_ns)
+    def _remember(self, path: str, status: os.stat_result, digest: str) -> None:
+        """Remember a digest, unless the file may change again within its time stamp."""
+        if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED_SECONDS:
+            return
         with self._lock:
-            known = self._digests.get(identity)
-        if known is not None:
-            return known
-        digest = _sha256(fd)
-        if time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS:
-            with self._lock:
-                self._digests[identity] = digest
-                if len(self._digests) > _REMEMBERED_DIGESTS:
-                    self._digests.popitem(last=False)
-        return digest
+            self._digests[path] = (_identity(status), digest)
+            self._digests.move_to_end(path)
+            if len(self._digests) > _REMEMBERED_DIGESTS:
+                self._digests.popitem(last=False)
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_size, *times)
+
+
+def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
+    for root in roots:
+        with contextlib.suppress(OSError, ValueError):
+            return _identity(os.stat(os.path.join(root, path)))
+    return None
 
 
 @dataclass(frozen=True)
@@ -133,8 +159,7 @@ class PathSource:
     path: str
 
     def digest(self) -> str:
-        with self.files.open(self.path) as file:
-            return file.digest
+        return self.files.digest(self.path)
 
     def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
         with self.files.open(self.path) as file:

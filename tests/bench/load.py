@@ -1,0 +1,59 @@
+"""A load generator that is faster than the servers it measures: raw sockets, no HTTP library."""
+
+import asyncio
+import time
+
+
+def post(path: str, body: bytes) -> bytes:
+    """Return a whole HTTP request."""
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def get(path: str) -> bytes:
+    """Return a whole HTTP request."""
+    return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+
+
+class Connection:
+    """One kept-alive connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, port: int) -> "Connection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 20))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes, float]:
+        """Send a request; return status, body and seconds."""
+        started = time.perf_counter()
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = await self._reader.readexactly(length)
+        return int(head[9:12]), body, time.perf_counter() - started
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def rate(port: int, request: bytes, *, callers: int, seconds: float) -> float:
+    """Return requests a second over `callers` connections; every answer must be a 200."""
+    connections = [await Connection.open(port) for _ in range(callers)]
+    deadline = time.perf_counter() + seconds
+
+    async def caller(connection: Connection) -> int:
+        answered = 0
+        while time.perf_counter() < deadline:
+            status, body, _ = await connection.ask(request)
+            assert status == 200, body
+            answered += 1
+        return answered
+
+    started = time.perf_counter()
+    answered = sum(await asyncio.gather(*map(caller, connections)))
+    took = time.perf_counter() - started
+    for connection in connections:
+        connection.close()
+    return answered / took

@@ -1,0 +1,282 @@
+"""`make bench`: the speed of the video service, each figure as a ratio measured in one run.
+
+Loopback only, bounded in count and time. Exits with 1 where a ratio misses its bound.
+"""
+
+import asyncio
+import base64
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+import cv2
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+
+from rewardfleet.wire.video import VideoRequest
+from rewardfleet_server.telemetry import configure_logging
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.frames import decode_video, sample_indices
+from rewardfleet_server.video.settings import VideoSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
+from load import Connection, get, post, rate  # noqa: E402 - a script's neighbour
+
+CLIP = Path(__file__).parent.parent / "data" / "bench" / "300_frames.mp4"
+TASK = "put both the alphabet soup and the tomato sauce in the basket"
+NFRAMES = 16
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    results = [decoding(), frames_cpu(), waiting_judge(), cache_hits("video_path")]
+    results.append(cache_hits("frames_base64"))
+    print(f"\n{'measurement':58} {'ours':>12} {'other':>12} {'ratio':>7} {'bound':>9}")
+    for name, ours, other, ratio, bound, held in results:
+        print(f"{name:58} {ours:>12} {other:>12} {ratio:>7.2f} {bound:>9} {'' if held else 'MISSED'}")
+    return 0 if all(result[-1] for result in results) else 1
+
+
+Result = tuple[str, str, str, float, str, bool]
+
+
+def decoding() -> Result:
+    """16 frames out of a 300-frame mp4 against a bare sequential OpenCV loop."""
+
+    def ours() -> None:
+        stop = threading.Event()
+        clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=stop)
+        assert len(clip.frames) == NFRAMES
+
+    def bare() -> None:
+        capture = cv2.VideoCapture(str(CLIP))
+        wanted = set(sample_indices(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), NFRAMES))
+        frames, index = [], 0
+        while capture.grab():
+            if index in wanted:
+                frames.append(capture.retrieve()[1])
+            index += 1
+        capture.release()
+        assert len(frames) == NFRAMES
+
+    mine, other = _in_turns(ours, bare, rounds=20)
+    name = f"decode {NFRAMES} of 300 frames, ms / bare OpenCV loop"
+    ratio = mine / other
+    return name, f"{mine * 1e3:.1f}", f"{other * 1e3:.1f}", ratio, "<= 1.25", ratio <= 1.25
+
+
+def frames_cpu() -> Result:
+    """CPU of a whole request with 16 JPEG frames against that of decoding them."""
+    pictures = _jpegs()
+    count = 150
+
+    def decode() -> None:
+        for picture in pictures:
+            assert cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR) is not None
+
+    def bodies() -> list[bytes]:
+        return [post("/score", _frames_body(pictures, f"task {index}")) for index in range(count)]
+
+    async def run(port: int) -> None:
+        connection = await Connection.open(port)
+        for request in bodies():
+            status, body, _ = await connection.ask(request)
+            assert status == 200 and not json.loads(body)["cached"], body
+        connection.close()
+
+    with serving_process(0.0) as (port, pid):
+        asyncio.run(_warm(port, pictures))
+        before = _cpu_seconds(pid)
+        asyncio.run(run(port))
+        mine = (_cpu_seconds(pid) - before) / count
+    started = time.process_time()
+    for _ in range(count):
+        decode()
+    other = (time.process_time() - started) / count
+    name = "frames_base64 request, CPU ms / decoding its JPEGs"
+    ratio = mine / other
+    return name, f"{mine * 1e3:.2f}", f"{other * 1e3:.2f}", ratio, "<= 2", ratio <= 2
+
+
+def waiting_judge() -> Result:
+    """64 callers at once of a judge that waits 200 ms; `/healthz` is asked all the while."""
+    wait_s, callers = 0.2, 64
+    pictures = _jpegs()
+
+    async def run(port: int) -> tuple[float, float]:
+        connections = [await Connection.open(port) for _ in range(callers)]
+        requests = [post("/score", _frames_body(pictures, f"task {i}")) for i in range(callers)]
+        done = asyncio.Event()
+        started = time.perf_counter()
+        slowest = asyncio.create_task(_slowest_health(port, done))
+        answers = await asyncio.gather(
+            *(each.ask(request) for each, request in zip(connections, requests, strict=True))
+        )
+        took = time.perf_counter() - started
+        done.set()
+        assert all(status == 200 for status, _, _ in answers)
+        return took, await slowest
+
+    with serving_process(wait_s) as (port, _):
+        asyncio.run(_warm(port, pictures))
+        took, health = asyncio.run(run(port))
+    name = f"{callers} callers at once, ms / one wait (healthz {health * 1e3:.0f} ms <= 50)"
+    ratio = took / wait_s
+    held = ratio <= 3 and health <= 0.05
+    return name, f"{took * 1e3:.0f}", f"{wait_s * 1e3:.0f}", ratio, "<= 3", held
+
+
+def cache_hits(way_in: str) -> Result:
+    """Requests a second of cached answers against an empty FastAPI endpoint, same body."""
+    if way_in == "video_path":
+        body = json.dumps({"task_text": TASK, "video_path": CLIP.name}).encode()
+    else:
+        body = _frames_body(_jpegs(), TASK)
+    request = post("/score", body)
+    with serving_process(0.0) as (port, _), empty_process() as (empty_port, _):
+        asyncio.run(rate(port, request, callers=8, seconds=1))
+        asyncio.run(rate(empty_port, request, callers=8, seconds=1))
+        mine, other = [], []
+        for _ in range(3):
+            mine.append(asyncio.run(rate(port, request, callers=8, seconds=2)))
+            other.append(asyncio.run(rate(empty_port, request, callers=8, seconds=2)))
+    ours, empty = statistics.median(mine), statistics.median(other)
+    name = f"cache hits ({way_in}), requests/s / empty FastAPI endpoint"
+    return name, f"{ours:.0f}", f"{empty:.0f}", ours / empty, ">= 0.5", ours / empty >= 0.5
+
+
+def _in_turns(
+    ours: Callable[[], None], other: Callable[[], None], *, rounds: int
+) -> tuple[float, float]:
+    """Time both in turns, so that a busy moment of the machine meets both; return the medians."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for work, taken in zip((ours, other), times, strict=True):
+            started = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - started)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+async def _warm(port: int, pictures: list[bytes]) -> None:
+    connection = await Connection.open(port)
+    for index in range(10):
+        await connection.ask(post("/score", _frames_body(pictures, f"warm {index}")))
+    connection.close()
+
+
+async def _slowest_health(port: int, done: asyncio.Event) -> float:
+    connection = await Connection.open(port)
+    slowest = 0.0
+    while not done.is_set():
+        status, _, seconds = await connection.ask(get("/healthz"))
+        assert status == 200
+        slowest = max(slowest, seconds)
+        await asyncio.sleep(0.005)
+    connection.close()
+    return slowest
+
+
+def _jpegs() -> list[bytes]:
+    clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=threading.Event())
+    quality = [cv2.IMWRITE_JPEG_QUALITY, 95]
+    return [cv2.imencode(".jpg", frame[..., ::-1], quality)[1].tobytes() for frame in clip.frames]
+
+
+def _frames_body(pictures: list[bytes], task: str) -> bytes:
+    frames = [base64.b64encode(picture).decode() for picture in pictures]
+    return json.dumps({"task_text": task, "frames_base64": frames, "fps": 20}).encode()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@contextmanager
+def serving_process(wait_s: float) -> Iterator[tuple[int, int]]:
+    """The video service, with a judge that only waits, in a process of its own."""
+    with _process(_run_service, wait_s) as place:
+        yield place
+
+
+@contextmanager
+def empty_process() -> Iterator[tuple[int, int]]:
+    """A FastAPI application whose one endpoint takes the same body and does nothing."""
+    with _process(_run_empty) as place:
+        yield place
+
+
+@contextmanager
+def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[int, int]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    try:
+        assert ours.poll(60), "the server did not start"
+        assert process.pid is not None
+        yield ours.recv(), process.pid
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+def _run_service(pipe: Pipe, wait_s: float) -> None:
+    # As it is run in earnest, with a log line for each request.
+    sys.stderr = open(os.environ.get("BENCH_STDERR", os.devnull), "w")  # noqa: SIM115, PTH123 - for the life of the process
+    configure_logging("info")
+    settings = VideoSettings(video_root=[CLIP.parent])
+    _run(pipe, create_app(settings, {"fake": FakeJudge(wait_s=wait_s)}))
+
+
+def _run_empty(pipe: Pipe) -> None:
+    app = FastAPI()
+
+    @app.post("/score")
+    async def score(request: VideoRequest) -> dict[str, float]:
+        return {"score": 1.0}
+
+    _run(pipe, app)
+
+
+def _run(pipe: Pipe, app: FastAPI) -> None:
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+    )
+    server = uvicorn.Server(config)
+
+    async def serve() -> None:
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        pipe.send(server.servers[0].sockets[0].getsockname()[1])
+        await serving
+
+    gc.freeze()
+    uvicorn_loop = config.get_loop_factory()
+    with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
+        runner.run(serve())
+
+
+if __name__ == "__main__":
+    os.environ["TMPDIR"] = tempfile.gettempdir()
+    sys.exit(main())
