@@ -7,7 +7,7 @@ request in flight → take a place at the backend → score → cache → answer
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
@@ -144,13 +144,14 @@ class Pipeline(Generic[RequestT, ScoreT]):
         request: Request,
         answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
     ) -> Response:
-        visit = Visit(request.url.path, request_id_of(request.headers.get("x-request-id")))
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw}
+        visit = Visit(request.scope["path"], request_id_of(headers.get("x-request-id")))
         journey = asyncio.current_task()
         self._journeys.add(journey)
         try:
-            self._keys.check(request.headers.get("authorization"))
-            deadline = asyncio.get_running_loop().time() + self._seconds_allowed(request)
-            with self._admission.admit(self._announced_bytes(request)):
+            self._keys.check(headers.get("authorization"))
+            deadline = asyncio.get_running_loop().time() + self._seconds_allowed(headers)
+            with self._admission.admit(self._announced_bytes(headers)):
                 async with asyncio.timeout_at(deadline):
                     body = await self._read_body(request)
                 content = await answer(request, body, visit, deadline)
@@ -166,8 +167,9 @@ class Pipeline(Generic[RequestT, ScoreT]):
         finally:
             self._journeys.discard(journey)
         self._telemetry.answered(visit, 200, None)
-        headers = {"x-request-id": visit.request_id}
-        return Response(content, media_type="application/json", headers=headers)
+        return Response(
+            content, media_type="application/json", headers={"x-request-id": visit.request_id}
+        )
 
     async def _answer_single(
         self, request: Request, body: bytes, visit: Visit, deadline: float
@@ -269,9 +271,9 @@ class Pipeline(Generic[RequestT, ScoreT]):
         self._telemetry.answered(visit, error.status, error.kind, error.detail)
         return problem_response(error, visit.request_id)
 
-    def _seconds_allowed(self, request: Request) -> float:
+    def _seconds_allowed(self, headers: Mapping[str, str]) -> float:
         """The service's deadline, or the caller's where that is shorter."""
-        asked = request.headers.get(DEADLINE_HEADER)
+        asked = headers.get(DEADLINE_HEADER)
         if asked is None:
             return self._deadline_s
         try:
@@ -282,29 +284,31 @@ class Pipeline(Generic[RequestT, ScoreT]):
             raise InvalidRequest(f"{DEADLINE_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
         return min(seconds, self._deadline_s)
 
-    def _announced_bytes(self, request: Request) -> int:
+    def _announced_bytes(self, headers: Mapping[str, str]) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
-        content_type = request.headers.get("content-type", "")
+        content_type = headers.get("content-type", "")
         if content_type.partition(";")[0].strip().lower() != "application/json":
             # Also what keeps web pages from posting to a service on their visitor's machine.
             raise InvalidRequest(
                 f"send `Content-Type: application/json` (got {content_type[:60]!r})"
             )
-        encoding = request.headers.get("content-encoding", "identity")
+        encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
-        announced = int(request.headers.get("content-length", self._max_body_bytes))
+        announced = int(headers.get("content-length", self._max_body_bytes))
         if announced > self._max_body_bytes:
             raise self._body_too_large()
         return announced
 
     async def _read_body(self, request: Request) -> bytes:
-        body = bytearray()
+        chunks = []
+        size = 0
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body_bytes:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_body_bytes:
                 raise self._body_too_large()
-        return bytes(body)
+        return b"".join(chunks)
 
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20

@@ -164,13 +164,15 @@ class Telemetry:
 
 def configure_logging(level: str) -> None:
     """Send every log line, uvicorn's too, to standard error as one JSON object a line."""
+    # Not asked of the system for each record, as no line tells them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
             "formatters": {
                 "json": {
-                    "()": "pythonjsonlogger.json.JsonFormatter",
+                    "()": "pythonjsonlogger.orjson.OrjsonFormatter",
                     "format": "{levelname}{name}{message}",
                     "style": "{",
                     "timestamp": "time",

@@ -16,7 +16,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from .video.frames import Clip
 from .video.judges import Judgment
 
-__all__ = ["FakeJudge", "serving"]
+__all__ = ["FakeJudge", "serving", "wait_until"]
 
 _START_SECONDS = 10.0
 

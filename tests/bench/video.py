@@ -5,13 +5,11 @@ Loopback only, bounded in count and time. Exits with 1 where a ratio misses its 
 
 import asyncio
 import base64
-import gc
 import json
 import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +23,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from rewardfleet.wire.video import VideoRequest
+from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging
-from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import decode_video, sample_indices
 from rewardfleet_server.video.settings import VideoSettings
@@ -236,10 +235,13 @@ def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[
 
 def _run_service(pipe: Pipe, wait_s: float) -> None:
     # As it is run in earnest, with a log line for each request.
-    sys.stderr = open(os.environ.get("BENCH_STDERR", os.devnull), "w")  # noqa: SIM115, PTH123 - for the life of the process
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for the life of the process
     configure_logging("info")
-    settings = VideoSettings(video_root=[CLIP.parent])
-    _run(pipe, create_app(settings, {"fake": FakeJudge(wait_s=wait_s)}))
+    settings = VideoSettings(port=0, video_root=[CLIP.parent])
+    app = create_app(settings, {"fake": FakeJudge(wait_s=wait_s)})
+    server = Server(app, settings)
+    _tell_port(pipe, server)
+    server.run()
 
 
 def _run_empty(pipe: Pipe) -> None:
@@ -249,34 +251,21 @@ def _run_empty(pipe: Pipe) -> None:
     async def score(request: VideoRequest) -> dict[str, float]:
         return {"score": 1.0}
 
-    _run(pipe, app)
-
-
-def _run(pipe: Pipe, app: FastAPI) -> None:
-    config = uvicorn.Config(
-        app,
-        port=0,
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-    )
+    config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
     server = uvicorn.Server(config)
+    _tell_port(pipe, server)
+    server.run()
 
-    async def serve() -> None:
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+
+def _tell_port(pipe: Pipe, server: uvicorn.Server) -> None:
+    """Send the port as soon as the server listens."""
+
+    def tell() -> None:
+        wait_until(lambda: server.started)
         pipe.send(server.servers[0].sockets[0].getsockname()[1])
-        await serving
 
-    gc.freeze()
-    uvicorn_loop = config.get_loop_factory()
-    with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
-        runner.run(serve())
+    threading.Thread(target=tell, daemon=True).start()
 
 
 if __name__ == "__main__":
-    os.environ["TMPDIR"] = tempfile.gettempdir()
     sys.exit(main())

@@ -20,6 +20,9 @@ from .frames import Clip, decode_pictures, decode_video
 _SETTLED_SECONDS = 2.0
 _REMEMBERED_DIGESTS = 4096
 _CHUNK = 1 << 20
+#: So much is hashed in a tenth of a millisecond.
+_QUICK_BYTES = 64 * 1024
+_LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 
 #: Device, inode, size, times of the last change: equal only for an unchanged file.
 _Identity = tuple[int, ...]
@@ -28,7 +31,10 @@ _ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
 
 class Source(Protocol):
-    """A clip before it is decoded. Both methods block; call them off the event loop."""
+    """A clip before it is decoded. What is not `quick` blocks; call it off the event loop."""
+
+    def quick_digest(self) -> str | None:
+        """Return what `digest` would, where that takes well under a millisecond, else None."""
 
     def digest(self) -> str:
         """Check what can be checked cheaply; return a name for the content."""
@@ -63,20 +69,20 @@ class VideoFiles:
         self._max_bytes = max_bytes
         # By path: what the file was, and its digest. See `_remember`.
         self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
+        self._local_devices = _local_devices()
         self._lock = threading.Lock()
 
-    def digest(self, path: str) -> str:
-        """Return the digest of a file's content. Blocks and raises as `open` does.
+    def quick_digest(self, path: str) -> str | None:
+        """Return a file's digest where one look at a local disk can tell it.
 
-        Where the path still leads to the very file that was checked and read before, one look
-        at the file system is enough.
+        That is where the path still leads to the very file that was checked and read before.
+        Network file systems are not looked at here: they can hang.
         """
         with self._lock:
             known = self._digests.get(path)
-        if known is not None and _current_identity(self._roots, path) == known[0]:
-            return known[1]
-        with self.open(path) as file:
-            return file.digest
+        if known is None or known[0][0] not in self._local_devices:
+            return None
+        return known[1] if _current_identity(self._roots, path) == known[0] else None
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[OpenFile]:
@@ -139,6 +145,18 @@ class VideoFiles:
                 self._digests.popitem(last=False)
 
 
+def _local_devices() -> frozenset[int]:
+    """The devices of mounted local file systems; a device not known here counts as remote."""
+    devices = set()
+    with open("/proc/self/mountinfo") as mounts:
+        for mount in mounts:
+            place, _, kind = mount.partition(" - ")
+            if kind.split(" ", 1)[0] in _LOCAL_FILE_SYSTEMS:
+                major, _, minor = place.split(" ")[2].partition(":")
+                devices.add(os.makedev(int(major), int(minor)))
+    return frozenset(devices)
+
+
 def _identity(status: os.stat_result) -> _Identity:
     times = status.st_mtime_ns, status.st_ctime_ns
     return (status.st_dev, status.st_ino, status.st_size, *times)
@@ -158,8 +176,12 @@ class PathSource:
     files: VideoFiles
     path: str
 
+    def quick_digest(self) -> str | None:
+        return self.files.quick_digest(self.path)
+
     def digest(self) -> str:
-        return self.files.digest(self.path)
+        with self.files.open(self.path) as file:
+            return file.digest
 
     def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
         with self.files.open(self.path) as file:
@@ -173,6 +195,9 @@ class BytesSource:
     """A video file that the caller sent."""
 
     content: bytes
+
+    def quick_digest(self) -> str | None:
+        return self.digest() if len(self.content) <= _QUICK_BYTES else None
 
     def digest(self) -> str:
         check_container(self.content[:16], "video_base64")
@@ -195,6 +220,9 @@ class PicturesSource:
 
     pictures: Sequence[bytes]
     fps: float | None
+
+    def quick_digest(self) -> str | None:
+        return self.digest() if sum(map(len, self.pictures)) <= _QUICK_BYTES else None
 
     def digest(self) -> str:
         digest = hashlib.sha256(repr(self.fps).encode())
