@@ -81,7 +81,8 @@ def _sampled(frames: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
         return frames
     if count == 1:
         return frames[-1:]
-    return frames[np.linspace(0, len(frames) - 1, count).round().astype(int)]
+    sampled: NDArray[np.uint8] = frames[np.linspace(0, len(frames) - 1, count).round().astype(int)]
+    return sampled
 
 
 def _png(frame: NDArray[np.uint8]) -> bytes:
@@ -93,7 +94,7 @@ def _png(frame: NDArray[np.uint8]) -> bytes:
     rows[0, 1:] = flat[0]
     np.subtract(flat[1:], flat[:-1], out=rows[1:, 1:])
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bit, RGB
-    pixels = zlib.compress(rows, level=1)
+    pixels = zlib.compress(rows.tobytes(), level=1)
     parts = _chunk(b"IHDR", header), _chunk(b"IDAT", pixels), _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 

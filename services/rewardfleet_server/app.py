@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -31,7 +30,7 @@ from .settings import ServerSettings
 from .telemetry import Telemetry
 
 _MIB = 2**20
-_PROBLEMS = {
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": kind.replace("_", " ").capitalize()}
     for kind, status in STATUS.items()
 }
@@ -113,6 +112,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        pipeline.close()
         await service.aclose()
         await cache.aclose()
 
@@ -135,9 +135,7 @@ def _open_cache(settings: ServerSettings) -> Cache:
     memory = MemoryCache(settings.cache_mb * _MIB)
     if settings.cache_file is None:
         return memory
-    return SqliteCache(
-        settings.cache_file, max_bytes=settings.cache_file_mb * _MIB, memory=memory
-    )
+    return SqliteCache(settings.cache_file, max_bytes=settings.cache_file_mb * _MIB, memory=memory)
 
 
 def _add_score_routes(
@@ -146,7 +144,11 @@ def _add_score_routes(
     """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
     item = service.request_type.model_json_schema()
     items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
-    batch = {"type": "object", "properties": {"items": items}, "required": ["items"]}
+    batch: dict[str, Any] = {
+        "type": "object",
+        "properties": {"items": items},
+        "required": ["items"],
+    }
     app.journeys = {"/score": pipeline.single, "/score/batch": pipeline.batch}
     app.add_api_route(
         "/score",
@@ -168,7 +170,7 @@ def _add_score_routes(
     )
 
 
-def _json_body(schema: dict[str, object]) -> dict[str, object]:
+def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -209,8 +211,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return problem_response(NotFound(f"no endpoint {path!r}; GET /docs lists them"))
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "another method")
-        response = problem_response(InvalidRequest(f"{path} takes {allowed}, not {request.method}"))
-        response.status_code = 405
-        return response
-    return JSONResponse({"detail": error.detail}, status_code=error.status_code)
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return problem_response(InvalidRequest(f"{path} takes {allowed}, not {request.method}"))
+    return problem_response(InvalidRequest(str(error.detail)))

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
@@ -81,7 +82,7 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
         """Raise `Unavailable` where the service could not score now."""
 
 
-class CallerGone(Exception):  # noqa: N818 - it is no error: nobody is left to hear of one
+class CallerGone(Exception):
     """The caller hung up before the answer was ready."""
 
 
@@ -121,6 +122,8 @@ class Pipeline(Generic[RequestT, ScoreT]):
         self._telemetry = telemetry
         self._deadline_s = deadline_s
         self._max_body_bytes = max_body_bytes
+        # One, as parsing holds the interpreter: two would only take it from the event loop.
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="parse")
         self._journeys: set[asyncio.Task[Any] | None] = set()
         self._abandoned = False
 
@@ -131,6 +134,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def batch(self, request: Request) -> Response:
         """Answer `POST /score/batch`."""
         return await self._journey(request, self._answer_batch)
+
+    def close(self) -> None:
+        """End the parsing thread."""
+        self._parser.shutdown(wait=False, cancel_futures=True)
 
     def abandon(self) -> None:
         """Give up what is in flight; its callers hear that the service is shutting down."""
@@ -144,7 +151,9 @@ class Pipeline(Generic[RequestT, ScoreT]):
         request: Request,
         answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
     ) -> Response:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw}
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
+        }
         visit = Visit(request.scope["path"], request_id_of(headers.get("x-request-id")))
         journey = asyncio.current_task()
         self._journeys.add(journey)
@@ -175,7 +184,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         self, request: Request, body: bytes, visit: Visit, deadline: float
     ) -> str:
         async with asyncio.timeout_at(deadline):
-            item = await _parse(self._request_type, body)
+            item = await self._parse(self._request_type, body)
             plan = await self._scorer.plan(item)
             score = await self._known(plan)
             if score is None:
@@ -187,7 +196,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         self, request: Request, body: bytes, visit: Visit, deadline: float
     ) -> str:
         async with asyncio.timeout_at(deadline):
-            batch = await _parse(self._batch_type, body)
+            batch = await self._parse(self._batch_type, body)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
         judged = {score.backend for score in scores if score.status is not Status.ERROR}
         return self._batch_response(
@@ -200,9 +209,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     ) -> list[ScoreT]:
         return await asyncio.gather(*(self._item(item, visit, deadline) for item in items))
 
-    async def _item(
-        self, item: RequestT | InvalidRequest, visit: Visit, deadline: float
-    ) -> ScoreT:
+    async def _item(self, item: RequestT | InvalidRequest, visit: Visit, deadline: float) -> ScoreT:
         """Answer one item of a batch; its failure is its own."""
         backend = ""
         try:
@@ -214,6 +221,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 score = await self._known(plan) or await self._computed(plan)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
             problem = self._failure(error, visit).problem()
+            problem.request_id = visit.request_id
             score = self._score_type(
                 score=None, status=Status.ERROR, backend=backend, error=problem
             )
@@ -310,6 +318,23 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 raise self._body_too_large()
         return b"".join(chunks)
 
+    async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
+        """Read a body; a large one off the event loop.
+
+        Raises:
+            InvalidRequest: It is no JSON, or not of this form.
+        """
+
+        def parse() -> ModelT:
+            try:
+                return model.model_validate_json(body)
+            except ValidationError as error:
+                raise InvalidRequest(explain(error, model)) from None
+
+        if len(body) <= _SMALL_BODY:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(self._parser, parse)
+
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
@@ -325,22 +350,6 @@ def _item_or_reason(model: type[BaseModel]) -> WrapValidator:
             return InvalidRequest(explain(error, model))
 
     return WrapValidator(validate_item)
-
-
-async def _parse(model: type[ModelT], body: bytes) -> ModelT:
-    """Read a body; a large one off the event loop.
-
-    Raises:
-        InvalidRequest: It is no JSON, or not of this form.
-    """
-
-    def parse() -> ModelT:
-        try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            raise InvalidRequest(explain(error, model)) from None
-
-    return parse() if len(body) <= _SMALL_BODY else await asyncio.to_thread(parse)
 
 
 async def _unless_hung_up(request: Request, work: Coroutine[None, None, T]) -> T:

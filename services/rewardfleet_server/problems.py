@@ -50,6 +50,8 @@ def _explain_one(
         return f"field {where!r} is missing"
     if kind in {"json_invalid", "json_type"}:
         return f"the body is not JSON that can be read: {msg}"
+    if kind == "bytes_invalid_encoding":  # the value may be megabytes; the place says enough
+        return f"{where}: {msg} Give plain base64, without a `data:` prefix"
     text = msg.removeprefix("Value error, ")
     shown = "" if isinstance(value, dict | list | bytes) else f" (got {_shown(value)})"
     return f"{where}: {text}{shown}" if where else text

@@ -93,9 +93,7 @@ class SqliteRunState:
         state, answer = change(_state_of(db, run))
         db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (run, _dump(state)))
         db.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (*name, _dump(answer)))
-        db.execute(
-            "DELETE FROM changes WHERE run = ? AND step < ?", (run, step - self._keep_steps)
-        )
+        db.execute("DELETE FROM changes WHERE run = ? AND step < ?", (run, step - self._keep_steps))
         return answer
 
     async def aclose(self) -> None:

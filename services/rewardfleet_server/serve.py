@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import signal
 import socket
 import sys
@@ -59,6 +60,10 @@ class Server(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         _keep_freed_memory()
+        # What start-up made stays; searching it for garbage would halt the event loop for tens
+        # of milliseconds at a time.
+        gc.collect()
+        gc.freeze()
         super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

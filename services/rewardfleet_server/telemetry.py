@@ -20,6 +20,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from pythonjsonlogger.core import RESERVED_ATTRS
@@ -30,6 +31,8 @@ from rewardfleet.wire.score import Score, Status
 from .admission import Admission
 
 log = logging.getLogger("rewardfleet_server.request")
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # upstream; they would double the series, and nobody asks for them
 
 #: Seconds; from a cache hit to a long chain of thought.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

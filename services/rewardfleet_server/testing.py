@@ -78,7 +78,9 @@ class FakeJudge:
 def serving(app: FastAPI) -> Iterator[str]:
     """Serve `app` on a free loopback port, from a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", log_config=None, timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -86,7 +88,7 @@ def serving(app: FastAPI) -> Iterator[str]:
         wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join(_START_SECONDS)
 
 

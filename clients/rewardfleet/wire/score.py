@@ -1,20 +1,9 @@
 """What every service answers: a score, or the reason why there is none."""
 
-import binascii
 from enum import StrEnum
-from typing import Annotated, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    PlainSerializer,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
 from .errors import Problem
 
@@ -23,41 +12,24 @@ MAX_BATCH_ITEMS = 256
 
 
 class Request(BaseModel):
-    """A request model: fields that it does not know are refused by name."""
+    """A request model: fields that it does not know are refused by name.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    Bytes travel as base64 text (RFC 4648, either alphabet), strictly checked.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        val_json_bytes="base64",
+        ser_json_bytes="base64",
+    )
 
 
 class Response(BaseModel):
     """A response model: fields of newer servers are passed over."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-
-def _decode_base64(value: object) -> object:
-    """Decode the JSON form; bytes, which a client passes in Python, are taken as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return binascii.a2b_base64(value, strict_mode=True)
-    except (binascii.Error, ValueError) as error:
-        # Naming the text would echo megabytes back to the caller.
-        raise ValueError(
-            f"not base64 ({error}); give plain base64 (RFC 4648) without a `data:` prefix"
-        ) from None
-
-
-def _encode_base64(value: bytes) -> str:
-    return binascii.b2a_base64(value, newline=False).decode("ascii")
-
-
-#: Bytes that travel as base64 text in JSON, strictly checked.
-Base64 = Annotated[
-    bytes,
-    BeforeValidator(_decode_base64),
-    PlainSerializer(_encode_base64, when_used="json"),
-    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
-]
 
 
 class Status(StrEnum):

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
-from .score import Base64, Request, Response, Score
+from .score import Request, Response, Score
 
 #: The most frames that one request may send as pictures.
 MAX_FRAMES_SENT = 1024
@@ -26,10 +26,10 @@ class VideoRequest(Request):
         description="A video file on the server, under one of its `--video-root` folders; "
         "relative paths are looked up under each of them.",
     )
-    video_base64: Base64 | None = Field(
+    video_base64: bytes | None = Field(
         None, min_length=1, description="A video file (mp4, mov, mkv, webm or avi), in base64."
     )
-    frames_base64: list[Base64] | None = Field(
+    frames_base64: list[bytes] | None = Field(
         None,
         min_length=1,
         max_length=MAX_FRAMES_SENT,
@@ -42,7 +42,10 @@ class VideoRequest(Request):
         16, ge=1, le=128, description="How many frames the judge sees, taken evenly from the clip."
     )
     max_pixels: int = Field(
-        200_704, ge=784, le=1_605_632, description="The most pixels (height times width) of a frame; larger ones are scaled down."
+        200_704,
+        ge=784,
+        le=1_605_632,
+        description="The most pixels (height times width) of a frame; larger ones are scaled down.",
     )
     backend: str | None = Field(
         None, max_length=200, description="Which judge; null means the service's default."

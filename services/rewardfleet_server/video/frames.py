@@ -18,7 +18,7 @@ from rewardfleet.wire.errors import InvalidRequest, TooLarge
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 
-import cv2  # noqa: E402 - see above
+import cv2
 
 #: Pixels of a frame as it lies in the file: 4096x2304, above 4K, below 8K.
 MAX_SOURCE_PIXELS = 4096 * 2304

@@ -1,7 +1,6 @@
 """The video service's commands."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging

@@ -73,7 +73,9 @@ class VideoScorer:
             raise InvalidRequest(f"backend {name[:60]!r} is not loaded here; loaded: {loaded}")
         judge.check_options(request.backend_kwargs)
         source = self._source(request)
-        digest = source.quick_digest() or await self._in_thread(source.digest)
+        digest = source.quick_digest()
+        if digest is None:
+            digest = await self._in_thread(source.digest)
         key = self._key(name, digest, request) if judge.deterministic else None
         return Plan(name, key, lambda: self._score(name, request, source, digest))
 

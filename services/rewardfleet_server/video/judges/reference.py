@@ -1,3 +1,7 @@
 """placeholder"""
+
 from rewardfleet_server.testing import FakeJudge
-def build(settings): return FakeJudge()
+
+
+def build(settings):
+    return FakeJudge()

@@ -1,0 +1,74 @@
+"""Real clips, and real servers on loopback."""
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.settings import VideoSettings
+
+DATA = Path(__file__).parent / "data"
+
+#: A real LIBERO rollout of 303 frames, 256x256.
+LONG_CLIP = DATA / "bench" / "300_frames.mp4"
+
+Serve = Callable[..., httpx.Client]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("REWARDFLEET_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start the video service with one judge, over `tmp_path`; give an HTTP client of it."""
+    with ExitStack() as stack:
+
+        def start(judge: FakeJudge | None = None, **settings: object) -> httpx.Client:
+            settings = {"video_root": [tmp_path], **settings}
+            judges = {"fake": judge or FakeJudge()}
+            app = create_app(VideoSettings(_cli_parse_args=False, **settings), judges)
+            url = stack.enter_context(serving(app))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=30, trust_env=False))
+
+        yield start
+
+
+@pytest.fixture
+def make_video(tmp_path: Path) -> Callable[..., Path]:
+    """Write an mp4 whose frame i is of grey level i (modulo 256)."""
+
+    def make(frames: int, *, width: int = 64, height: int = 48, name: str = "clip.mp4") -> Path:
+        path = tmp_path / name
+        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+        writer = cv2.VideoWriter(str(path), fourcc, 20.0, (width, height))
+        for index in range(frames):
+            writer.write(np.full((height, width, 3), index % 256, np.uint8))
+        writer.release()
+        return path
+
+    return make
+
+
+def picture(width: int = 32, height: int = 24, *, level: int = 100, kind: str = ".jpg") -> str:
+    """A small picture in base64."""
+    encoded, content = cv2.imencode(kind, np.full((height, width, 3), level, np.uint8))
+    assert encoded
+    return base64.b64encode(content.tobytes()).decode()
+
+
+@pytest.fixture
+def frames_request() -> dict[str, object]:
+    """A small, complete request that needs no file."""
+    return {"task_text": "put the bowl on the plate", "frames_base64": [picture()]}

@@ -1,0 +1,73 @@
+"""Keys, over real HTTP."""
+
+from pathlib import Path
+
+import pytest
+
+from rewardfleet.wire.errors import Unauthorized
+from rewardfleet_server.auth import Keys
+
+from ..conftest import Serve
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# trainers\nfirst-key\n\nsecond-key\n")
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_only_known_keys_open_the_service(serve: Serve, frames_request, key_file):
+    client = serve(api_key_file=key_file)
+    for key in ("first-key", "second-key"):
+        assert client.post("/score", json=frames_request, headers=bearer(key)).status_code == 200
+    refused = [bearer("wrong"), bearer("# trainers"), {}, {"authorization": "first-key"}]
+    for path in ("/score", "/score/batch"):
+        for headers in refused:
+            answer = client.post(path, json=frames_request, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "Bearer" in answer.json()["detail"]
+            assert "first-key" not in answer.text
+
+
+def test_health_is_open_and_metrics_are_not_unless_told(serve: Serve, key_file):
+    client = serve(api_key_file=key_file)
+    for path in ("/healthz", "/readyz", "/health"):
+        assert client.get(path).status_code == 200
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers=bearer("first-key")).status_code == 200
+    assert serve(api_key_file=key_file, open_metrics=True).get("/metrics").status_code == 200
+
+
+def test_a_changed_file_changes_the_keys(key_file: Path, monkeypatch):
+    monkeypatch.setattr("rewardfleet_server.auth._RELOAD_SECONDS", 0)
+    keys = Keys(key_file)
+    keys.check("bearer first-key")
+    key_file.write_text("third-key\n")
+    keys.check("Bearer third-key")
+    with pytest.raises(Unauthorized):
+        keys.check("Bearer first-key")
+
+
+def test_a_file_that_breaks_leaves_the_keys_as_they_were(key_file: Path, monkeypatch, caplog):
+    monkeypatch.setattr("rewardfleet_server.auth._RELOAD_SECONDS", 0)
+    keys = Keys(key_file)
+    for break_it in (lambda: key_file.write_text("# nothing\n"), key_file.unlink):
+        break_it()
+        keys.check("Bearer first-key")
+        with pytest.raises(Unauthorized):
+            keys.check("Bearer wrong")
+        assert "stay valid" in caplog.text
+
+
+def test_a_service_does_not_start_without_a_key_in_its_file(tmp_path: Path):
+    (tmp_path / "keys").write_text("# nothing\n")
+    with pytest.raises(ValueError, match="no key in"):
+        Keys(tmp_path / "keys")
+    with pytest.raises(FileNotFoundError):
+        Keys(tmp_path / "missing")

@@ -1,0 +1,193 @@
+"""Answers that are known already, and computations that are shared."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rewardfleet_server.cache import Cache, Flights, MemoryCache, SqliteCache
+
+
+def sqlite_cache(path: Path, max_bytes: int = 10_000) -> SqliteCache:
+    return SqliteCache(path / "cache.sqlite", max_bytes=max_bytes, memory=MemoryCache(0))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def cache(request: pytest.FixtureRequest, tmp_path: Path):
+    cache = MemoryCache(10_000) if request.param == "memory" else sqlite_cache(tmp_path)
+    yield cache
+    await cache.aclose()
+
+
+async def test_every_cache_gives_back_what_was_put(cache: Cache):
+    assert await cache.get("a") is None
+    await cache.put("a", b"1")
+    await cache.put("b", b"2")
+    assert (await cache.get("a"), await cache.get("b")) == (b"1", b"2")
+
+
+async def test_every_cache_is_bounded(cache: Cache):
+    for index in range(300):
+        await cache.put(f"{index:03}", b"x" * 97)
+    kept = [index for index in range(300) if await cache.get(f"{index:03}")]
+    assert kept and kept[-1] == 299
+    assert len(kept) <= 100
+    assert kept == list(range(kept[0], 300)), "the oldest go first"
+
+
+async def test_memory_forgets_the_least_recently_used():
+    cache = MemoryCache(40)
+    for key in "abc":
+        await cache.put(key, b"x" * 12)
+    await cache.get("a")
+    await cache.put("d", b"x" * 12)
+    assert [key for key in "abcd" if await cache.get(key)] == ["a", "c", "d"]
+
+
+async def test_an_entry_larger_than_the_cache_is_not_kept():
+    cache = MemoryCache(10)
+    await cache.put("a", b"x" * 100)
+    assert await cache.get("a") is None
+
+
+async def test_sqlite_survives_kill_9(tmp_path: Path):
+    """What was put before a kill -9 is there afterwards."""
+    program = f"""
+import asyncio, os, signal
+from pathlib import Path
+from rewardfleet_server.cache import MemoryCache, SqliteCache
+async def main():
+    cache = SqliteCache(Path({str(tmp_path / "cache.sqlite")!r}), max_bytes=10**6,
+                        memory=MemoryCache(0))
+    for i in range(50):
+        await cache.put(str(i), b"answer")
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+    cache = sqlite_cache(tmp_path)
+    assert [await cache.get(str(i)) for i in range(50)] == [b"answer"] * 50
+    await cache.aclose()
+
+
+async def test_a_file_that_is_no_database_is_set_aside_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "cache.sqlite").write_bytes(b"this is no database" * 100)
+    cache = sqlite_cache(tmp_path)
+    await cache.put("a", b"1")
+    assert await cache.get("a") == b"1"
+    assert "set aside" in caplog.text
+    assert [path.name for path in tmp_path.glob("*.corrupt-*")]
+    await cache.aclose()
+
+
+async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cache = sqlite_cache(tmp_path, max_bytes=10**7)
+    for index in range(2000):
+        await cache.put(str(index), b"x" * 500)
+    await cache.aclose()
+    path = tmp_path / "cache.sqlite"
+    with path.open("r+b") as file:  # everything but the first page, which opening reads
+        file.seek(4096)
+        file.write(b"\xff" * (os.path.getsize(path) - 4096))
+    cache = sqlite_cache(tmp_path, max_bytes=10**7)
+    assert await cache.get("5") is None
+    await cache.put("a", b"1")
+    assert await cache.get("a") == b"1"
+    assert "set aside" in caplog.text
+    await cache.aclose()
+
+
+async def test_a_locked_file_costs_the_answers_place_not_the_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rewardfleet_server.sqlite._BUSY_SECONDS", 0.01)
+    cache = sqlite_cache(tmp_path)
+    other = sqlite3.connect(tmp_path / "cache.sqlite")
+    other.execute("BEGIN EXCLUSIVE")
+    await cache.put("a", b"1")
+    assert "could not be used" in caplog.text
+    other.rollback()
+    other.close()
+    assert await cache.get("a") is None
+    await cache.aclose()
+
+
+class Work:
+    """A computation that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.cancelled = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self) -> str:
+        self.started += 1
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return "done"
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_identical_computations_run_once():
+    flights, work = Flights[str](), Work()
+    waiters = [asyncio.create_task(flights.join("k", work)) for _ in range(10)]
+    await settle()
+    work.may_end.set()
+    assert await asyncio.gather(*waiters) == ["done"] * 10
+    assert work.started == 1
+
+
+async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
+    flights, work = Flights[str](), Work()
+    first, second = (asyncio.create_task(flights.join("k", work)) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    work.may_end.set()
+    assert await second == "done"
+    assert (work.started, work.cancelled) == (1, 0)
+
+
+async def test_it_ends_with_its_last_waiter_and_starts_anew_for_the_next():
+    flights, work = Flights[str](), Work()
+    waiters = [asyncio.create_task(flights.join("k", work)) for _ in range(2)]
+    await settle()
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.gather(*waiters, return_exceptions=True)
+    later = asyncio.create_task(flights.join("k", work))
+    await settle()
+    assert (work.started, work.cancelled) == (2, 1)
+    work.may_end.set()
+    assert await later == "done"
+
+
+async def test_a_failure_reaches_every_waiter_and_is_not_kept():
+    flights = Flights[str]()
+
+    async def fail() -> str:
+        raise ValueError("broken")
+
+    waiters = [asyncio.create_task(flights.join("k", fail)) for _ in range(3)]
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [str(result) for result in results] == ["broken"] * 3
+    work = Work()
+    work.may_end.set()
+    assert await flights.join("k", work) == "done"

@@ -1,0 +1,327 @@
+"""The journey of a request, over real HTTP."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from rewardfleet_server.testing import FakeJudge, wait_until
+
+from ..conftest import Serve, picture
+
+
+def metric(client: httpx.Client, line: str) -> float:
+    """The value of the series that `line` begins, 0 where there is none."""
+    text = client.get("/metrics").text
+    values = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
+    return float(values[0]) if values else 0.0
+
+
+def send_and_hang_up(client: httpx.Client, body: dict[str, object], after: threading.Event) -> None:
+    """Send a request on a connection of its own, and close it once `after` is set."""
+    content = json.dumps(body).encode()
+    head = (
+        "POST /score HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(head.encode() + content)
+        after.wait(10)
+
+
+def test_a_score_says_where_it_came_from_and_where_the_time_went(serve: Serve, frames_request):
+    client = serve(FakeJudge(0.25, wait_s=0.05))
+    answer = client.post("/score", json=frames_request)
+    assert answer.status_code == 200
+    score = answer.json()
+    assert (score["score"], score["status"], score["backend"]) == (0.25, "ok", "fake")
+    assert score["model_output"] == "fake judgment of 1 frames"
+    assert score["cached"] is False and score["error"] is None
+    assert score["provenance"]["judge"] == "fake"
+    assert score["provenance"]["frames"]["indices"] == [0]
+    timing = score["timing_ms"]
+    assert 50 <= timing["backend"] <= timing["total"] < 5000
+    assert timing["decode"] > 0 and timing["queue"] >= 0
+
+
+def test_an_abstention_has_no_score_and_is_not_cached(serve: Serve, frames_request):
+    judge = FakeJudge(None)
+    client = serve(judge)
+    for _ in range(2):
+        score = client.post("/score", json=frames_request).json()
+        assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
+    assert len(judge.seen) == 2
+
+
+def test_a_repeated_request_is_answered_from_the_cache(serve: Serve, frames_request):
+    judge = FakeJudge()
+    client = serve(judge)
+    first, second = (client.post("/score", json=frames_request).json() for _ in range(2))
+    assert (first["cached"], second["cached"]) == (False, True)
+    volatile = {"cached", "timing_ms"}
+    assert {k: v for k, v in first.items() if k not in volatile} == {
+        k: v for k, v in second.items() if k not in volatile
+    }
+    assert len(judge.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task_text": "another task"},
+        {"nframes": 3},
+        {"max_pixels": 784},
+        {"fps": 5},
+        {"frames_base64": [picture(level=7)]},
+        {"frames_base64": [picture(), picture()]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_the_answer_depends_on_is_in_the_cache_key(serve: Serve, frames_request, change):
+    client = serve()
+    client.post("/score", json=frames_request)
+    assert client.post("/score", json={**frames_request, **change}).json()["cached"] is False
+
+
+def test_the_answers_of_a_judge_with_chance_are_not_cached(serve: Serve, frames_request):
+    judge = FakeJudge(deterministic=False)
+    client = serve(judge)
+    assert [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)] == [
+        False,
+        False,
+    ]
+    assert len(judge.seen) == 2
+
+
+def test_answers_in_a_file_outlive_the_service(serve: Serve, frames_request, tmp_path):
+    settings = {"cache_file": tmp_path / "cache.sqlite"}
+    serve(**settings).post("/score", json=frames_request)
+    judge = FakeJudge()
+    assert serve(judge, **settings).post("/score", json=frames_request).json()["cached"] is True
+    assert judge.seen == []
+
+
+def test_identical_requests_in_flight_are_computed_once(serve: Serve, frames_request):
+    judge = FakeJudge(wait_s=0.3)
+    client = serve(judge)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post("/score", json=frames_request), range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert len(judge.seen) == 1
+
+
+def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_request):
+    """Each sharer keeps his own deadline; the work is cancelled when the last has left."""
+    judge = FakeJudge(wait_s=0.6)
+    client = serve(judge)
+    hurried = {"x-request-timeout": "0.2"}
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(client.post, "/score", json=frames_request, headers=hurried)
+        late = pool.submit(client.post, "/score", json=frames_request)
+        assert early.result().status_code == 504
+        assert late.result().status_code == 200
+    assert (len(judge.seen), judge.cancelled) == (1, 0)
+    alone = {**frames_request, "task_text": "another task"}
+    assert client.post("/score", json=alone, headers=hurried).status_code == 504
+    wait_until(lambda: judge.cancelled == 1)
+
+
+def test_the_deadline_counts_the_waiting(serve: Serve, frames_request):
+    judge = FakeJudge(wait_s=0.3)
+    client = serve(judge, max_in_flight=1, deadline_s=0.45)
+    bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda body: client.post("/score", json=body), bodies))
+    assert sorted(answer.status_code for answer in answers) == [200, 504, 504]
+    problem = next(answer for answer in answers if answer.status_code == 504).json()
+    assert problem["kind"] == "deadline_exceeded"
+    assert "0.45 s" in problem["detail"]
+
+
+def test_a_caller_can_shorten_the_deadline_not_lengthen_it(serve: Serve, frames_request):
+    client = serve(FakeJudge(wait_s=1), deadline_s=0.2)
+    answer = client.post("/score", json=frames_request, headers={"x-request-timeout": "100"})
+    assert answer.status_code == 504
+    for wrong in ("soon", "-1", "0", "nan", "inf"):
+        answer = client.post("/score", json=frames_request, headers={"x-request-timeout": wrong})
+        assert answer.status_code == 422
+        assert "x-request-timeout" in answer.json()["detail"]
+
+
+def test_work_whose_caller_hung_up_is_cancelled(serve: Serve, frames_request):
+    judge = FakeJudge(wait_s=30)
+    client = serve(judge)
+    send_and_hang_up(client, frames_request, after=_when(lambda: len(judge.seen) == 1))
+    wait_until(lambda: judge.cancelled == 1)
+    wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 0)
+
+
+def test_a_caller_who_hung_up_while_waiting_is_dropped_before_work_starts(
+    serve: Serve, frames_request
+):
+    judge = FakeJudge(wait_s=0.5)
+    client = serve(judge, max_in_flight=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/score", json=frames_request)
+        wait_until(lambda: len(judge.seen) == 1)
+        waiting = _when(lambda: metric(client, "rewardfleet_waiting{") == 1)
+        send_and_hang_up(client, {**frames_request, "task_text": "another"}, after=waiting)
+        assert first.result().status_code == 200
+    wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 0)
+    assert len(judge.seen) == 1
+
+
+def _when(condition) -> threading.Event:
+    event = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(TimeoutError):
+            wait_until(condition)
+        event.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return event
+
+
+def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_request):
+    client = serve(FakeJudge(wait_s=1), max_in_flight=1, max_waiting=1)
+    bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        inside = [pool.submit(client.post, "/score", json=body) for body in bodies]
+        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 2)
+        # The body is announced and never sent: the answer does not wait for it.
+        started = time.monotonic()
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as refused:
+            refused.settimeout(5)
+            refused.sendall(
+                b"POST /score HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1000000\r\n\r\n"
+            )
+            head = refused.recv(65536).decode()
+        assert time.monotonic() - started < 0.5
+        assert head.startswith("HTTP/1.1 429")
+        assert "retry-after: " in head
+        assert all(answer.result().status_code == 200 for answer in inside)
+
+
+def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request):
+    client = serve(FakeJudge(wait_s=0.5), max_in_flight=1, max_waiting=1)
+    with ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(client.post, "/score", json=frames_request)
+        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 1)
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/readyz").json() == {"status": "ready"}
+        assert not inside.done()
+        assert inside.result().status_code == 200
+
+
+def test_the_items_of_a_batch_fail_one_by_one(serve: Serve, frames_request):
+    client = serve()
+    wrong = [{**frames_request, "nframes": 0}, {"video_path": "x"}, "no object", None]
+    items = [frames_request, *wrong, {**frames_request, "task_text": "another"}]
+    answer = client.post("/score/batch", json={"items": items})
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert [result["status"] for result in results] == ["ok", *["error"] * 4, "ok"]
+    assert all(result["score"] is None for result in results[1:5])
+    assert all(result["error"]["kind"] == "invalid" for result in results[1:5])
+    assert "nframes" in results[1]["error"]["detail"]
+    assert "task_text" in results[2]["error"]["detail"]
+
+
+def test_what_the_items_of_a_batch_have_in_common_is_told_once(serve: Serve, frames_request):
+    client = serve()
+    answer = client.post("/score/batch", json={"items": [frames_request] * 2}).json()
+    assert answer["provenance"]["fake"]["judge"] == "fake"
+    assert all(set(result["provenance"]) == {"frames"} for result in answer["results"])
+
+
+def test_a_batch_is_judged_side_by_side(serve: Serve, frames_request):
+    client = serve(FakeJudge(wait_s=0.3))
+    items = [{**frames_request, "task_text": f"task {index}"} for index in range(16)]
+    started = time.monotonic()
+    results = client.post("/score/batch", json={"items": items}).json()["results"]
+    assert [result["status"] for result in results] == ["ok"] * 16
+    assert time.monotonic() - started < 16 * 0.3 / 2
+
+
+def test_the_late_items_of_a_batch_are_told_apart_from_the_done(serve: Serve, frames_request):
+    client = serve(FakeJudge(wait_s=0.3), max_in_flight=1)
+    items = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
+    answer = client.post(
+        "/score/batch", json={"items": items}, headers={"x-request-timeout": "0.45"}
+    )
+    results = answer.json()["results"]
+    assert sorted(result["status"] for result in results) == ["error", "error", "ok"]
+    late = [result["error"]["kind"] for result in results if result["error"]]
+    assert late == ["deadline_exceeded"] * 2
+
+
+@pytest.mark.parametrize("count", [0, 257])
+def test_a_batch_has_1_to_256_items(serve: Serve, frames_request, count):
+    answer = serve().post("/score/batch", json={"items": [frames_request] * count})
+    assert answer.status_code == 422
+    assert "items" in answer.json()["detail"]
+
+
+def test_a_judge_that_breaks_is_a_failure_not_a_zero(serve: Serve, frames_request):
+    judge = FakeJudge(error=RuntimeError("the engine is dead"))
+    client = serve(judge)
+    for _ in range(2):
+        answer = client.post("/score", json=frames_request)
+        assert answer.status_code == 502
+        problem = answer.json()
+        assert (problem["kind"], problem["retryable"]) == ("backend_failed", True)
+        assert "the engine is dead" in problem["detail"]
+    assert len(judge.seen) == 2, "failures are not cached"
+
+
+@pytest.mark.parametrize("score", [1.5, -0.1, float("nan"), float("inf")])
+def test_a_judge_that_answers_nonsense_is_a_failure(serve: Serve, frames_request, score):
+    answer = serve(FakeJudge(score)).post("/score", json=frames_request)
+    assert answer.status_code == 502
+    assert "[0, 1]" in answer.json()["detail"]
+
+
+def test_the_request_id_is_the_callers_or_a_new_one(serve: Serve, frames_request):
+    client = serve()
+    given = client.post("/score", json=frames_request, headers={"x-request-id": "run-1.step_2"})
+    assert given.headers["x-request-id"] == "run-1.step_2"
+    ids = {client.post("/score", json=frames_request).headers["x-request-id"] for _ in range(5)}
+    assert len(ids) == 5
+    evil = client.post("/score", json={}, headers={"x-request-id": 'a"b<script>'})
+    assert evil.headers["x-request-id"] == evil.json()["request_id"] != 'a"b<script>'
+
+
+def test_metrics_count_requests_results_and_cache(serve: Serve, frames_request):
+    client = serve(FakeJudge(0.9))
+    for _ in range(2):
+        client.post("/score", json=frames_request)
+    client.post("/score", json={})
+    client.post("/score/batch", json={"items": [frames_request, {}]})
+    assert metric(client, 'rewardfleet_requests_total{kind="",service="video",status="200"}') == 3
+    kind = 'rewardfleet_requests_total{kind="invalid",service="video",status="422"}'
+    assert metric(client, kind) == 1
+    ok = 'rewardfleet_results_total{backend="fake",service="video",status="ok"}'
+    assert metric(client, ok) == 3
+    assert metric(client, 'rewardfleet_cache_total{result="hit",service="video"}') == 2
+    assert metric(client, 'rewardfleet_cache_total{result="miss",service="video"}') == 1
+    assert metric(client, 'rewardfleet_score_count{backend="fake",service="video"}') == 3
+    for stage in ("queue", "decode", "backend"):
+        count = f'rewardfleet_stage_seconds_count{{service="video",stage="{stage}"}}'
+        assert metric(client, count) == 1
+
+
+def test_no_task_path_or_request_becomes_a_label(serve: Serve, frames_request):
+    client = serve()
+    for index in range(5):
+        client.post("/score", json={**frames_request, "task_text": f"secret task {index}"})
+        client.post("/score", json={"task_text": "x", "video_path": f"/secret/{index}.mp4"})
+        client.post("/score", json={**frames_request, "backend": f"secret {index}"})
+        client.get(f"/secret/{index}")
+    assert "secret" not in client.get("/metrics").text
