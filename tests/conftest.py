@@ -17,8 +17,8 @@ from rewardfleet_server.video.settings import VideoSettings
 
 DATA = Path(__file__).parent / "data"
 
-#: A real LIBERO rollout of 303 frames, 256x256.
-LONG_CLIP = DATA / "bench" / "300_frames.mp4"
+#: A real LIBERO rollout of 308 frames, 256x256.
+LONG_CLIP = DATA / "long.mp4"
 
 Serve = Callable[..., httpx.Client]
 

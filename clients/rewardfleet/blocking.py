@@ -48,11 +48,15 @@ class _Loop:
         wait_for.__doc__ = call.__doc__
         return wait_for
 
-    def close(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Do the last work and end the thread."""
+        if self._loop.is_closed():
+            last.close()
+            return
+        self.run(last)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class VideoClient:
@@ -76,8 +80,7 @@ class RewardFleet:
 
     def close(self) -> None:
         """Close the connections and end the thread."""
-        self._loop.run(self._fleet.aclose())
-        self._loop.close()
+        self._loop.close(self._fleet.aclose())
 
     def __enter__(self) -> Self:
         return self

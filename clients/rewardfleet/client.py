@@ -11,12 +11,13 @@ from typing import Literal, Self, TypedDict, TypeVar, Unpack
 import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from .clips import ClipLike, video_request
+from .clips import ClipLike, first_finding, video_request
 from .wire.errors import (
     ERRORS,
     STATUS,
     BackendFailed,
     DeadlineExceeded,
+    InvalidRequest,
     Problem,
     RewardFleetError,
     Unavailable,
@@ -166,9 +167,12 @@ class VideoClient:
         """Have several clips judged; a clip that fails carries its own `error`.
 
         Raises:
-            RewardFleetError: The batch as a whole was refused.
+            RewardFleetError: The batch as a whole was refused, or has not 1 to 256 items.
         """
-        batch = BatchRequest[VideoRequest](items=list(requests))
+        try:
+            batch = BatchRequest[VideoRequest](items=list(requests))
+        except ValidationError as error:
+            raise InvalidRequest(first_finding(error)) from None
         response = await self._endpoint.post("/score/batch", batch, BatchResponse[VideoScore])
         if len(response.results) != len(batch.items):
             raise BackendFailed(f"{len(response.results)} results came for {len(requests)} items")

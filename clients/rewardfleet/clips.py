@@ -64,7 +64,7 @@ def video_request(
     try:
         return VideoRequest.model_validate(given)
     except ValidationError as error:
-        raise InvalidRequest(_first_finding(error)) from None
+        raise InvalidRequest(first_finding(error)) from None
 
 
 def _check_array(frames: NDArray[np.uint8]) -> None:
@@ -104,7 +104,8 @@ def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
 
 
-def _first_finding(error: ValidationError) -> str:
+def first_finding(error: ValidationError) -> str:
+    """Say what was wrong with a request before it was sent."""
     finding = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, finding["loc"]))
     message = finding["msg"].removeprefix("Value error, ")

@@ -8,7 +8,7 @@ import ipaddress
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -36,7 +36,7 @@ class ServerSettings(BaseSettings):
         le=65535,
         description="TCP port to listen on; 0 takes a free one and prints it.",
     )
-    api_key_file: Path | None = Field(
+    api_key_file: FilePath | None = Field(
         None, description="File of bearer keys, one a line, read again when it changes."
     )
     allow_unauthenticated: bool = Field(

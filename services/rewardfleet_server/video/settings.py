@@ -1,8 +1,6 @@
 """What the video service can be told."""
 
-from pathlib import Path
-
-from pydantic import Field, PositiveInt
+from pydantic import DirectoryPath, Field, PositiveInt
 
 from rewardfleet_server.settings import ServerSettings
 
@@ -11,7 +9,7 @@ class VideoSettings(ServerSettings):
     """`rewardfleet serve video`."""
 
     # fmt: off - one line a setting: its unit, and why one would change it
-    video_root: list[Path] = Field(
+    video_root: list[DirectoryPath] = Field(
         [],
         description="Folder under which video_path is read; repeat for several. None: no path is accepted.",
     )
@@ -24,7 +22,7 @@ class VideoSettings(ServerSettings):
         None,
         description="Checkpoint of a vision-language model; makes qwen2_5_vl_vllm the default judge.",
     )
-    references: Path | None = Field(
+    references: DirectoryPath | None = Field(
         None,
         description="Folder of labelled rollouts for the judge `reference`. Default: those in the package.",
     )

@@ -1,0 +1,272 @@
+"""The client against a real service on loopback."""
+
+import asyncio
+import json
+import math
+import socketserver
+import threading
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+
+import rewardfleet
+from rewardfleet import RewardFleet, Status, blocking, video_request
+from rewardfleet_server.testing import FakeJudge
+
+from ..conftest import LONG_CLIP, Serve
+
+TASK = "put the bowl on the plate"
+
+
+@pytest.fixture
+def frames() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (40, 32, 48, 3), np.uint8)
+
+
+def fleet_of(client: httpx.Client, **options: object) -> RewardFleet:
+    return RewardFleet(video=str(client.base_url), **options)
+
+
+async def test_an_array_a_path_a_file_and_pictures_go_in(serve: Serve, frames, tmp_path):
+    judge = FakeJudge(0.75)
+    client = serve(judge)
+    (tmp_path / "clip.mp4").write_bytes(LONG_CLIP.read_bytes())
+    pictures = video_request(TASK, frames).frames_base64
+    async with fleet_of(client) as fleet:
+        for clip in (frames, tmp_path / "clip.mp4", "clip.mp4", LONG_CLIP.read_bytes(), pictures):
+            score = await fleet.video.score(TASK, clip)
+            assert (score.score, score.status) == (0.75, Status.OK)
+    assert len(judge.seen) == 2, "a clip is known by its content, whichever way it came in"
+
+
+async def test_an_array_arrives_as_it_was_sent(serve: Serve, frames):
+    class Recorder(FakeJudge):
+        async def judge(self, task_text, clip, backend_kwargs):
+            self.frames = clip.frames
+            return await super().judge(task_text, clip, backend_kwargs)
+
+    judge = Recorder()
+    async with fleet_of(serve(judge)) as fleet:
+        score = await fleet.video.score(TASK, frames, nframes=8, fps=20)
+    sent = frames[np.linspace(0, 39, 8).round().astype(int)]
+    assert np.array_equal(np.stack(judge.frames), sent), "without loss"
+    assert score.provenance["frames"]["fps"] == pytest.approx(20 * 7 / 39), "of what was sent"
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        np.zeros((4, 8, 8, 3), np.float32),
+        np.zeros((8, 8, 3), np.uint8),
+        np.zeros((4, 8, 8, 4), np.uint8),
+        np.zeros((0, 8, 8, 3), np.uint8),
+        b"",
+        [],
+    ],
+    ids=["float", "one-frame", "alpha", "no-frames", "no-bytes", "no-pictures"],
+)
+def test_what_is_no_clip_is_refused_before_it_is_sent(clip):
+    with pytest.raises(rewardfleet.InvalidRequest):
+        video_request(TASK, clip)
+
+
+async def test_failures_are_typed_and_carry_the_services_words(serve: Serve, frames, tmp_path):
+    client = serve(FakeJudge(error=RuntimeError("the engine is dead")))
+    async with fleet_of(client) as fleet:
+        with pytest.raises(rewardfleet.BackendFailed, match="the engine is dead") as failure:
+            await fleet.video.score(TASK, frames)
+        assert failure.value.retryable and failure.value.request_id
+        with pytest.raises(rewardfleet.NotFound, match="none.mp4"):
+            await fleet.video.score(TASK, "none.mp4")
+        with pytest.raises(rewardfleet.Forbidden):
+            await fleet.video.score(TASK, "/etc/passwd")
+        with pytest.raises(rewardfleet.InvalidRequest, match="not loaded"):
+            await fleet.video.score(TASK, frames, backend="oracle")
+    key_file = tmp_path / "keys"
+    key_file.write_text("right")
+    locked = serve(api_key_file=key_file)
+    async with fleet_of(locked, api_key="wrong") as fleet:
+        with pytest.raises(rewardfleet.Unauthorized):
+            await fleet.video.score(TASK, frames)
+    async with fleet_of(locked, api_key="right") as fleet:
+        assert (await fleet.video.score(TASK, frames)).score == 1
+
+
+async def test_a_slow_service_is_a_deadline_not_a_hang(serve: Serve, frames):
+    async with fleet_of(serve(FakeJudge(wait_s=30)), timeout_s=0.3) as fleet:
+        async with asyncio.timeout(5):
+            with pytest.raises(rewardfleet.DeadlineExceeded):
+                await fleet.video.score(TASK, frames)
+
+
+async def test_a_service_that_is_not_there_is_unavailable(frames):
+    async with RewardFleet(video="http://127.0.0.1:1") as fleet:
+        with pytest.raises(rewardfleet.Unavailable, match="127.0.0.1:1"):
+            await fleet.video.score(TASK, frames)
+
+
+@contextmanager
+def answering(response: bytes):
+    """A server that answers every request with the same bytes."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(response)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def http(status: str, body: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return (head + body).encode()
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        (http("200 OK", "<html>welcome</html>"), rewardfleet.BackendFailed),
+        (http("200 OK", '{"score": 0.5}'), rewardfleet.BackendFailed),
+        (http("200 OK", '{"score": null, "status": "ok"}'), rewardfleet.BackendFailed),
+        (http("502 Bad Gateway", "<html>nginx</html>"), rewardfleet.BackendFailed),
+        (http("503 Service Unavailable", "x"), rewardfleet.Unavailable),
+        (http("429 Too Many Requests", ""), rewardfleet.Overloaded),
+        (http("418 I'm a teapot", ""), rewardfleet.BackendFailed),
+        (http("302 Found", ""), rewardfleet.BackendFailed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", rewardfleet.Unavailable),
+        (b"SSH-2.0-OpenSSH_9\r\n", rewardfleet.Unavailable),
+        (b"", rewardfleet.Unavailable),
+    ],
+)
+async def test_what_is_no_answer_of_ours_is_a_typed_failure(response, error, tmp_path):
+    with answering(response) as url:
+        async with RewardFleet(video=url) as fleet:
+            with pytest.raises(error):
+                await fleet.video.score(TASK, "clip.mp4")
+
+
+@pytest.mark.parametrize(
+    ("score", "options", "reward"),
+    [
+        (0.7, {}, 1.0),
+        (0.5, {}, 1.0),
+        (0.49, {}, 0.0),
+        (0.7, {"success_threshold": 0.9}, 0.0),
+        (0.7, {"binary_reward": False}, 0.7),
+    ],
+)
+async def test_a_score_becomes_a_reward(serve: Serve, frames, score, options, reward):
+    client = serve(FakeJudge(score))
+    async with fleet_of(client, **options) as fleet:
+        assert await fleet.video.reward(TASK, frames) == reward
+        assert await fleet.video.rewards([video_request(TASK, frames)]) == [reward]
+
+
+@pytest.mark.parametrize("judge", [FakeJudge(None), FakeJudge(error=RuntimeError("dead"))])
+async def test_no_reward_is_never_silently_a_number(serve: Serve, frames, judge, caplog):
+    client = serve(judge)
+    requests = [video_request(TASK, frames)]
+    async with fleet_of(client) as fleet:
+        with pytest.raises((rewardfleet.Abstained, rewardfleet.BackendFailed)):
+            await fleet.video.reward(TASK, frames)
+        with pytest.raises((rewardfleet.Abstained, rewardfleet.BackendFailed)):
+            await fleet.video.rewards(requests)
+    for constant in (math.nan, -1.0):
+        caplog.clear()
+        async with fleet_of(client, on_failure=constant) as fleet:
+            rewards = [
+                await fleet.video.reward(TASK, frames),
+                *await fleet.video.rewards(requests),
+            ]
+        assert rewards == pytest.approx([constant] * 2, nan_ok=True)
+        assert caplog.text.count("no reward") == 2, "each is told in the log"
+
+
+async def test_a_batch_keeps_its_order_and_its_failures_apart(serve: Serve, frames):
+    client = serve()
+    requests = [
+        video_request(TASK, frames),
+        video_request(TASK, "none.mp4"),
+        video_request(TASK, frames, nframes=3),
+    ]
+    async with fleet_of(client) as fleet:
+        scores = await fleet.video.score_batch(requests)
+        assert [score.status for score in scores] == ["ok", "error", "ok"]
+        assert scores[1].error.kind == "not_found"
+        with pytest.raises(rewardfleet.InvalidRequest, match="items"):
+            await fleet.video.score_batch([])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_failure": "ignore"},
+        {"on_failure": None},
+        {"success_threshold": 1.5},
+        {"success_threshold": math.nan},
+        {"timeout_s": 0},
+        {"timeout_s": math.inf},
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        RewardFleet(video="http://127.0.0.1:1", **options)
+
+
+def test_synchronous_code_has_the_same_calls(serve: Serve, frames):
+    client = serve(FakeJudge(0.75))
+    with blocking.RewardFleet(video=str(client.base_url), binary_reward=False) as fleet:
+        assert fleet.video.score(TASK, frames).score == 0.75
+        assert fleet.video.reward(TASK, frames) == 0.75
+        assert fleet.video.rewards([video_request(TASK, frames)]) == [0.75]
+        assert fleet.video.health().loaded_backends == ["fake"]
+        with pytest.raises(rewardfleet.NotFound):
+            fleet.video.score(TASK, "none.mp4")
+
+
+async def test_synchronous_calls_work_inside_a_running_loop(serve: Serve, frames):
+    """As in a notebook, or in a trainer that calls a synchronous function from its loop."""
+    client = serve()
+    with blocking.RewardFleet(video=str(client.base_url)) as fleet:
+        assert fleet.video.reward(TASK, frames) == 1
+
+
+def test_the_blocking_client_leaves_no_thread_behind(serve: Serve):
+    client = serve()
+    before = set(threading.enumerate())
+    fleet = blocking.RewardFleet(video=str(client.base_url))
+    fleet.video.health()
+    fleet.close()
+    fleet.close()
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert "rewardfleet" not in left
+
+
+def test_the_seeds_request_and_answer(serve: Serve, make_video):
+    """What the first LIBERO reward server took and gave, taken and given here too."""
+    client = serve(FakeJudge(0.9))
+    answer = client.post(
+        "/score",
+        json={
+            "task_text": TASK,
+            "video_path": str(make_video(20)),
+            "nframes": 16,
+            "max_pixels": 200704,
+            "backend": "fake",
+            "backend_kwargs": {},
+        },
+    ).json()
+    assert (answer["score"], answer["backend"]) == (0.9, "fake")
+    assert isinstance(answer["model_output"], str)
+    assert client.get("/health").json() == {
+        "status": "ok",
+        "default_backend": "fake",
+        "loaded_backends": ["fake"],
+    }
+    assert json.loads(client.get("/openapi.json").text)["paths"]["/score"]["post"]

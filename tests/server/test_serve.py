@@ -1,0 +1,180 @@
+"""The real command in a real process: how it starts, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ..conftest import LONG_CLIP, picture
+
+#: Starts the video service with a judge that waits as many seconds as the first argument says.
+PROGRAM = """
+import sys
+from rewardfleet_server.serve import Server
+from rewardfleet_server.telemetry import configure_logging
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.settings import VideoSettings
+settings = VideoSettings(_cli_parse_args=sys.argv[2:])
+configure_logging("info")
+Server(create_app(settings, {"fake": FakeJudge(wait_s=float(sys.argv[1]))}), settings).run()
+"""
+
+
+@contextmanager
+def process(*command: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def base_url(started: subprocess.Popen[str]) -> str:
+    """Read the log until it says where the service listens."""
+    for line in started.stderr:
+        message = json.loads(line)["message"]
+        if "running on" in message:
+            return message.split("running on ")[1].split(" ")[0]
+    raise AssertionError("the service ended before it listened")
+
+
+@contextmanager
+def slow_service(wait_s: float, *flags: str):
+    with process(sys.executable, "-c", PROGRAM, str(wait_s), "--port", "0", *flags) as started:
+        url = base_url(started)
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            yield started, client
+
+
+def request(task: str) -> dict[str, object]:
+    return {"task_text": task, "frames_base64": [picture()]}
+
+
+@pytest.mark.slow
+def test_sigterm_lets_work_in_flight_end_refuses_new_work_and_exits_0():
+    with slow_service(1.5) as (started, client), ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(client.post, "/score", json=request("inside"))
+        _wait_for_in_flight(client)
+        started.send_signal(signal.SIGTERM)
+        _wait_until_not_ready(client)
+        refused = client.post("/score", json=request("new"))
+        assert refused.status_code == 503
+        assert (refused.json()["kind"], refused.json()["retryable"]) == ("unavailable", True)
+        assert refused.headers["retry-after"]
+        assert client.get("/healthz").status_code == 200
+        assert inside.result().json()["status"] == "ok"
+        assert started.wait(10) == 0
+
+
+@pytest.mark.slow
+def test_work_that_outlasts_the_grace_time_is_told_so():
+    with slow_service(60, "--grace-s", "0.3") as (started, client), ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(client.post, "/score", json=request("inside"))
+        _wait_for_in_flight(client)
+        begun = time.monotonic()
+        started.send_signal(signal.SIGTERM)
+        assert inside.result().status_code == 503
+        assert inside.result().json()["kind"] == "unavailable"
+        assert started.wait(10) == 0
+        assert time.monotonic() - begun < 8
+
+
+def test_an_idle_service_ends_at_once():
+    with slow_service(0) as (started, _):
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(10) == 0
+
+
+def _wait_for_in_flight(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 10
+    while 'rewardfleet_in_flight{service="video"} 1.0' not in client.get("/metrics").text:
+        assert time.monotonic() < deadline
+
+
+def _wait_until_not_ready(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 10
+    while client.get("/readyz").status_code != 503:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.slow
+def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
+    """`rewardfleet serve video`, then `rewardfleet score video CLIP TASK`."""
+    command = str(Path(sys.executable).parent / "rewardfleet")
+    with process(command, "serve", "video", "--port", "0") as started:
+        score = subprocess.run(
+            [command, "score", "video", str(LONG_CLIP), "fly to the moon"],
+            env={**os.environ, "REWARDFLEET_VIDEO_URL": base_url(started)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        started.send_signal(signal.SIGTERM)
+        log = [json.loads(line) for line in started.stderr]
+    assert score.returncode == 3, "abstained: there are no references for this task"
+    answer = json.loads(score.stdout)
+    assert (answer["score"], answer["status"]) == (None, "abstained")
+    line = next(line for line in log if line["message"] == "request")
+    assert (line["endpoint"], line["status"], line["level"]) == ("/score", 200, "INFO")
+    assert line["request_id"] and line["time"] and line["total_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "video", "--host", "0.0.0.0"], "--allow-unauthenticated"),
+        (["serve", "video", "--host", "example.com"], "--api-key-file"),
+        (["serve", "video", "--max-waiting", "-3"], "--max-waiting"),
+        (["serve", "video", "--port", "70000"], "--port"),
+        (["serve", "video", "--backend", "oracle"], "known: reference"),
+        (["serve", "video", "--model-path", "/models/qwen"], "qwen2_5_vl_vllm"),
+        (["serve", "video", "--api-key-file", "/none"], "--api-key-file"),
+        (["serve", "video", "--video-root", "/none"], "--video-root"),
+        (["serve", "video", "--references", "/none"], "--references"),
+        (["serve", "video", "--no-such-flag"], "--no-such-flag"),
+        (["score", "video", "/none.mp4", "task"], "/none.mp4"),
+        (["score", "video", str(LONG_CLIP), "task", "--url", "http://127.0.0.1:1"], "reached"),
+        (["score", "video", str(LONG_CLIP), "task", "--url", "nonsense"], "nonsense"),
+    ],
+    ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
+)
+def test_a_command_that_cannot_be_run_says_why_in_one_line(arguments, said, capsys):
+    from rewardfleet_server.cli import main  # noqa: PLC0415 - what is tested
+
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_without_its_extra_the_server_says_how_to_get_it(tmp_path: Path):
+    """In an interpreter that cannot import FastAPI."""
+    program = """
+import sys
+sys.modules["fastapi"] = sys.modules["uvicorn"] = None
+from rewardfleet_server.cli import main
+sys.exit(main(["serve", "video"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'rewardfleet[server]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,128 @@
+"""Sampling and decoding."""
+
+import threading
+
+import cv2
+import numpy as np
+import pytest
+
+from rewardfleet_server.video.frames import (
+    Clip,
+    decode_pictures,
+    decode_video,
+    sample_indices,
+)
+
+from ...conftest import LONG_CLIP
+
+
+def decode(path, *, count: int = 16, max_pixels: int = 200_704) -> Clip:
+    return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+
+
+@pytest.mark.parametrize("total", range(1, 21))
+def test_clips_of_1_to_20_frames_give_what_they_have(make_video, total):
+    """Odd counts too: the seed failed on 1, 3, 7, 11 and 15."""
+    clip = decode(make_video(total))
+    assert clip.total == total
+    assert len(clip.frames) == len(clip.indices) == min(total, 16)
+    assert clip.indices[-1] == total - 1
+    assert clip.indices[0] == 0
+    assert clip.fps == 20
+
+
+def test_the_frames_are_those_that_the_indices_say(make_video):
+    clip = decode(make_video(200), count=10)
+    levels = [float(frame.mean()) for frame in clip.frames]
+    assert levels == pytest.approx(clip.indices, abs=4)
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "indices"),
+    [
+        (1, 16, (0,)),
+        (3, 3, (0, 1, 2)),
+        (5, 3, (0, 2, 4)),
+        (100, 2, (0, 99)),
+        (100, 1, (99,)),
+        (0, 4, ()),
+    ],
+)
+def test_sampling_is_even_and_keeps_both_ends(total, count, indices):
+    assert sample_indices(total, count) == indices
+
+
+def test_a_real_rollout():
+    clip = decode(LONG_CLIP, count=128)
+    assert (clip.total, clip.fps, len(clip.frames)) == (308, 20.0, 128)
+    assert {frame.shape for frame in clip.frames} == {(256, 256, 3)}
+    assert {frame.dtype for frame in clip.frames} == {np.dtype(np.uint8)}
+
+
+@pytest.mark.parametrize("max_pixels", [784, 1000, 12_345, 65_535, 65_536, 200_704])
+def test_frames_have_at_most_max_pixels_and_keep_their_shape(max_pixels):
+    height, width = decode(LONG_CLIP, count=2, max_pixels=max_pixels).frames[0].shape[:2]
+    assert height * width <= max_pixels
+    assert height == width
+    assert height * width >= min(max_pixels, 65_536) * 0.9
+
+
+def test_a_very_narrow_video_is_scaled_too(make_video):
+    frame = decode(make_video(3, width=2000, height=2), max_pixels=784).frames[0]
+    assert frame.shape[0] * frame.shape[1] <= 784
+
+
+def test_colours_are_rgb(tmp_path):
+    path = tmp_path / "red.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (64, 64))
+    red = np.zeros((64, 64, 3), np.uint8)
+    red[..., 2] = 255  # OpenCV writes BGR
+    writer.write(red)
+    writer.release()
+    jpeg = cv2.imencode(".jpg", red)[1].tobytes()
+    for clip in (
+        decode(path),
+        decode_pictures([jpeg], fps=None, count=1, max_pixels=10_000),
+    ):
+        assert clip.frames[0][32, 32] == pytest.approx([255, 0, 0], abs=12)
+
+
+def test_pictures_are_sampled_as_videos_are():
+    pictures = [
+        cv2.imencode(".png", np.full((8, 8, 3), level, np.uint8))[1].tobytes()
+        for level in range(0, 100, 2)
+    ]
+    clip = decode_pictures(pictures, fps=10.0, count=5, max_pixels=10_000)
+    assert clip.indices == sample_indices(50, 5)
+    assert [int(frame[0, 0, 0]) for frame in clip.frames] == [2 * index for index in clip.indices]
+    assert (clip.total, clip.fps) == (50, 10.0)
+
+
+@pytest.mark.parametrize("mode", ["gray", "alpha", "16bit"])
+def test_pictures_of_other_depths_become_rgb(mode):
+    shape = {"gray": (8, 8), "alpha": (8, 8, 4), "16bit": (8, 8, 3)}[mode]
+    depth = np.uint16 if mode == "16bit" else np.uint8
+    level = 200 * 257 if mode == "16bit" else 200
+    content = cv2.imencode(".png", np.full(shape, level, depth))[1].tobytes()
+    frame = decode_pictures([content], fps=None, count=1, max_pixels=10_000).frames[0]
+    assert frame.shape == (8, 8, 3) and frame.dtype == np.uint8
+    assert frame[0, 0] == pytest.approx([200] * 3, abs=1)
+
+
+def test_decoding_ends_when_nobody_waits():
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(TimeoutError):
+        decode_video(str(LONG_CLIP), count=16, max_pixels=200_704, stop=stop)
+
+
+def test_other_containers(tmp_path):
+    for name, codec in (("clip.avi", "MJPG"), ("clip.mkv", "mp4v"), ("clip.webm", "VP80")):
+        writer = cv2.VideoWriter(
+            str(tmp_path / name), cv2.VideoWriter.fourcc(*codec), 20.0, (64, 48)
+        )
+        for index in range(30):
+            writer.write(np.full((48, 64, 3), index, np.uint8))
+        writer.release()
+        clip = decode(tmp_path / name, count=4)
+        assert (clip.total, clip.indices) == (30, (0, 10, 19, 29)), name
