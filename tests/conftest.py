@@ -18,7 +18,9 @@ from rewardfleet_server.video.settings import VideoSettings
 DATA = Path(__file__).parent / "data"
 
 #: A real LIBERO rollout of 308 frames, 256x256.
-LONG_CLIP = DATA / "long.mp4"
+LONG_CLIP = (
+    DATA / "libero" / "videos"
+) / "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
 
 Serve = Callable[..., httpx.Client]
 

@@ -93,21 +93,21 @@ def _add_references(parser: argparse.ArgumentParser) -> None:
     outcome = add.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--success", action="store_true", help="the task was done at the end")
     outcome.add_argument("--failure", action="store_true", help="it was not")
-    add.set_defaults(
-        run=lambda options: _with_server(
-            "rewardfleet_server.video.main:add_reference",
-            [options.library, options.clip, options.task, options.success],
-        )
-    )
+    add.add_argument("--success-frame", type=int, help="first frame that shows the success")
+    add.set_defaults(run=_add_reference)
 
 
-def _with_server(target: str, arguments: list[object] | list[str]) -> int:
+def _add_reference(options: argparse.Namespace) -> int:
+    arguments = [options.library, options.clip, options.task, options.success]
+    target = "rewardfleet_server.video.main:add_reference"
+    return _with_server(target, [*arguments, options.success_frame])
+
+
+def _with_server(target: str, arguments: Sequence[object]) -> int:
     """Call what needs the server's packages, or say how to get them."""
     module, _, attribute = target.partition(":")
     try:
-        run: Callable[[list[object] | list[str]], int] = getattr(
-            importlib.import_module(module), attribute
-        )
+        run: Callable[[Sequence[object]], int] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         return _fail(f"the server needs packages that are missing ({error.name}): {_SERVER_EXTRA}")
     try:

@@ -33,7 +33,9 @@ from rewardfleet_server.video.settings import VideoSettings
 sys.path.insert(0, str(Path(__file__).parent))
 from load import Connection, get, post, rate
 
-CLIP = Path(__file__).parent.parent / "data" / "long.mp4"
+CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (
+    "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
+)
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
 NFRAMES = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -261,7 +263,7 @@ def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[
 
 def _run_service(pipe: Pipe, wait_s: float) -> None:
     # As it is run in earnest, with a log line for each request.
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for the life of the process
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     configure_logging("info")
     settings = VideoSettings(port=0, video_root=[CLIP.parent])
     app = create_app(settings, {"fake": FakeJudge(wait_s=wait_s)})

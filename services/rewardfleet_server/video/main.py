@@ -1,11 +1,13 @@
 """The video service's commands."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging
 
 from .app import create_app
+from .references import library as library_module
 from .settings import VideoSettings
 
 
@@ -16,4 +18,14 @@ def serve(arguments: Sequence[str]) -> int:
     )
     configure_logging(settings.log_level)
     Server(create_app(settings), settings).run()
+    return 0
+
+
+def add_reference(arguments: Sequence[Any]) -> int:
+    """`rewardfleet references add`."""
+    library, clip, task_text, success, success_frame = arguments
+    entry = library_module.add_reference(
+        library, clip, task_text, success=success, success_frame=success_frame
+    )
+    print(f"{library}: added {entry.file} as a {'success' if success else 'failure'}")
     return 0

@@ -1,7 +1,83 @@
-"""placeholder"""
+"""The judge `reference`: no GPU, no model; see `rewardfleet_server.video.references.compare`."""
 
-from rewardfleet_server.testing import FakeJudge
+import asyncio
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import JsonValue
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.references.compare import Comparer, Library
+from rewardfleet_server.video.references.library import SHIPPED, load_library
+from rewardfleet_server.video.settings import VideoSettings
+
+#: Raised when the comparison or its calibration changes: old cached judgments are then let go.
+_VERSION = 1
+
+_SCORE_MODES = ("auto", "percentage", "unit")
 
 
-def build(settings):
-    return FakeJudge()
+def build(settings: VideoSettings) -> "ReferenceJudge":
+    """Load the library that the settings name.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    return ReferenceJudge(load_library(settings.references or SHIPPED))
+
+
+class ReferenceJudge:
+    """A stand-in until a vision-language model is configured.
+
+    It compares how a clip ends with labelled rollouts of the same task: for a fixed camera, and
+    for tasks with references. It understands neither task nor scene.
+    """
+
+    deterministic = True
+
+    def __init__(self, library: Library) -> None:
+        self._comparer = Comparer(library)
+        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compare")
+        self._provenance: dict[str, JsonValue] = {
+            "judge": f"reference v{_VERSION}",
+            "library": library.fingerprint,
+            "references": len(library.references),
+        }
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return self._provenance
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        """Take the seed's `score_mode`, which has nothing to choose from here, and nothing else."""
+        unknown = sorted(set(backend_kwargs) - {"score_mode"})
+        if unknown:
+            raise InvalidRequest(
+                f"backend_kwargs: the judge reference does not take {', '.join(unknown)[:200]}; "
+                "accepted: score_mode"
+            )
+        mode = backend_kwargs.get("score_mode", "auto")
+        if mode not in _SCORE_MODES:
+            raise InvalidRequest(
+                f"backend_kwargs.score_mode: {str(mode)[:60]!r} is not one of "
+                f"{', '.join(_SCORE_MODES)}"
+            )
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        """Give the probability of success; abstain where the task has no references."""
+        del backend_kwargs  # checked; they change nothing
+        comparison = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._comparer.compare, task_text, clip.frames
+        )
+        if comparison.probability is None or comparison.progress is None:
+            return Judgment(None, comparison.text)
+        components = {"success": comparison.probability, "progress": comparison.progress}
+        return Judgment(comparison.probability, comparison.text, components)
+
+    async def aclose(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,37 @@
+# The newcomer's commands: `make demo`, `make test`. Everything happens in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test check bench serve lock
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: install  ## score real LIBERO rollouts over real HTTP
+	$(BIN)/python -m rewardfleet_server.video.demo tests/data/libero
+
+test: install  ## the whole suite, slow tests included
+	$(BIN)/python -m pytest
+
+check: install  ## formatting, lint, types, and the rules of the house
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+bench: install  ## the speed of the video service, as ratios
+	$(BIN)/python tests/bench/video.py
+
+serve: install  ## the video service on port 18080, over the demo's rollouts
+	$(BIN)/rewardfleet serve video --video-root tests/data/libero
+
+lock:  ## write requirements.lock anew from pyproject.toml; it holds no registry's address
+	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \
+		--python-version 3.11 --generate-hashes --no-header -o requirements.lock

@@ -1,0 +1,201 @@
+"""`make demo`: real rollouts, scored over real HTTP by a service started for the purpose.
+
+    python -m rewardfleet_server.video.demo FOLDER
+
+FOLDER holds labelled rollouts: `manifest.jsonl`, one `{"file", "task_text", "success",
+"failure_kind"}` a line, and the video files.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from rewardfleet import RewardFleet, RewardFleetError, VideoScore
+
+_START_SECONDS = 60
+#: Rollout workers that ask at the same time.
+_CALLERS = 8
+_THRESHOLD = 0.5
+_TASK_WIDTH = 27
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One line of the manifest."""
+
+    path: Path
+    task_text: str
+    success: bool
+    failure_kind: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the service said of a rollout, and how long it took, first and again."""
+
+    rollout: Rollout
+    score: VideoScore
+    first_ms: float
+    again_ms: float
+    again_cached: bool
+
+
+def main(folder: Path) -> int:
+    """Start a service, have every rollout of `folder` scored, and say how good the scores are."""
+    console = Console()
+    rollouts = _read_manifest(folder)
+    console.print(f"Starting a video service for the {len(rollouts)} rollouts in {folder} …")
+    with _service(folder) as url:
+        console.print(f"It listens on {url}; its judge is `reference`.\n", highlight=False)
+        try:
+            answers = asyncio.run(_score_all(url, rollouts, console))
+        except RewardFleetError as error:
+            console.print(f"[red]The service failed:[/red] {error}")
+            return 1
+    console.print(_table(answers))
+    _print_summary(console, answers, folder)
+    return 0
+
+
+def _read_manifest(folder: Path) -> list[Rollout]:
+    lines = (folder / "manifest.jsonl").read_text().splitlines()
+    return [
+        Rollout(
+            folder.resolve() / entry["file"],
+            entry["task_text"],
+            entry["success"],
+            entry.get("failure_kind") or "",
+        )
+        for entry in map(json.loads, lines)
+    ]
+
+
+@contextmanager
+def _service(folder: Path) -> Iterator[str]:
+    """Run `rewardfleet serve video` on a free port; end it afterwards."""
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [*command, "--video-root", str(folder)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield _listening_on(process)
+    finally:
+        process.terminate()
+        process.communicate(timeout=_START_SECONDS)
+
+
+def _listening_on(process: subprocess.Popen[str]) -> str:
+    """Read the service's log up to the line that says where it listens."""
+    said = []
+    for line in process.stderr or ():
+        said.append(line)
+        _, found, rest = line.partition("running on ")
+        if found:
+            return rest.split(" ")[0]
+    raise RuntimeError(f"the service did not start:\n{''.join(said)}")
+
+
+async def _score_all(url: str, rollouts: Sequence[Rollout], console: Console) -> list[Answer]:
+    places = asyncio.Semaphore(_CALLERS)
+    with Progress(console=console, transient=False) as progress:
+        bar = progress.add_task("Scoring", total=2 * len(rollouts))
+
+        async def ask(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
+            async with places:
+                started = time.monotonic()
+                score = await fleet.video.score(rollout.task_text, rollout.path)
+                progress.advance(bar)
+                return score, (time.monotonic() - started) * 1000
+
+        async with RewardFleet(video=url) as fleet:
+            first = await asyncio.gather(*(ask(fleet, rollout) for rollout in rollouts))
+            again = await asyncio.gather(*(ask(fleet, rollout) for rollout in rollouts))
+    return [
+        Answer(rollout, score, first_ms, again_ms, repeated.cached)
+        for rollout, (score, first_ms), (repeated, again_ms) in zip(
+            rollouts, first, again, strict=True
+        )
+    ]
+
+
+def _table(answers: Sequence[Answer]) -> Table:
+    table = Table(
+        title="Asked twice; the second answer comes from the cache", box=SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("task", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("simulator said", no_wrap=True)
+    table.add_column("first", justify="right", no_wrap=True)
+    table.add_column("again", justify="right", no_wrap=True)
+    table.add_column("cached", no_wrap=True)
+    for answer in sorted(answers, key=lambda answer: answer.rollout.task_text):
+        score, rollout = answer.score.score, answer.rollout
+        wrong = score is not None and (score >= _THRESHOLD) != rollout.success
+        shown = "none" if score is None else f"{score:.2f}"
+        table.add_row(
+            _shortened(rollout.task_text),
+            f"[red]{shown}[/red]" if wrong else shown,
+            "[green]success[/green]" if rollout.success else rollout.failure_kind or "failure",
+            f"{answer.first_ms:.0f} ms",
+            f"{answer.again_ms:.1f} ms",
+            "yes" if answer.again_cached else "no",
+        )
+    return table
+
+
+def _shortened(task_text: str) -> str:
+    """Leave out the middle: tasks differ in what and where."""
+    if len(task_text) <= _TASK_WIDTH:
+        return task_text
+    half = (_TASK_WIDTH - 1) // 2
+    return f"{task_text[:half]}…{task_text[-half:]}"
+
+
+def _print_summary(console: Console, answers: Sequence[Answer], folder: Path) -> None:
+    scored = [
+        (answer.score.score, answer.rollout.success)
+        for answer in answers
+        if answer.score.score is not None
+    ]
+    successes = [score for score, success in scored if success]
+    failures = [score for score, success in scored if not success]
+    called = sum(score >= _THRESHOLD for score in failures)
+    found = sum(score >= _THRESHOLD for score in successes)
+    console.print(
+        f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
+        f"{len(failures)} failures; {len(answers) - len(scored)} abstained.\n"
+        f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
+        f"Successes found: {found} of {len(successes)}.\n"
+        "\nWhat to try next:\n"
+        f"  .venv/bin/rewardfleet serve video --video-root {folder}\n"
+        "and, in a second terminal,\n"
+        '  .venv/bin/rewardfleet score video CLIP "the task"\n'
+        "or read the HTTP reference at http://127.0.0.1:18080/docs; your own tasks come in with\n"
+        '  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success',
+        highlight=False,
+    )
+
+
+def auroc(successes: Sequence[float], failures: Sequence[float]) -> float:
+    """Chance that a success scores above a failure, ties counted half; NaN where a side is empty.
+
+    Source: Hanley and McNeil, Radiology 143 (1982): the area under the ROC curve.
+    """
+    pairs = [(success > failure) + (success == failure) / 2
+             for success in successes for failure in failures]  # fmt: skip
+    return sum(pairs) / len(pairs) if pairs else float("nan")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Labelled rollouts, and how a clip is compared with them."""

@@ -1,0 +1,177 @@
+"""A folder of labelled rollouts: `manifest.jsonl` and video files."""
+
+import hashlib
+import os
+import re
+import threading
+from pathlib import Path, PurePath
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
+
+from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet_server.problems import explain
+from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.sources import check_container
+
+from .compare import Library, Reference, normal_task, view_of
+
+#: Rollouts of 14 LIBERO tasks that come with the package; see its NOTICE.md.
+SHIPPED = Path(__file__).parent / "libero"
+
+MANIFEST = "manifest.jsonl"
+
+#: Frames kept of each reference, evenly spread.
+_MOMENTS = 24
+#: As every frame is made small at once, this bounds only what is decoded on the way.
+_MAX_PIXELS = 1_605_632
+
+
+def _inside(file: str) -> str:
+    path = PurePath(file)
+    if path.is_absolute() or ".." in path.parts or "\0" in file:
+        raise ValueError("a file's name must lie inside the library")
+    return file
+
+
+def _named(task_text: str) -> str:
+    if not normal_task(task_text):
+        raise ValueError("a task's text must have a word in it")
+    return task_text
+
+
+class Entry(BaseModel):
+    """One line of the manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    file: Annotated[str, AfterValidator(_inside)] = Field(min_length=1)
+    task_text: Annotated[str, AfterValidator(_named)]
+    success: bool = Field(description="Whether the task was done at the end of the clip.")
+    success_frame: NonNegativeInt | None = Field(
+        None, description="The first frame that shows the success; sharpens the judge."
+    )
+    sha256: str | None = Field(None, description="Of the file; a changed one is refused.")
+
+    @model_validator(mode="after")
+    def _only_a_success_has_a_frame_of_it(self) -> Self:
+        if self.success_frame is not None and not self.success:
+            raise ValueError("success_frame goes with success: true only")
+        return self
+
+
+def load_library(folder: Path) -> Library:
+    """Read a library.
+
+    Raises:
+        ValueError: Its manifest or one of its files is missing, damaged or changed.
+    """
+    digest = hashlib.sha256()
+    references = []
+    for where, entry in _entries(folder):
+        sha256 = _sha256(folder / entry.file)
+        if entry.sha256 not in {None, sha256}:
+            raise ValueError(f"{where}: {entry.file} has changed: its sha256 is {sha256}")
+        known = entry.model_copy(update={"sha256": sha256})
+        digest.update(known.model_dump_json().encode())
+        references.append(_reference(folder, entry))
+    return Library(tuple(references), digest.hexdigest())
+
+
+def add_reference(
+    folder: Path, clip: Path, task_text: str, *, success: bool, success_frame: int | None = None
+) -> Entry:
+    """Copy a clip into a library, which is made where it is missing, and enter it.
+
+    Raises:
+        ValueError: It is no video, it is there already, or the library is damaged.
+        OSError: A file cannot be read or written.
+    """
+    content = clip.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", clip.stem)[:100]
+    name = f"{stem}-{sha256[:8]}{clip.suffix}"
+    try:
+        entry = Entry(
+            file=name,
+            task_text=task_text,
+            success=success,
+            success_frame=success_frame,
+            sha256=sha256,
+        )
+    except ValidationError as error:
+        raise ValueError(explain(error, Entry)) from None
+    known = _entries(folder) if (folder / MANIFEST).exists() else []
+    for _, other in known:
+        if other.sha256 == sha256:
+            raise ValueError(f"{clip.name} is already in the library, as {other.file}")
+    _reference(clip.parent, entry.model_copy(update={"file": clip.name}))
+    folder.mkdir(parents=True, exist_ok=True)
+    # The file is whole before the manifest names it: a crash leaves a library that can be read.
+    part = folder / f".{name}.part"
+    part.write_bytes(content)
+    part.replace(folder / name)
+    _append(folder / MANIFEST, entry)
+    return entry
+
+
+def _append(manifest: Path, entry: Entry) -> None:
+    with manifest.open("a+b") as file:
+        file.seek(0)
+        text = file.read()
+        gap = b"" if not text or text.endswith(b"\n") else b"\n"
+        file.write(gap + entry.model_dump_json(exclude_none=True).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _entries(folder: Path) -> list[tuple[str, Entry]]:
+    """Read the manifest; each entry comes with where it stands."""
+    try:
+        lines = (folder / MANIFEST).read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(f"{folder} is no library: {MANIFEST}: {error.strerror}") from error
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{MANIFEST}, line {number}"
+        if line.strip():
+            try:
+                entries.append((where, Entry.model_validate_json(line)))
+            except ValidationError as error:
+                raise ValueError(f"{where}: {explain(error, Entry)}") from None
+    if not entries:
+        raise ValueError(f"{folder} is an empty library: {MANIFEST} has no line")
+    return entries
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path.name} of the library cannot be read: {error.strerror}") from error
+
+
+def _reference(folder: Path, entry: Entry) -> Reference:
+    path = folder / entry.file
+    try:
+        with path.open("rb") as file:
+            check_container(file.read(16), entry.file)
+        clip = decode_video(
+            str(path), count=_MOMENTS, max_pixels=_MAX_PIXELS, stop=threading.Event()
+        )
+    except RewardFleetError as error:
+        raise ValueError(f"{entry.file}: {error.detail}") from None
+    if entry.success_frame is not None and entry.success_frame >= clip.total:
+        raise ValueError(f"{entry.file}: success_frame is past its {clip.total} frames")
+    views = tuple(view_of(frame) for frame in clip.frames)
+    return Reference(
+        entry.file, entry.task_text, entry.success, entry.success_frame, views, clip.total
+    )
