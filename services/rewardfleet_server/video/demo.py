@@ -27,7 +27,7 @@ _START_SECONDS = 60
 #: Rollout workers that ask at the same time.
 _CALLERS = 8
 _THRESHOLD = 0.5
-_TASK_WIDTH = 27
+_TASK_WIDTH = 33
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ async def _score_all(url: str, rollouts: Sequence[Rollout], console: Console) ->
 
 def _table(answers: Sequence[Answer]) -> Table:
     table = Table(
-        title="Asked twice; the second answer comes from the cache", box=SIMPLE_HEAD, pad_edge=False
+        title="Times in milliseconds; asked again, the answer comes from the cache",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     table.add_column("task", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
@@ -147,8 +150,8 @@ def _table(answers: Sequence[Answer]) -> Table:
             _shortened(rollout.task_text),
             f"[red]{shown}[/red]" if wrong else shown,
             "[green]success[/green]" if rollout.success else rollout.failure_kind or "failure",
-            f"{answer.first_ms:.0f} ms",
-            f"{answer.again_ms:.1f} ms",
+            f"{answer.first_ms:.0f}",
+            f"{answer.again_ms:.1f}",
             "yes" if answer.again_cached else "no",
         )
     return table
