@@ -3,7 +3,7 @@
 import base64
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import cv2
@@ -32,17 +32,23 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@contextmanager
+def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx.Client]:
+    """Serve the video service with one judge; give an HTTP client of it."""
+    app = create_app(
+        VideoSettings(_cli_parse_args=False, **settings), {"fake": judge or FakeJudge()}
+    )
+    with serving(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        yield client
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start the video service with one judge, over `tmp_path`; give an HTTP client of it."""
+    """`served` for as long as the test runs, over `tmp_path`."""
     with ExitStack() as stack:
 
         def start(judge: FakeJudge | None = None, **settings: object) -> httpx.Client:
-            settings = {"video_root": [tmp_path], **settings}
-            judges = {"fake": judge or FakeJudge()}
-            app = create_app(VideoSettings(_cli_parse_args=False, **settings), judges)
-            url = stack.enter_context(serving(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=30, trust_env=False))
+            return stack.enter_context(served(judge, **{"video_root": [tmp_path], **settings}))
 
         yield start
 

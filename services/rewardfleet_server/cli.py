@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -69,7 +68,7 @@ def _score_video(options: argparse.Namespace) -> int:
         return _fail(f"{options.clip}: {error.strerror}")
     except (rewardfleet.RewardFleetError, ValueError) as error:
         return _fail(str(error))
-    print(json.dumps(score.model_dump(mode="json", exclude_none=True), indent=2))
+    print(score.model_dump_json(indent=2))
     return 0 if score.score is not None else 3
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rewardfleet_server.cli import main
+
 from ..conftest import LONG_CLIP, picture
 
 #: Starts the video service with a judge that waits as many seconds as the first argument says.
@@ -151,9 +153,8 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
 )
-def test_a_command_that_cannot_be_run_says_why_in_one_line(arguments, said, capsys):
-    from rewardfleet_server.cli import main  # noqa: PLC0415 - what is tested
-
+def test_a_command_that_cannot_be_run_says_why_in_one_line(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr("rewardfleet_server.video.main.configure_logging", lambda _: None)
     try:
         status = main(arguments)
     except SystemExit as exit_:

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import socket
-from pathlib import Path
 
 import cv2
 import httpx
@@ -14,18 +13,25 @@ import pytest
 from rewardfleet.wire.errors import STATUS, ErrorKind, Forbidden
 from rewardfleet_server.video.sources import VideoFiles
 
-from ...conftest import LONG_CLIP, Serve, picture
+from ...conftest import LONG_CLIP, picture, served
 
 TASK = "put the bowl on the plate"
 
 
+@pytest.fixture(scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory):
+    """One service for all that is thrown at it; it reads every test's folder."""
+    root = tmp_path_factory.getbasetemp()
+    (root / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
+    with served(video_root=[root]) as client:
+        yield client
+
+
 @pytest.fixture
-def client(serve: Serve, tmp_path: Path):
+def client(one_service: httpx.Client):
     """A service that must still score when the test is over."""
-    (tmp_path / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
-    client = serve()
-    yield client
-    answer = client.post("/score", json={"task_text": TASK, "video_path": "good.mp4"})
+    yield one_service
+    answer = one_service.post("/score", json={"task_text": TASK, "video_path": "good.mp4"})
     assert answer.status_code == 200, "the service no longer scores"
 
 
@@ -90,7 +96,7 @@ def test_a_file_that_the_service_may_not_read(tmp_path):
 )
 def test_a_file_that_is_no_whole_video(client, tmp_path, content, said):
     (tmp_path / "bad.mp4").write_bytes(content)
-    check_problem(ask_path(client, "bad.mp4"), "invalid", said)
+    check_problem(ask_path(client, tmp_path / "bad.mp4"), "invalid", said)
     sent = base64.b64encode(content).decode()
     answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
     check_problem(answer, "invalid", said if content else "video_base64")
@@ -105,7 +111,7 @@ def test_a_video_that_ends_before_its_promise(client, tmp_path):
     writer.release()
     content = avi.read_bytes()
     (tmp_path / "half.avi").write_bytes(content[: len(content) // 2])
-    check_problem(ask_path(client, "half.avi"), "invalid", "truncated", "promises 100")
+    check_problem(ask_path(client, tmp_path / "half.avi"), "invalid", "truncated", "promises 100")
 
 
 def test_a_video_without_frames(client, make_video):
@@ -164,8 +170,9 @@ def test_a_symlink_that_is_turned_outward_after_it_was_read(serve, tmp_path):
 
 
 def test_a_symlink_within_the_roots_is_fine(client, tmp_path):
+    (tmp_path / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
     (tmp_path / "link.mp4").symlink_to(tmp_path / "good.mp4")
-    assert ask_path(client, "link.mp4").status_code == 200
+    assert ask_path(client, tmp_path / "link.mp4").status_code == 200
 
 
 def test_a_service_without_roots_reads_no_path(serve):
@@ -196,10 +203,9 @@ def test_a_path_that_is_too_long(client):
     check_problem(ask_path(client, "a" * 300), "invalid", "cannot be opened")
 
 
-def test_a_file_that_changes_between_two_looks(client, tmp_path):
+def test_a_file_that_changes_between_two_looks(client, make_video):
     """Its new content is judged, not what is remembered of the old one."""
-    path = tmp_path / "changing.mp4"
-    path.write_bytes(LONG_CLIP.read_bytes())
+    path = make_video(7)
     os.utime(path, (1, 1))
     assert ask_path(client, path).json()["cached"] is False
     assert ask_path(client, path).json()["cached"] is True
