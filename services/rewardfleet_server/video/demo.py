@@ -27,7 +27,7 @@ _START_SECONDS = 60
 #: Rollout workers that ask at the same time.
 _CALLERS = 8
 _THRESHOLD = 0.5
-_TASK_WIDTH = 33
+_TASK_WIDTH = 27
 
 
 @dataclass(frozen=True)
