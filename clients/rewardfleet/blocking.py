@@ -7,67 +7,110 @@ with rewardfleet.blocking.RewardFleet(video="http://127.0.0.1:18080") as fleet:
 """
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from . import client
+from .clips import ClipLike
+from .wire.video import VideoHealth, VideoRequest, VideoScore
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 __all__ = ["RewardFleet", "VideoClient"]
 
 
-class _Loop:
-    """An event loop on a thread of its own, so that the caller may be inside another one."""
+class _Worker:
+    """An event loop and its thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rewardfleet", daemon=True
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(
+            target=self.loop.run_forever, name="rewardfleet", daemon=True
         )
-        self._thread.start()
+
+
+class _Loop:
+    """An event loop on a thread of its own, so that the caller may be inside another one.
+
+    It starts on first use, and anew in a forked process, where the parent's thread is not.
+    """
+
+    def __init__(self) -> None:
+        # By process. A parent's event loop stays in the child: to let go of it would unregister
+        # the parent's sockets, as both processes share what watches them.
+        self._workers: dict[int, _Worker] = {}
+
+    def __reduce__(self) -> tuple[type["_Loop"], tuple[()]]:
+        return _Loop, ()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work and wait for it; an interrupt of the wait cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._worker().loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    def blocking(self, call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-        """The same call, waited for."""
-
-        def wait_for(*args: P.args, **kwargs: P.kwargs) -> T:
-            return self.run(call(*args, **kwargs))
-
-        wait_for.__doc__ = call.__doc__
-        return wait_for
-
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Do the last work and end the thread."""
-        if self._loop.is_closed():
+        if os.getpid() not in self._workers:
             last.close()
             return
         self.run(last)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        worker = self._workers.pop(os.getpid())
+        ending = worker.loop.shutdown_default_executor()
+        asyncio.run_coroutine_threadsafe(ending, worker.loop).result()
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
+        worker.thread.join()
+        worker.loop.close()
+
+    def _worker(self) -> _Worker:
+        worker = self._workers.get(os.getpid())
+        if worker is None:
+            made = _Worker()
+            # Atomic, where a lock might be held for ever by a thread that a fork left behind.
+            worker = self._workers.setdefault(os.getpid(), made)
+            if worker is made:
+                worker.thread.start()
+            else:
+                made.loop.close()
+        return worker
 
 
 class VideoClient:
     """`rewardfleet.VideoClient`, call by call."""
 
     def __init__(self, loop: _Loop, video: client.VideoClient) -> None:
-        self.score = loop.blocking(video.score)
-        self.score_batch = loop.blocking(video.score_batch)
-        self.reward = loop.blocking(video.reward)
-        self.rewards = loop.blocking(video.rewards)
-        self.health = loop.blocking(video.health)
+        self._loop = loop
+        self._video = video
+
+    def score(
+        self, task_text: str, clip: ClipLike, **options: Unpack[client.VideoOptions]
+    ) -> VideoScore:
+        """See `rewardfleet.VideoClient.score`."""
+        return self._loop.run(self._video.score(task_text, clip, **options))
+
+    def score_batch(self, requests: Sequence[VideoRequest]) -> list[VideoScore]:
+        """See `rewardfleet.VideoClient.score_batch`."""
+        return self._loop.run(self._video.score_batch(requests))
+
+    def reward(
+        self, task_text: str, clip: ClipLike, **options: Unpack[client.VideoOptions]
+    ) -> float:
+        """See `rewardfleet.VideoClient.reward`."""
+        return self._loop.run(self._video.reward(task_text, clip, **options))
+
+    def rewards(self, requests: Sequence[VideoRequest]) -> list[float]:
+        """See `rewardfleet.VideoClient.rewards`."""
+        return self._loop.run(self._video.rewards(requests))
+
+    def health(self) -> VideoHealth:
+        """See `rewardfleet.VideoClient.health`."""
+        return self._loop.run(self._video.health())
 
 
 class RewardFleet:

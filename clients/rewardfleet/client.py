@@ -1,39 +1,36 @@
 """The async client: typed calls in, typed answers or typed errors out."""
 
 import asyncio
+import copy
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
-import httpx
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue
 
-from .clips import ClipLike, first_finding, video_request
+from .clips import ClipLike, body_bytes, video_request
+from .coalesce import Coalescer
+from .endpoint import ERROR_OF_STATUS, Endpoint, in_thread  # noqa: F401 - test_house.py's table
+from .replicas import backoff
 from .wire.errors import (
     ERRORS,
-    STATUS,
     BackendFailed,
-    DeadlineExceeded,
     InvalidRequest,
-    Problem,
     RewardFleetError,
-    Unavailable,
 )
-from .wire.score import BatchRequest, BatchResponse, Score
+from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 log = logging.getLogger(__name__)
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+#: Bytes of one batch's body at most: below what the services take (64 MiB).
+_MAX_BATCH_BYTES = 48 * 2**20
 
-#: HTTP status back to the error's class, for answers that carry no problem (a proxy's, say).
-ERROR_OF_STATUS = {STATUS[kind]: error for kind, error in ERRORS.items()}
-
-#: How much longer than the service the client waits, for the way there and back.
-_TRANSPORT_SECONDS = 5.0
+#: What becomes of one item of a batch.
+Answer = VideoScore | RewardFleetError
 
 OnFailure = Literal["raise"] | float
 
@@ -89,11 +86,18 @@ class RewardFleet:
         reward = await fleet.video.reward("put the bowl on the plate", frames)
     ```
 
+    Connections are made on first use, for each event loop of each process. So a fleet can be
+    pickled, used in forked workers, and in one event loop after another.
+
     Args:
-        video: Base URL of the video service.
+        video: Base URL of the video service, or those of its replicas.
         api_key: Sent as bearer key.
-        timeout_s: Seconds for a call, waiting at the service included.
-        max_concurrency: Calls under way at once; more wait here, in order.
+        timeout_s: Seconds for a whole call, waiting and trying again included.
+        max_concurrency: Samples under way at once at each replica; more wait here, in order.
+            Twice a service's `--max-in-flight` has its backend always find a next one.
+        coalesce_s: Seconds that a call of `score` or `reward` waits for others, to travel with
+            them as one batch. 0.005 suits trainers that call once a sample; 0 sends each by
+            itself. In [0, 1].
         on_failure: What a failed or abstained judgment gives as reward: "raise" raises it, a
             number (`math.nan`, say) is returned instead, with a warning in the log.
         binary_reward: Rewards are 1.0 for scores of at least `success_threshold`, else 0.0.
@@ -104,10 +108,11 @@ class RewardFleet:
     def __init__(
         self,
         *,
-        video: str,
+        video: str | Sequence[str],
         api_key: str | None = None,
         timeout_s: float = 120.0,
-        max_concurrency: int = 64,
+        max_concurrency: int = 128,
+        coalesce_s: float = 0.0,
         on_failure: OnFailure = "raise",
         binary_reward: bool = True,
         success_threshold: float = 0.5,
@@ -118,20 +123,22 @@ class RewardFleet:
             raise ValueError(f"success_threshold: give a number in [0, 1], not {success_threshold}")
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
             raise ValueError(f"timeout_s: give seconds above 0, not {timeout_s}")
-        rule = RewardRule(on_failure, binary_reward, success_threshold)
-        self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=timeout_s + _TRANSPORT_SECONDS,
-            limits=httpx.Limits(max_connections=max_concurrency),
-            # A proxy of the environment is for the world outside, not for a fleet's own traffic.
-            trust_env=False,
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency: give 1 or more, not {max_concurrency}")
+        if not 0 <= coalesce_s <= 1:
+            raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
+        self._endpoint = Endpoint(
+            _base_urls("video", video),
+            api_key=api_key,
+            timeout_s=timeout_s,
+            max_concurrency=max_concurrency,
         )
-        endpoint = Endpoint(self._http, video, timeout_s, asyncio.Semaphore(max_concurrency))
-        self.video = VideoClient(endpoint, rule)
+        rule = RewardRule(on_failure, binary_reward, success_threshold)
+        self.video = VideoClient(self._endpoint, rule, coalesce_s=coalesce_s)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections of this event loop."""
+        await self._endpoint.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,12 +152,27 @@ class RewardFleet:
         await self.aclose()
 
 
+def _base_urls(service: str, given: str | Sequence[str]) -> list[str]:
+    urls = [given] if isinstance(given, str) else list(given)
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{service}: give URLs that begin with http:// or https://, not {url}")
+    if not urls:
+        raise ValueError(f"{service}: give one URL or more")
+    return list(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
 class VideoClient:
     """The video service. Made by `RewardFleet`."""
 
-    def __init__(self, endpoint: "Endpoint", rule: RewardRule) -> None:
+    def __init__(self, endpoint: Endpoint, rule: RewardRule, *, coalesce_s: float) -> None:
         self._endpoint = endpoint
         self._rule = rule
+        self._coalescer = (
+            Coalescer(self._answers, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
+            if coalesce_s
+            else None
+        )
 
     async def score(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
@@ -160,23 +182,34 @@ class VideoClient:
         Raises:
             RewardFleetError: As the service told it; see `rewardfleet.wire.errors`.
         """
-        request = await asyncio.to_thread(video_request, task_text, clip, **options)
-        return await self._endpoint.post("/score", request, VideoScore)
+        deadline = self._endpoint.deadline()
+        request = await in_thread(lambda: video_request(task_text, clip, **options), deadline)
+        if self._coalescer is not None:
+            return await self._coalescer.ask(request, deadline)
+        return await self._endpoint.post("/score", request, VideoScore, deadline=deadline)
 
     async def score_batch(self, requests: Sequence[VideoRequest]) -> list[VideoScore]:
         """Have several clips judged; a clip that fails carries its own `error`.
 
+        Many clips travel in several requests, side by side, and are joined in order. A clip
+        whose error is retryable is tried again by itself.
+
         Raises:
-            RewardFleetError: The batch as a whole was refused, or has not 1 to 256 items.
+            RewardFleetError: All that was sent was refused as a whole, or nothing was given.
         """
-        try:
-            batch = BatchRequest[VideoRequest](items=list(requests))
-        except ValidationError as error:
-            raise InvalidRequest(first_finding(error)) from None
-        response = await self._endpoint.post("/score/batch", batch, BatchResponse[VideoScore])
-        if len(response.results) != len(batch.items):
-            raise BackendFailed(f"{len(response.results)} results came for {len(requests)} items")
-        return response.results
+        if not requests:
+            raise InvalidRequest("items: a batch has 1 item or more")
+        parts = self._split(list(requests))
+        answers = await self._parts(parts, self._endpoint.deadline())
+        failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
+        if len(failures) == len(answers):
+            raise failures[0]
+        return [
+            VideoScore(score=None, status=Status.ERROR, error=answer.problem())
+            if isinstance(answer, RewardFleetError)
+            else answer
+            for answer in _joined(parts, answers)
+        ]
 
     async def reward(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
@@ -208,59 +241,89 @@ class VideoClient:
         """Ask which judges are loaded."""
         return await self._endpoint.get("/health", VideoHealth)
 
+    async def _answers(self, requests: list[VideoRequest], deadline: float) -> list[Answer]:
+        """Answer what the coalescer gathered; a failure of the whole is each one's own."""
+        if len(requests) == 1:
+            return [await self._alone(requests[0], deadline)]
+        parts = self._split(requests)
+        return _joined(parts, await self._parts(parts, deadline))
 
-class Endpoint:
-    """One service at one base URL: requests out, models or typed errors back."""
+    def _split(self, requests: list[VideoRequest]) -> list[list[VideoRequest]]:
+        """Split a batch into parts that are small enough in items and in bytes."""
+        most = self._endpoint.batch_items(len(requests))
+        parts: list[list[VideoRequest]] = []
+        size = 0
+        for request in requests:
+            added = body_bytes(request)
+            if not parts or len(parts[-1]) >= most or size + added > _MAX_BATCH_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(request)
+            size += added
+        return parts
 
-    def __init__(
-        self, http: httpx.AsyncClient, base_url: str, timeout_s: float, places: asyncio.Semaphore
-    ) -> None:
-        self._http = http
-        self._base_url = base_url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._places = places
+    async def _parts(
+        self, parts: list[list[VideoRequest]], deadline: float
+    ) -> list[list[Answer] | RewardFleetError]:
+        return await asyncio.gather(*(self._part(part, deadline) for part in parts))
 
-    async def post(self, path: str, body: BaseModel, answer: type[ModelT]) -> ModelT:
-        content = await asyncio.to_thread(body.model_dump_json)
-        headers = {
-            "content-type": "application/json",
-            "x-request-timeout": str(self._timeout_s),
-        }
-        request = self._http.build_request(
-            "POST", self._base_url + path, content=content, headers=headers
+    async def _part(
+        self, requests: list[VideoRequest], deadline: float
+    ) -> list[Answer] | RewardFleetError:
+        """Send one request for several clips; return their answers, or why there are none."""
+        batch = BatchRequest[VideoRequest].model_construct(items=requests)
+        try:
+            response = await self._endpoint.post(
+                "/score/batch",
+                batch,
+                BatchResponse[VideoScore],
+                samples=len(requests),
+                deadline=deadline,
+            )
+        except RewardFleetError as error:
+            return error
+        if len(response.results) != len(requests):
+            return BackendFailed(f"{len(response.results)} results came for {len(requests)} items")
+        return await asyncio.gather(
+            *(
+                self._settled(request, _with_provenance(score, response), deadline)
+                for request, score in zip(requests, response.results, strict=True)
+            )
         )
-        return await self._send(request, answer)
 
-    async def get(self, path: str, answer: type[ModelT]) -> ModelT:
-        return await self._send(self._http.build_request("GET", self._base_url + path), answer)
+    async def _settled(self, request: VideoRequest, score: VideoScore, deadline: float) -> Answer:
+        """Try an item of a batch again where its error says that this may help."""
+        if score.error is None:
+            return score
+        error = ERRORS[score.error.kind].of(score.error)
+        pause = (error.retry_after or 0.0) + backoff(1)
+        if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
+            return error
+        await asyncio.sleep(pause)
+        return await self._alone(request, deadline)
 
-    async def _send(self, request: httpx.Request, answer: type[ModelT]) -> ModelT:
+    async def _alone(self, request: VideoRequest, deadline: float) -> Answer:
         try:
-            async with asyncio.timeout(self._timeout_s + _TRANSPORT_SECONDS), self._places:
-                response = await self._http.send(request)
-        except (TimeoutError, httpx.TimeoutException):
-            raise DeadlineExceeded(
-                f"no answer from {self._base_url} in {self._timeout_s:g} s"
-            ) from None
-        except httpx.TransportError as error:
-            raise Unavailable(
-                f"{self._base_url} cannot be reached: {type(error).__name__}: {error}"
-            ) from error
-        if response.status_code != 200:
-            raise _error_of(response)
-        try:
-            return answer.model_validate_json(response.content)
-        except ValidationError as error:
-            raise BackendFailed(
-                f"{self._base_url} answered what is no {answer.__name__}; is it a rewardfleet "
-                "service of this version?"
-            ) from error
+            return await self._endpoint.post("/score", request, VideoScore, deadline=deadline)
+        except RewardFleetError as error:
+            return error
 
 
-def _error_of(response: httpx.Response) -> RewardFleetError:
-    try:
-        problem = Problem.model_validate_json(response.content)
-    except ValidationError:
-        error = ERROR_OF_STATUS.get(response.status_code, BackendFailed)
-        return error(f"HTTP {response.status_code} without a problem: {response.text[:200]!r}")
-    return ERRORS[problem.kind].of(problem)
+def _joined(
+    parts: list[list[VideoRequest]], answers: list[list[Answer] | RewardFleetError]
+) -> list[Answer]:
+    """Put the answers in the order of the requests; the failure of a part is that of its items."""
+    joined: list[Answer] = []
+    for part, answer in zip(parts, answers, strict=True):
+        if isinstance(answer, RewardFleetError):  # each caller gets an exception of his own
+            joined += [ERRORS[answer.kind].of(answer.problem()) for _ in part]
+        else:
+            joined += answer
+    return joined
+
+
+def _with_provenance(score: VideoScore, response: BatchResponse[VideoScore]) -> VideoScore:
+    """Give an item what the service tells once for the whole batch, as a single answer has it."""
+    shared = copy.deepcopy(response.provenance.get(score.backend, {}))
+    score.provenance = {**shared, **score.provenance}
+    return score

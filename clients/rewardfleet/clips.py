@@ -1,5 +1,6 @@
 """What a rollout worker has in hand, as a `VideoRequest`."""
 
+import math
 import os
 import struct
 import zlib
@@ -102,6 +103,13 @@ def _png(frame: NDArray[np.uint8]) -> bytes:
 def _chunk(name: bytes, content: bytes) -> bytes:
     checksum = zlib.crc32(content, zlib.crc32(name))
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+
+
+def body_bytes(request: VideoRequest) -> int:
+    """Bytes of the request as JSON."""
+    media = [request.video_base64 or b"", *(request.frames_base64 or ())]
+    rest = request.model_dump_json(exclude={"video_base64", "frames_base64"})
+    return len(rest.encode()) + sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
 
 
 def first_finding(error: ValidationError) -> str:
