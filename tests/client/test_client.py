@@ -122,8 +122,8 @@ def answering(response: bytes):
         server.shutdown()
 
 
-def http(status: str, body: str) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+def http(status: str, body: str, header: str = "Connection: close") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{header}\r\n\r\n"
     return (head + body).encode()
 
 
@@ -135,7 +135,7 @@ def http(status: str, body: str) -> bytes:
         (http("200 OK", '{"score": null, "status": "ok"}'), rewardfleet.BackendFailed),
         (http("502 Bad Gateway", "<html>nginx</html>"), rewardfleet.BackendFailed),
         (http("503 Service Unavailable", "x"), rewardfleet.Unavailable),
-        (http("429 Too Many Requests", ""), rewardfleet.Overloaded),
+        (http("429 Too Many Requests", "", "Retry-After: 1000"), rewardfleet.Overloaded),
         (http("418 I'm a teapot", ""), rewardfleet.BackendFailed),
         (http("302 Found", ""), rewardfleet.BackendFailed),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", rewardfleet.Unavailable),
@@ -211,6 +211,9 @@ async def test_a_batch_keeps_its_order_and_its_failures_apart(serve: Serve, fram
         {"success_threshold": math.nan},
         {"timeout_s": 0},
         {"timeout_s": math.inf},
+        {"max_concurrency": 0},
+        {"coalesce_s": -0.001},
+        {"coalesce_s": math.nan},
     ],
     ids=str,
 )
