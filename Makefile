@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench serve lock
+.PHONY: install demo test check bench bench-client serve lock
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,9 @@ check: install  ## formatting, lint, types, and the rules of the house
 
 bench: install  ## the speed of the video service, as ratios
 	$(BIN)/python tests/bench/video.py
+
+bench-client: install  ## 16,000 calls at once over a fleet that fails, beside bare httpx
+	$(BIN)/python tests/bench/client.py
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

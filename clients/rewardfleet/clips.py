@@ -106,7 +106,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def body_bytes(request: VideoRequest) -> int:
-    """Bytes of the request as JSON."""
+    """Bytes of the request as JSON, give or take a hundred."""
     media = [request.video_base64 or b"", *(request.frames_base64 or ())]
     rest = request.model_dump_json(exclude={"video_base64", "frames_base64"})
     return len(rest.encode()) + sum(4 * math.ceil(len(each) / 3) + 3 for each in media)

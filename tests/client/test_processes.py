@@ -1,0 +1,216 @@
+"""Where trainers put a client: pickles, forked workers, threads, one event loop after another."""
+
+import asyncio
+import functools
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from rewardfleet import RewardFleet, blocking
+from rewardfleet_server.testing import FakeJudge
+
+from ..conftest import LONG_CLIP, Serve
+
+CLIP = LONG_CLIP.read_bytes()
+
+
+def test_trainers_see_that_the_calls_are_coroutine_functions():
+    fleet = RewardFleet(video="http://127.0.0.1:1")
+    for call in (fleet.video.reward, fleet.video.rewards, fleet.video.score):
+        assert inspect.iscoroutinefunction(call)
+        assert inspect.iscoroutinefunction(functools.partial(call, nframes=8))
+        assert inspect.iscoroutinefunction(pickle.loads(pickle.dumps(call)))
+
+
+def test_a_fleet_and_its_calls_can_be_pickled(serve: Serve):
+    """Before first use and after it; the copy makes connections of its own."""
+    url = str(serve(FakeJudge(0.75)).base_url)
+    options = {"binary_reward": False, "coalesce_s": 0.001}
+    fleet = pickle.loads(pickle.dumps(RewardFleet(video=[url], **options)))
+
+    async def use(fleet: RewardFleet) -> float:
+        async with fleet:
+            return await pickle.loads(pickle.dumps(fleet.video.reward))("task", CLIP)
+
+    async def after_use() -> RewardFleet:
+        async with fleet:
+            await fleet.video.reward("task", CLIP)
+            return pickle.loads(pickle.dumps(fleet))
+
+    again = asyncio.run(after_use())
+    copied = again.video.reward
+
+    async def closing() -> float:
+        try:
+            return await copied("task", CLIP)
+        finally:
+            await again.aclose()
+
+    assert asyncio.run(closing()) == 0.75
+
+
+def test_a_blocking_fleet_and_its_calls_can_be_pickled(serve: Serve):
+    url = str(serve(FakeJudge(0.75)).base_url)
+    with blocking.RewardFleet(video=url, binary_reward=False) as fleet:
+        for _ in range(2):
+            with pickle.loads(pickle.dumps(fleet)) as copied:
+                assert copied.video.reward("task", CLIP) == 0.75
+            assert fleet.video.reward("task", CLIP) == 0.75
+
+
+def test_a_fleet_serves_several_event_loops_one_after_another(serve: Serve):
+    fleet = RewardFleet(video=str(serve(FakeJudge(0.75)).base_url), coalesce_s=0.001)
+
+    async def use() -> float:
+        async with fleet:
+            scores = await asyncio.gather(*(fleet.video.score("task", CLIP) for _ in range(5)))
+            return scores[0].score
+
+    assert [asyncio.run(use()) for _ in range(3)] == [0.75] * 3
+
+
+def test_event_loops_in_threads_may_share_a_fleet(serve: Serve):
+    fleet = RewardFleet(video=str(serve(FakeJudge(0.75)).base_url))
+    together = threading.Barrier(4)
+
+    async def use() -> list[float]:
+        together.wait(10)
+        scores = [(await fleet.video.score("task", CLIP)).score for _ in range(5)]
+        await fleet.aclose()
+        return scores
+
+    with ThreadPoolExecutor(4) as threads:
+        for scores in threads.map(lambda _: asyncio.run(use()), range(4)):
+            assert scores == [0.75] * 5
+
+
+def test_threads_may_share_a_blocking_fleet(serve: Serve):
+    url = str(serve(FakeJudge(0.75)).base_url)
+    together = threading.Barrier(8)
+
+    def use(fleet: blocking.RewardFleet) -> float:
+        together.wait(10)  # they also race for the first use
+        return fleet.video.score("task", CLIP).score
+
+    with blocking.RewardFleet(video=url) as fleet, ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(use, [fleet] * 8)) == [0.75] * 8
+        assert len(fleet._loop._workers) == 1
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a program in an interpreter of its own; it must end well and in time."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr.replace("DeprecationWarning", "").strip() or "fork" in done.stderr
+    return done.stdout
+
+
+LOOPS = """
+import asyncio, sys
+from rewardfleet import RewardFleet
+
+fleet = RewardFleet(video=sys.argv[1])
+
+async def use():
+    return (await fleet.video.score("task", [open(sys.argv[2], "rb").read()][0])).score
+
+print(*[asyncio.run(use()) for _ in range(5)], len(fleet._endpoint._connected))
+"""
+
+
+def test_event_loops_that_end_without_aclose_leave_nothing_behind(serve: Serve):
+    url = str(serve(FakeJudge(0.75)).base_url)
+    assert run(LOOPS, url, str(LONG_CLIP)).split() == ["0.75"] * 5 + ["1"]
+
+
+FORKED = """
+import multiprocessing, os, sys
+from concurrent.futures import ThreadPoolExecutor
+from rewardfleet import blocking
+
+fleet = blocking.RewardFleet(video=sys.argv[1])
+clip = open(sys.argv[2], "rb").read()
+
+def work(number):
+    scores = [fleet.video.score(f"{number} {i}", clip).score for i in range(3)]
+    assert scores == [0.75] * 3
+
+def many(number):
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+
+if sys.argv[3] == "used":
+    work(0)
+context = multiprocessing.get_context("fork")
+workers = [context.Process(target=target, args=(i,)) for target in (work, many) for i in range(3)]
+for worker in workers:
+    worker.start()
+work(1)  # the parent's connections are its own still
+for worker in workers:
+    worker.join(20)
+    assert worker.exitcode == 0, worker.exitcode
+pid = os.fork()
+if not pid:
+    try:
+        work(2)
+        fleet.close()
+        work(3)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+work(4)
+fleet.close()
+print("all")
+"""
+
+
+def test_forked_workers_use_a_fleet_of_their_parent(serve: Serve):
+    url = str(serve(FakeJudge(0.75)).base_url)
+    for state in ("used", "fresh"):
+        assert run(FORKED, url, str(LONG_CLIP), state) == "all\n"
+
+
+FORKED_ASYNC = """
+import asyncio, gc, os, sys
+from rewardfleet import RewardFleet
+
+fleet = RewardFleet(video=sys.argv[1])
+clip = open(sys.argv[2], "rb").read()
+
+async def use():
+    return (await fleet.video.score("task", clip)).score
+
+async def main():
+    assert await use() == 0.75
+    pid = os.fork()
+    if not pid:
+        # Still inside the parent's coroutine; a new loop in a thread, as workers have.
+        import threading
+        results = []
+        thread = threading.Thread(target=lambda: results.append(asyncio.run(use())))
+        thread.start()
+        thread.join(20)
+        gc.collect()
+        os._exit(0 if results == [0.75] else 1)
+    assert (await asyncio.to_thread(os.waitpid, pid, 0))[1] == 0
+    assert [await use() for _ in range(5)] == [0.75] * 5
+    await fleet.aclose()
+
+asyncio.run(main())
+print("all")
+"""
+
+
+def test_a_fork_in_the_midst_of_an_event_loop_harms_neither_side(serve: Serve):
+    url = str(serve(FakeJudge(0.75)).base_url)
+    assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all\n"
