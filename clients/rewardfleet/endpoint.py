@@ -62,7 +62,8 @@ class _Call:
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the time was up before the request could be sent")
-        headers["x-request-timeout"] = f"{left - min(left / 10, _MAX_WAY_BACK_SECONDS):.3f}"
+        told = left - min(left / 10, _MAX_WAY_BACK_SECONDS)
+        headers["x-request-timeout"] = f"{max(told, 0.001):.3f}"
         return replica.http.build_request(
             self.method,
             replica.url + self.path,

@@ -98,6 +98,7 @@ class Replicas:
         self._waiting: deque[_Waiter] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
+        self._closed = False
 
     async def acquire(self, samples: int, *, avoid: Collection[str], first: bool) -> Replica:
         """Take a place for a request of so many samples; `release` gives it back.
@@ -174,6 +175,7 @@ class Replicas:
 
     async def aclose(self) -> None:
         """Close the connections and end the probes."""
+        self._closed = True
         for replica in self._replicas:
             if replica.timer is not None:
                 replica.timer.cancel()
@@ -235,7 +237,8 @@ class Replicas:
         replica.ejections += 1
         away = EJECTION_SECONDS * 2 ** min(replica.ejections - 1, 10)
         away = max(min(away, MAX_EJECTION_SECONDS), seconds)
-        replica.timer = self._loop.call_later(away, self._start_probe, replica)
+        if not self._closed:
+            replica.timer = self._loop.call_later(away, self._start_probe, replica)
         self._dispatch()  # where it was the last in good health, nobody need wait for it now
 
     def _start_probe(self, replica: Replica) -> None:
