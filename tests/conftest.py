@@ -80,3 +80,13 @@ def picture(width: int = 32, height: int = 24, *, level: int = 100, kind: str = 
 def frames_request() -> dict[str, object]:
     """A small, complete request that needs no file."""
     return {"task_text": "put the bowl on the plate", "frames_base64": [picture()]}
+
+
+@contextmanager
+def client_of(settings: VideoSettings) -> Iterator[httpx.Client]:
+    """Serve the video service as its settings say; give an HTTP client of it."""
+    with (
+        serving(create_app(settings)) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        yield client

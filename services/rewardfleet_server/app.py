@@ -44,6 +44,7 @@ class Service(Generic[RequestT, ScoreT]):
         name: One word, e.g. `video`; the `service` label of the metrics.
         about: A sentence for the documentation page.
         aclose: Lets go of threads and engines.
+        takes_uploads: Whether `POST /score` may be a form with a file.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Service(Generic[RequestT, ScoreT]):
     request_type: type[RequestT]
     score_type: type[ScoreT]
     aclose: Callable[[], Awaitable[None]]
+    takes_uploads: bool = False
 
 
 class RewardApp(FastAPI):
@@ -107,6 +109,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         telemetry=telemetry,
         deadline_s=settings.deadline_s,
         max_body_bytes=settings.max_body_mb * _MIB,
+        takes_uploads=service.takes_uploads,
     )
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ request in flight → take a place at the backend → score → cache → answer
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypeVar
@@ -19,11 +19,13 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
+    Forbidden,
     InternalError,
     InvalidRequest,
     RewardFleetError,
@@ -37,6 +39,7 @@ from .auth import Keys
 from .cache import Cache, Flights
 from .problems import explain, problem_response
 from .telemetry import Telemetry, Visit, request_id_of
+from .uploads import Form, HeldFile, read_form
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +75,13 @@ class Plan(Generic[ScoreT]):
 class Scorer(Protocol[RequestT_contra, ScoreT]):
     """A slice's own part of the journey."""
 
-    async def plan(self, request: RequestT_contra) -> Plan[ScoreT]:
-        """Check what the request asks for, and say what would answer it. Does no heavy work."""
+    async def plan(self, request: RequestT_contra, upload: HeldFile | None) -> Plan[ScoreT]:
+        """Check what the request asks for, and say what would answer it. Does no heavy work.
+
+        Args:
+            request: The item.
+            upload: The file that came with it, where the service takes one.
+        """
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return what all answers of `backend` have in common."""
@@ -95,6 +103,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         score_type: The model of an answer.
         deadline_s: Seconds for a whole request; a caller may ask for less by header.
         max_body_bytes: Bound on one request's body.
+        takes_uploads: Whether a single request may be a form with a file.
     """
 
     def __init__(
@@ -109,8 +118,15 @@ class Pipeline(Generic[RequestT, ScoreT]):
         telemetry: Telemetry,
         deadline_s: float,
         max_body_bytes: int,
+        takes_uploads: bool,
     ) -> None:
         self._scorer = scorer
+        self._takes_uploads = takes_uploads
+        self._json_fields = {
+            name
+            for name, field in request_type.model_fields.items()
+            if field.annotation not in {str, str | None}
+        }
         self._request_type = request_type
         self._score_type = score_type
         self._batch_type = BatchRequest[Annotated[request_type, _item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
@@ -149,7 +165,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _journey(
         self,
         request: Request,
-        answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
+        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str]],
     ) -> Response:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
@@ -160,9 +176,15 @@ class Pipeline(Generic[RequestT, ScoreT]):
         try:
             self._keys.check(headers.get("authorization"))
             deadline = asyncio.get_running_loop().time() + self._seconds_allowed(headers)
-            with self._admission.admit(self._announced_bytes(headers)):
+            is_form = self._takes_form(request, headers)
+            with self._admission.admit(self._announced_bytes(headers, is_form=is_form)):
                 async with asyncio.timeout_at(deadline):
-                    body = await self._read_body(request)
+                    stream = self._bounded(request)
+                    body = (
+                        await read_form(request.headers, stream)
+                        if is_form
+                        else b"".join([chunk async for chunk in stream])
+                    )
                 content = await answer(request, body, visit, deadline)
         except (CallerGone, ClientDisconnect):
             self._telemetry.answered(visit, 499, None, "the caller hung up")
@@ -181,11 +203,13 @@ class Pipeline(Generic[RequestT, ScoreT]):
         )
 
     async def _answer_single(
-        self, request: Request, body: bytes, visit: Visit, deadline: float
+        self, request: Request, body: bytes | Form, visit: Visit, deadline: float
     ) -> str:
         async with asyncio.timeout_at(deadline):
-            item = await self._parse(self._request_type, body)
-            plan = await self._scorer.plan(item)
+            if isinstance(body, Form):
+                plan = await self._scorer.plan(self._parse_form(body.fields), body.file)
+            else:
+                plan = await self._scorer.plan(await self._parse(self._request_type, body), None)
             score = await self._known(plan)
             if score is None:
                 score = await _unless_hung_up(request, self._computed(plan))
@@ -193,8 +217,9 @@ class Pipeline(Generic[RequestT, ScoreT]):
         return self._finished(score, visit).model_dump_json()
 
     async def _answer_batch(
-        self, request: Request, body: bytes, visit: Visit, deadline: float
+        self, request: Request, body: bytes | Form, visit: Visit, deadline: float
     ) -> str:
+        assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
             batch = await self._parse(self._batch_type, body)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
@@ -216,7 +241,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
             if isinstance(item, InvalidRequest):
                 raise item  # noqa: TRY301 - the one way in which an item fails
             async with asyncio.timeout_at(deadline):
-                plan = await self._scorer.plan(item)
+                plan = await self._scorer.plan(item, None)
                 backend = plan.backend
                 score = await self._known(plan) or await self._computed(plan)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
@@ -292,14 +317,20 @@ class Pipeline(Generic[RequestT, ScoreT]):
             raise InvalidRequest(f"{DEADLINE_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
         return min(seconds, self._deadline_s)
 
-    def _announced_bytes(self, headers: Mapping[str, str]) -> int:
+    def _takes_form(self, request: Request, headers: Mapping[str, str]) -> bool:
+        """Whether the body is a form, which only single requests of some services may be."""
+        is_form = _media_type(headers) == "multipart/form-data"
+        return is_form and self._takes_uploads and not request.scope["path"].endswith("/batch")
+
+    def _announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
-        content_type = headers.get("content-type", "")
-        if content_type.partition(";")[0].strip().lower() != "application/json":
-            # Also what keeps web pages from posting to a service on their visitor's machine.
-            raise InvalidRequest(
-                f"send `Content-Type: application/json` (got {content_type[:60]!r})"
-            )
+        if not is_form and _media_type(headers) != "application/json":
+            content_type = headers.get("content-type", "")[:60]
+            raise InvalidRequest(f"send `Content-Type: application/json` (got {content_type!r})")
+        # Web pages may post forms anywhere; their browsers say from where, programs do not.
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            raise Forbidden(f"web pages of {origin[:100]} may not use this service")
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
@@ -308,15 +339,26 @@ class Pipeline(Generic[RequestT, ScoreT]):
             raise self._body_too_large()
         return announced
 
-    async def _read_body(self, request: Request) -> bytes:
-        chunks = []
+    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
         size = 0
         async for chunk in request.stream():
-            chunks.append(chunk)
             size += len(chunk)
             if size > self._max_body_bytes:
                 raise self._body_too_large()
-        return b"".join(chunks)
+            yield chunk
+
+    def _parse_form(self, fields: Mapping[str, str]) -> RequestT:
+        """Read a form's fields: texts as they are, and what is no text in its JSON form."""
+        given: dict[str, Any] = dict(fields)
+        for name in given.keys() & self._json_fields:
+            try:
+                given[name] = from_json(given[name])
+            except ValueError as error:
+                raise InvalidRequest(f"{name}: not JSON: {error}") from None
+        try:
+            return self._request_type.model_validate(given, context={"uploaded": True})
+        except ValidationError as error:
+            raise InvalidRequest(explain(error, self._request_type)) from None
 
     async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
         """Read a body; a large one off the event loop.
@@ -338,6 +380,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _item_or_reason(model: type[BaseModel]) -> WrapValidator:

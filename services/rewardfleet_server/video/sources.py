@@ -3,18 +3,23 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound, TooLarge
+from rewardfleet_server.uploads import HeldFile
 
 from .frames import Clip, decode_pictures, decode_video
+from .mp4 import as_mp4
 
 #: Files that changed this recently may change again without a new time stamp: not remembered.
 _SETTLED_SECONDS = 2.0
@@ -30,6 +35,23 @@ _Identity = tuple[int, ...]
 _ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """What is wanted of a source.
+
+    Attributes:
+        digest: What `Source.digest` gave; the content must still be this.
+        count: How many frames, evenly spread.
+        max_pixels: The most pixels of a frame.
+        stop: Set when nobody waits any more.
+    """
+
+    digest: str
+    count: int
+    max_pixels: int
+    stop: threading.Event
+
+
 class Source(Protocol):
     """A clip before it is decoded. What is not `quick` blocks; call it off the event loop."""
 
@@ -39,8 +61,11 @@ class Source(Protocol):
     def digest(self) -> str:
         """Check what can be checked cheaply; return a name for the content."""
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+    def clip(self, wanted: Sampling) -> Clip:
         """Decode what `digest` named; see `frames.decode_video`."""
+
+    def file(self, wanted: Sampling) -> AbstractContextManager[str]:
+        """Give the path of a video file of what `digest` named; entering it blocks."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +208,22 @@ class PathSource:
         with self.files.open(self.path) as file:
             return file.digest
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+    def clip(self, wanted: Sampling) -> Clip:
+        with self._unchanged(wanted) as file:
+            return _decoded(file.path, wanted)
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        with self._unchanged(wanted) as file:
+            # A path that other processes, too, can open.
+            yield os.readlink(file.path)
+
+    @contextlib.contextmanager
+    def _unchanged(self, wanted: Sampling) -> Iterator[OpenFile]:
         with self.files.open(self.path) as file:
-            if file.digest != digest:
+            if file.digest != wanted.digest:
                 raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
-            return decode_video(file.path, count=count, max_pixels=max_pixels, stop=stop)
+            yield file
 
 
 @dataclass(frozen=True)
@@ -203,15 +239,47 @@ class BytesSource:
         check_container(self.content[:16], "video_base64")
         return hashlib.sha256(self.content).hexdigest()
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
-        del digest  # what was sent cannot change
-        fd = os.memfd_create("rewardfleet-video", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(fd, "wb", closefd=False) as file:
-                file.write(self.content)
-            return decode_video(_path_of(fd), count=count, max_pixels=max_pixels, stop=stop)
-        finally:
-            os.close(fd)
+    def clip(self, wanted: Sampling) -> Clip:
+        with self.file(wanted) as path:
+            return _decoded(path, wanted)
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        del wanted  # what was sent cannot change
+        with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+            file.write(self.content)
+            file.flush()
+            yield file.name
+
+
+@dataclass(frozen=True)
+class HeldSource:
+    """A video file that was uploaded or fetched.
+
+    Attributes:
+        held: The file.
+        what: What to call it in a problem.
+    """
+
+    held: HeldFile
+    what: str
+
+    def quick_digest(self) -> str | None:
+        return None
+
+    def digest(self) -> str:
+        check_container(os.pread(self.held.fd, 16, 0), self.what)
+        return _sha256(self.held.fd)
+
+    def clip(self, wanted: Sampling) -> Clip:
+        return _decoded(self.held.path, wanted)
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        del wanted  # what was sent cannot change
+        with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+            shutil.copyfile(self.held.path, file.name)
+            yield file.name
 
 
 @dataclass(frozen=True)
@@ -232,9 +300,19 @@ class PicturesSource:
             digest.update(picture)
         return digest.hexdigest()
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
-        del digest, stop  # what was sent cannot change, and pictures are few
-        return decode_pictures(self.pictures, fps=self.fps, count=count, max_pixels=max_pixels)
+    def clip(self, wanted: Sampling) -> Clip:
+        return decode_pictures(
+            self.pictures, fps=self.fps, count=wanted.count, max_pixels=wanted.max_pixels
+        )
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        with as_mp4(self.clip(wanted)) as path:
+            yield str(path)
+
+
+def _decoded(path: str, wanted: Sampling) -> Clip:
+    return decode_video(path, count=wanted.count, max_pixels=wanted.max_pixels, stop=wanted.stop)
 
 
 def _path_of(fd: int) -> str:
