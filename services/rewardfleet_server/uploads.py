@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import IO
 
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from rewardfleet.wire.errors import InvalidRequest
@@ -61,6 +61,13 @@ async def read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> Fo
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise InvalidRequest(f"the form cannot be read: {error}; see RFC 7578") from None
+    try:
+        return _checked(form)
+    finally:
+        await form.close()
+
+
+def _checked(form: FormData) -> Form:
     fields, file = {}, None
     for name, value in form.multi_items():
         if name in fields:
@@ -71,7 +78,6 @@ async def read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> Fo
             file = _held(value)
         else:
             raise InvalidRequest(f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}")
-    await form.close()
     if file is None:
         raise InvalidRequest(
             f"the form has no file; send one part {FILE_FIELD!r} with a file name and the video"

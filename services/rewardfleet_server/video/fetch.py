@@ -22,6 +22,8 @@ from rewardfleet_server.uploads import HeldFile, temporary_file
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
 _MAX_REDIRECTS = 3
 _CONCURRENT = 16
 #: Seconds for one video, redirects included, however slowly it comes.
@@ -29,9 +31,12 @@ _SECONDS = 30.0
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet."""
-    mapped = getattr(address, "ipv4_mapped", None)
-    address = mapped or address
+    """Whether an address is one of the open internet, and stands for no other one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.sixtofour or address.teredo or address in _NAT64:
+            return False  # each carries an IPv4 address, which a gateway would reach
     return address.is_global and not address.is_multicast
 
 

@@ -61,14 +61,24 @@ class VideoSettings(ServerSettings):
     )
     gpu_ids: str = Field("0,1", description="GPUs of the models loaded here, by number.")
     tensor_parallel_size: PositiveInt = Field(2, description="GPUs that one model is spread over.")
-    max_model_len: PositiveInt = Field(16384, description="Tokens of prompt, frames and answer together.")
-    gpu_memory_utilization: float = Field(0.8, gt=0, le=1, description="Share of a GPU's memory for the model.")
+    max_model_len: PositiveInt = Field(
+        16384, description="Tokens of prompt, frames and answer together."
+    )
+    gpu_memory_utilization: float = Field(
+        0.8, gt=0, le=1, description="Share of a GPU's memory for the model."
+    )
     primo_tensor_parallel_size: PositiveInt = Field(1, description="As above, for PRIMO-R1.")
     primo_max_model_len: PositiveInt = Field(16384, description="As above, for PRIMO-R1.")
-    primo_gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="As above, for PRIMO-R1.")
+    primo_gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="As above, for PRIMO-R1."
+    )
     primo_temperature: float = Field(0.1, ge=0, le=2, description="As above, for PRIMO-R1.")
-    primo_top_p: float = Field(0.001, gt=0, le=1, description="As above, for PRIMO-R1. A larger one garbles its answers.")
-    primo_max_tokens: PositiveInt = Field(4096, description="As above, for PRIMO-R1, which thinks before it answers.")
+    primo_top_p: float = Field(
+        0.001, gt=0, le=1, description="As above, for PRIMO-R1. A larger one garbles its answers."
+    )
+    primo_max_tokens: PositiveInt = Field(
+        4096, description="As above, for PRIMO-R1, which thinks before it answers."
+    )
     primo_system_prompt: str | None = Field(None, description="As above, for PRIMO-R1.")
     primo_user_prompt: str | None = Field(None, description="As above, for PRIMO-R1.")
     openai_url: HttpUrl | None = Field(
