@@ -348,9 +348,8 @@ TEMPLATES = ["{task.__class__}", "{task[0]}", "{0}", "{}", "{task!r}", "{task:>1
 @pytest.mark.parametrize("template", [*TEMPLATES, " "])
 def test_a_template_reaches_nothing_but_the_task(endpoint, ask, template):
     """It is refused at start, and in a request."""
-    with pytest.raises(ValueError, match="template"):
-        with _asking(endpoint, prompt_template=template):
-            pass
+    with pytest.raises(ValueError, match="template"), _asking(endpoint, prompt_template=template):
+        pass
     answer = ask(backend_kwargs={"prompt_template": template})
     assert answer.status_code == 422
     assert "template" in answer.json()["detail"]

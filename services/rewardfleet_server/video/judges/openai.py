@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import cv2
 import httpx
@@ -182,9 +182,9 @@ class OpenAIJudge:
     @staticmethod
     def _score_mode(options: Options, prompt: Prompt) -> ScoreMode:
         """Our own prompt asks for a percentage, so that `1` can be read."""
-        if options.score_mode in {None, "auto"}:
+        if options.score_mode is None or options.score_mode == "auto":
             return "percentage" if prompt is PERCENTAGE else "auto"
-        return cast("ScoreMode", options.score_mode)
+        return options.score_mode
 
     async def _ask(self, content: Sequence[Mapping[str, object]]) -> _Choice:
         body: dict[str, object] = {
