@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ from .sources import BytesSource, PathSource, PicturesSource, Source, VideoFiles
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+#: Characters of a judge's own words in a problem.
+_MAX_SAID = 500
 
 
 class VideoScorer:
@@ -96,6 +100,7 @@ class VideoScorer:
     def _key(self, name: str, digest: str, request: VideoRequest) -> str:
         """Name everything that the judgment depends on."""
         parts = [
+            name,
             self._fingerprints[name],
             digest,
             request.task_text,
@@ -108,11 +113,11 @@ class VideoScorer:
     async def _score(
         self, name: str, request: VideoRequest, source: Source, digest: str
     ) -> VideoScore:
-        started = time.monotonic()
-        clip = await self._decode(request, source, digest)
+        asked = time.monotonic()
+        clip, decode_ms = await self._decode(request, source, digest)
         decoded = time.monotonic()
         judgment = await self._judge(name, request, clip)
-        judged = time.monotonic()
+        backend_ms = (time.monotonic() - decoded) * 1000
         height, width = clip.frames[0].shape[:2]
         return VideoScore(
             score=judgment.score,
@@ -120,8 +125,9 @@ class VideoScorer:
             components=dict(judgment.components),
             backend=name,
             timing_ms=Timing(
-                decode=round((decoded - started) * 1000, 3),
-                backend=round((judged - decoded) * 1000, 3),
+                queue=(decoded - asked) * 1000 - decode_ms,  # waiting for a decoding thread
+                decode=round(decode_ms, 3),
+                backend=round(backend_ms, 3),
             ),
             provenance={
                 "frames": {
@@ -135,17 +141,25 @@ class VideoScorer:
             model_output=judgment.text,
         )
 
-    async def _decode(self, request: VideoRequest, source: Source, digest: str) -> Clip:
+    async def _decode(
+        self, request: VideoRequest, source: Source, digest: str
+    ) -> tuple[Clip, float]:
+        """Return the clip, and the milliseconds that its decoding took."""
         stop = threading.Event()
         count, max_pixels = request.nframes, request.max_pixels
+
+        def decode() -> tuple[Clip, float]:
+            started = time.monotonic()
+            clip = source.clip(digest=digest, count=count, max_pixels=max_pixels, stop=stop)
+            return clip, (time.monotonic() - started) * 1000
+
         try:
-            return await self._in_thread(
-                lambda: source.clip(digest=digest, count=count, max_pixels=max_pixels, stop=stop)
-            )
+            return await self._in_thread(decode)
         finally:
             stop.set()  # where the caller has gone, the thread need not go on
 
     async def _judge(self, name: str, request: VideoRequest, clip: Clip) -> Judgment:
+        """Ask the judge; what it raises, or answers wrongly, is a failure of the backend."""
         try:
             judgment = await self._judges[name].judge(
                 request.task_text, clip, request.backend_kwargs
@@ -154,10 +168,23 @@ class VideoScorer:
             raise
         except Exception as error:
             log.exception("judge %s failed", name)
-            raise BackendFailed(f"judge {name} failed: {type(error).__name__}: {error}") from error
-        if judgment.score is not None and not 0 <= judgment.score <= 1:
-            raise BackendFailed(f"judge {name} gave {judgment.score!r}, which is not in [0, 1]")
+            message = f"judge {name} failed: {type(error).__name__}: {error}"
+            raise BackendFailed(message[:_MAX_SAID]) from error
+        if not _is_sound(judgment):
+            raise BackendFailed(
+                f"judge {name} answered {str(judgment)[:_MAX_SAID]}; a judgment has a score in "
+                "[0, 1] or none, a text, and finite components"
+            )
         return judgment
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _is_sound(judgment: object) -> bool:
+    """Check what a type checker cannot know of somebody else's judge."""
+    if not isinstance(judgment, Judgment) or not isinstance(judgment.text, str):
+        return False
+    score, components = judgment.score, judgment.components.values()
+    in_range = score is None or (isinstance(score, int | float) and 0 <= score <= 1)
+    return in_range and all(isinstance(c, int | float) and math.isfinite(c) for c in components)
