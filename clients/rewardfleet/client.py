@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypedDict, TypeVar, Unpack
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -116,6 +117,10 @@ class RewardFleet:
             raise ValueError(f'on_failure: give "raise" or a number, not {on_failure!r}')
         if not 0 <= success_threshold <= 1:
             raise ValueError(f"success_threshold: give a number in [0, 1], not {success_threshold}")
+        if urlsplit(video).scheme not in {"http", "https"} or not urlsplit(video).hostname:
+            raise ValueError(f"video: give a URL such as http://127.0.0.1:18080, not {video!r}")
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency: give a number above 0, not {max_concurrency}")
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
             raise ValueError(f"timeout_s: give seconds above 0, not {timeout_s}")
         rule = RewardRule(on_failure, binary_reward, success_threshold)
@@ -242,7 +247,7 @@ class Endpoint:
             raise DeadlineExceeded(
                 f"no answer from {self._base_url} in {self._timeout_s:g} s"
             ) from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise Unavailable(
                 f"{self._base_url} cannot be reached: {type(error).__name__}: {error}"
             ) from error

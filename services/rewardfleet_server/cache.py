@@ -88,7 +88,7 @@ class SqliteCache:
         self._max_bytes = max_bytes
         self._memory = memory
         self._bytes = 0
-        self._file = self._open()
+        self._file: SqliteFile | None = self._open()
 
     def _open(self) -> SqliteFile:
         try:
@@ -126,7 +126,7 @@ class SqliteCache:
         def write(db: sqlite3.Connection) -> None:
             with db:
                 row = (key, value)
-                added = db.execute("INSERT OR IGNORE INTO answers VALUES (NULL, ?, ?)", row)
+                added = db.execute("INSERT OR REPLACE INTO answers VALUES (NULL, ?, ?)", row)
                 size = self._bytes + added.rowcount * (len(key) + len(value))
                 while size > self._max_bytes and (freed := _forget_oldest(db)):
                     size -= freed
@@ -137,20 +137,30 @@ class SqliteCache:
     async def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """Run `work` on the file; a cache that breaks is a cache that misses."""
         file = self._file
+        if file is None:
+            return None
         try:
             return await file.call(work)
         except sqlite3.OperationalError as error:
             log.warning("cache file could not be used this time: %s", error)
         except sqlite3.DatabaseError as error:
             if file is self._file:  # else somebody who waited beside us has replaced it
-                file.close()
-                self._set_aside(error)
-                self._file = self._open()
+                self._file = None
+                await asyncio.to_thread(self._begin_anew, file, error)
         return None
+
+    def _begin_anew(self, file: SqliteFile, error: sqlite3.DatabaseError) -> None:
+        file.close()
+        try:
+            self._set_aside(error)
+            self._file = self._open()
+        except (OSError, sqlite3.Error) as again:
+            log.error("there is no cache file from now on: %s", again)  # noqa: TRY400 - told whole
 
     async def aclose(self) -> None:
         await self._memory.aclose()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _count_bytes(db: sqlite3.Connection) -> int:

@@ -38,7 +38,7 @@ from .admission import Admission
 from .auth import Keys
 from .cache import Cache, Flights
 from .problems import explain, problem_response
-from .telemetry import Telemetry, Visit, request_id_of
+from .telemetry import REQUEST_ID, Telemetry, Visit, request_id_of
 from .uploads import Form, HeldFile, read_form
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,9 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 
 #: Bodies above this size are parsed off the event loop.
 _SMALL_BODY = 64 * 1024
+#: Colons and commas that a body may have: each may be a field or a value, each of which costs far
+#: more memory and time than its byte. Pictures in base64 have neither.
+_MAX_COLONS, _MAX_COLONS_OF_BATCH, _MAX_COMMAS = 1_000, 20_000, 300_000
 
 DEADLINE_HEADER = "x-request-timeout"
 
@@ -171,6 +174,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
         visit = Visit(request.scope["path"], request_id_of(headers.get("x-request-id")))
+        REQUEST_ID.set(visit.request_id)
         journey = asyncio.current_task()
         self._journeys.add(journey)
         try:
@@ -205,15 +209,19 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _answer_single(
         self, request: Request, body: bytes | Form, visit: Visit, deadline: float
     ) -> str:
-        async with asyncio.timeout_at(deadline):
-            if isinstance(body, Form):
-                plan = await self._scorer.plan(self._parse_form(body.fields), body.file)
-            else:
-                plan = await self._scorer.plan(await self._parse(self._request_type, body), None)
-            score = await self._known(plan)
-            if score is None:
-                score = await _unless_hung_up(request, self._computed(plan))
-        score.provenance = {**self._scorer.provenance(plan.backend), **score.provenance}
+        backend = ""
+        try:
+            async with asyncio.timeout_at(deadline):
+                item, upload = await self._item_of(body)
+                plan = await self._scorer.plan(item, upload)
+                backend = plan.backend
+                score = await self._known(plan)
+                if score is None:
+                    score = await _unless_hung_up(request, self._computed(plan))
+        except (RewardFleetError, TimeoutError):
+            self._telemetry.item_failed(backend)
+            raise
+        score.provenance = {**self._scorer.provenance(backend), **score.provenance}
         return self._finished(score, visit).model_dump_json()
 
     async def _answer_batch(
@@ -221,7 +229,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     ) -> str:
         assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
-            batch = await self._parse(self._batch_type, body)
+            batch = await self._parse(self._batch_type, body, _MAX_COLONS_OF_BATCH)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
         judged = {score.backend for score in scores if score.status is not Status.ERROR}
         return self._batch_response(
@@ -257,10 +265,16 @@ class Pipeline(Generic[RequestT, ScoreT]):
         if plan.key is None:
             return None
         value = await self._cache.get(plan.key)
-        self._telemetry.cache_looked_up(hit=value is not None)
-        if value is None:
+        score = None if value is None else self._readable(value)
+        self._telemetry.cache_looked_up(hit=score is not None)
+        return score
+
+    def _readable(self, value: bytes) -> ScoreT | None:
+        try:
+            score = self._score_type.model_validate_json(value)
+        except ValidationError:
+            log.warning("a cached answer cannot be read; it is computed anew")
             return None
-        score = self._score_type.model_validate_json(value)
         score.cached = True
         return score
 
@@ -277,7 +291,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         async with self._admission.slot():
             queue_ms = (time.monotonic() - asked) * 1000
             score = await plan.compute()
-        score.timing_ms.queue = round(queue_ms, 3)
+        score.timing_ms.queue = round(score.timing_ms.queue + queue_ms, 3)
         if plan.key is not None and score.status is Status.OK:
             kept = score.model_dump_json(exclude={"cached", "timing_ms"})
             await self._cache.put(plan.key, kept.encode())
@@ -297,7 +311,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 f"not done within the request's time ({visit.elapsed_ms / 1000:.1f} s); "
                 f"the service allows {self._deadline_s:g} s"
             )
-        log.error("bug", exc_info=error, extra={"request_id": visit.request_id})
+        log.error("bug", exc_info=error)
         return InternalError("a bug in the service; its log has the details under this request id")
 
     def _refuse(self, visit: Visit, error: RewardFleetError) -> Response:
@@ -347,6 +361,11 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 raise self._body_too_large()
             yield chunk
 
+    async def _item_of(self, body: bytes | Form) -> tuple[RequestT, HeldFile | None]:
+        if isinstance(body, Form):
+            return self._parse_form(body.fields), body.file
+        return await self._parse(self._request_type, body, _MAX_COLONS), None
+
     def _parse_form(self, fields: Mapping[str, str]) -> RequestT:
         """Read a form's fields: texts as they are, and what is no text in its JSON form."""
         given: dict[str, Any] = dict(fields)
@@ -360,7 +379,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         except ValidationError as error:
             raise InvalidRequest(explain(error, self._request_type)) from None
 
-    async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
+    async def _parse(self, model: type[ModelT], body: bytes, max_colons: int) -> ModelT:
         """Read a body; a large one off the event loop.
 
         Raises:
@@ -368,6 +387,8 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
+            if body.count(b":") > max_colons or body.count(b",") > _MAX_COMMAS:
+                raise InvalidRequest("the body has too many fields or values; see GET /docs")
             try:
                 return model.model_validate_json(body)
             except ValidationError as error:
@@ -404,8 +425,12 @@ async def _unless_hung_up(request: Request, work: Coroutine[None, None, T]) -> T
     Raises:
         CallerGone: The caller hung up.
     """
-    working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_hang_up(request))
+    await asyncio.sleep(0)  # who has gone already is seen now
+    if watching.done():
+        work.close()
+        raise CallerGone
+    working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

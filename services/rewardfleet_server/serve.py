@@ -51,12 +51,6 @@ class Server(uvicorn.Server):
         self._grace_s = settings.grace_s
         self._draining: asyncio.Task[None] | None = None
 
-    @property
-    def port(self) -> int:
-        """The port listened on, once started."""
-        number: int = self.servers[0].sockets[0].getsockname()[1]
-        return number
-
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         _keep_freed_memory()

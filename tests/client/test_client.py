@@ -141,6 +141,10 @@ def http(status: str, body: str) -> bytes:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", rewardfleet.Unavailable),
         (b"SSH-2.0-OpenSSH_9\r\n", rewardfleet.Unavailable),
         (b"", rewardfleet.Unavailable),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+            rewardfleet.Unavailable,
+        ),
     ],
 )
 async def test_what_is_no_answer_of_ours_is_a_typed_failure(response, error, tmp_path):
@@ -211,12 +215,19 @@ async def test_a_batch_keeps_its_order_and_its_failures_apart(serve: Serve, fram
         {"success_threshold": math.nan},
         {"timeout_s": 0},
         {"timeout_s": math.inf},
+        {"max_concurrency": 0},
     ],
     ids=str,
 )
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         RewardFleet(video="http://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:18080", "ftp://host", "http://", ""])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ValueError, match="give a URL"):
+        RewardFleet(video=url)
 
 
 def test_synchronous_code_has_the_same_calls(serve: Serve, frames):

@@ -122,6 +122,25 @@ async def test_a_locked_file_costs_the_answers_place_not_the_answer(
     await cache.aclose()
 
 
+async def test_a_file_that_cannot_be_begun_anew_is_gone_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    cache = sqlite_cache(tmp_path)
+
+    def corrupt(_: sqlite3.Connection) -> None:
+        raise sqlite3.DatabaseError("malformed")
+
+    def full(_: Path) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("rewardfleet_server.sqlite.SqliteFile.set_aside", full)
+    assert await cache._guarded(corrupt) is None
+    assert "no cache file from now on" in caplog.text
+    await cache.put("a", b"1")
+    assert await cache.get("a") is None
+    await cache.aclose()
+
+
 class Work:
     """A computation that ends when it is told to."""
 

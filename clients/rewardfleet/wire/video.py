@@ -13,6 +13,19 @@ MAX_FRAMES_SENT = 1024
 INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
 
 
+def sample_indices(total: int, count: int) -> tuple[int, ...]:
+    """Return `count` indices spread evenly over `total` frames, the first and the last included.
+
+    All of them where there are no more than `count`; the last alone for a count of 1, as it
+    shows how the rollout ended.
+    """
+    if total <= count:
+        return tuple(range(total))
+    if count == 1:
+        return (total - 1,)
+    return tuple(round(index * (total - 1) / (count - 1)) for index in range(count))
+
+
 class VideoRequest(Request):
     """One rollout to be judged. Give exactly one of the fields in `INPUTS`."""
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
+from rewardfleet.wire.video import sample_indices
 
 # Set before OpenCV is loaded: broken videos are told to the caller, not to standard error.
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
@@ -31,6 +32,8 @@ _MISSING_TOLERATED = 0.02
 
 Frame = NDArray[np.uint8]
 
+Image.MAX_IMAGE_PIXELS = None  # `_check_pixels` is the limit, and tells it as a problem
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -48,19 +51,6 @@ class Clip:
     indices: tuple[int, ...]
     total: int
     fps: float | None
-
-
-def sample_indices(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` indices spread evenly over `total` frames, the first and the last included.
-
-    All of them where there are no more than `count`; the last alone for a count of 1, as it
-    shows how the rollout ended.
-    """
-    if total <= count:
-        return tuple(range(total))
-    if count == 1:
-        return (total - 1,)
-    return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
 
 
 def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Event) -> Clip:
@@ -166,7 +156,7 @@ def _picture_size(content: bytes, index: int) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as picture:
             return picture.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError):
         raise InvalidRequest(f"frames_base64[{index}] is no JPEG or PNG picture") from None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ from rewardfleet_server.uploads import HeldFile
 
 from .fetch import Fetcher
 from .frames import Clip
-from .judges import ALIASES, FileJudge, Judge, Judgment
+from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment
 from .sources import (
     BytesSource,
     HeldSource,
@@ -36,6 +37,9 @@ from .sources import (
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+#: Characters of a judge's own words in a problem.
+_MAX_SAID = 500
 
 
 class VideoScorer:
@@ -120,6 +124,7 @@ class VideoScorer:
     def _key(self, name: str, digest: str, request: VideoRequest) -> str:
         """Name everything that the judgment depends on."""
         parts = [
+            name,
             self._fingerprints[name],
             digest,
             request.task_text,
@@ -133,45 +138,64 @@ class VideoScorer:
         self, name: str, request: VideoRequest, source: Source, digest: str
     ) -> VideoScore:
         judge = self._judges[name]
-        started = time.monotonic()
         stop = threading.Event()
-        options = Sampling(digest, request.nframes, request.max_pixels, stop)
-        asked = request.task_text, request.backend_kwargs
+        wanted = Sampling(digest, request.nframes, request.max_pixels, stop)
         try:
             if isinstance(judge, FileJudge):
-                async with self._file(source, options) as path:
-                    ready = time.monotonic()
-                    judgment = await _judged(
-                        name,
-                        judge.judge_file(
-                            asked[0], path, request.nframes, request.max_pixels, asked[1]
-                        ),
-                    )
-                frames: dict[str, JsonValue] = {}  # the judge takes its own
-            else:
-                clip = await self._in_thread(lambda: source.clip(options))
-                ready = time.monotonic()
-                judgment = await _judged(name, judge.judge(asked[0], clip, asked[1]))
-                frames = {"frames": _described(clip)}
+                return await self._score_file(name, judge, request, source, wanted)
+            return await self._score_clip(name, judge, request, source, wanted)
         finally:
             stop.set()  # where the caller has gone, a decoding thread need not go on
-        return VideoScore(
-            score=judgment.score,
-            status=Status.ABSTAINED if judgment.score is None else Status.OK,
-            components=dict(judgment.components),
-            backend=name,
-            timing_ms=Timing(
-                decode=round((ready - started) * 1000, 3),
-                backend=round((time.monotonic() - ready) * 1000, 3),
-            ),
-            provenance=frames,
-            model_output=judgment.text,
+
+    async def _score_clip(
+        self,
+        name: str,
+        judge: ClipJudge,
+        request: VideoRequest,
+        source: Source,
+        wanted: Sampling,
+    ) -> VideoScore:
+        def decode() -> tuple[Clip, float]:
+            started = time.monotonic()
+            return source.clip(wanted), (time.monotonic() - started) * 1000
+
+        asked = time.monotonic()
+        clip, decode_ms = await self._in_thread(decode)
+        decoded = time.monotonic()
+        judgment = await _judged(name, judge.judge(request.task_text, clip, request.backend_kwargs))
+        timing = Timing(
+            queue=(decoded - asked) * 1000 - decode_ms,  # waiting for a decoding thread
+            decode=round(decode_ms, 3),
+            backend=round((time.monotonic() - decoded) * 1000, 3),
         )
+        return _answer(name, judgment, timing, {"frames": _described(clip)})
+
+    async def _score_file(
+        self,
+        name: str,
+        judge: FileJudge,
+        request: VideoRequest,
+        source: Source,
+        wanted: Sampling,
+    ) -> VideoScore:
+        """Have the judge read the file itself: which frames it takes is its own affair."""
+        asked = time.monotonic()
+        async with self._file(source, wanted) as path:
+            ready = time.monotonic()
+            judging = judge.judge_file(
+                request.task_text, path, wanted.count, wanted.max_pixels, request.backend_kwargs
+            )
+            judgment = await _judged(name, judging)
+        timing = Timing(
+            decode=round((ready - asked) * 1000, 3),
+            backend=round((time.monotonic() - ready) * 1000, 3),
+        )
+        return _answer(name, judgment, timing, {})
 
     @asynccontextmanager
-    async def _file(self, source: Source, options: Sampling) -> AsyncIterator[str]:
+    async def _file(self, source: Source, wanted: Sampling) -> AsyncIterator[str]:
         """A source as a file with a path, for as long as it is needed."""
-        file = source.file(options)
+        file = source.file(wanted)
         entering = asyncio.ensure_future(self._in_thread(file.__enter__))
         try:
             path = await asyncio.shield(entering)
@@ -203,15 +227,42 @@ def _described(clip: Clip) -> dict[str, JsonValue]:
     }
 
 
-async def _judged(name: str, judgment: Awaitable[Judgment]) -> Judgment:
-    """Wait for a judgment; what a judge raises is a failure of the backend."""
+async def _judged(name: str, judging: Awaitable[Judgment]) -> Judgment:
+    """Wait for a judgment; what the judge raises, or answers wrongly, is the backend's failure."""
     try:
-        found = await judgment
+        judgment = await judging
     except RewardFleetError:
         raise
     except Exception as error:
         log.exception("judge %s failed", name)
-        raise BackendFailed(f"judge {name} failed: {type(error).__name__}: {error}") from error
-    if found.score is not None and not 0 <= found.score <= 1:
-        raise BackendFailed(f"judge {name} gave {found.score!r}, which is not in [0, 1]")
-    return found
+        message = f"judge {name} failed: {type(error).__name__}: {error}"
+        raise BackendFailed(message[:_MAX_SAID]) from error
+    if not _is_sound(judgment):
+        raise BackendFailed(
+            f"judge {name} answered {str(judgment)[:_MAX_SAID]}; a judgment has a score in "
+            "[0, 1] or none, a text, and finite components"
+        )
+    return judgment
+
+
+def _answer(
+    name: str, judgment: Judgment, timing: Timing, provenance: dict[str, JsonValue]
+) -> VideoScore:
+    return VideoScore(
+        score=judgment.score,
+        status=Status.ABSTAINED if judgment.score is None else Status.OK,
+        components=dict(judgment.components),
+        backend=name,
+        timing_ms=timing,
+        provenance=provenance,
+        model_output=judgment.text,
+    )
+
+
+def _is_sound(judgment: object) -> bool:
+    """Check what a type checker cannot know of somebody else's judge."""
+    if not isinstance(judgment, Judgment) or not isinstance(judgment.text, str):
+        return False
+    score, components = judgment.score, judgment.components.values()
+    in_range = score is None or (isinstance(score, int | float) and 0 <= score <= 1)
+    return in_range and all(isinstance(c, int | float) and math.isfinite(c) for c in components)

@@ -95,6 +95,7 @@ class VideoFiles:
         # By path: what the file was, and its digest. See `_remember`.
         self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
         self._local_devices = _local_devices()
+        self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
         self._lock = threading.Lock()
 
     def quick_digest(self, path: str) -> str | None:
@@ -103,6 +104,8 @@ class VideoFiles:
         That is where the path still leads to the very file that was checked and read before.
         Network file systems are not looked at here: they can hang.
         """
+        if not self._all_local:
+            return None
         with self._lock:
             known = self._digests.get(path)
         if known is None or known[0][0] not in self._local_devices:

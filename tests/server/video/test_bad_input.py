@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import socket
+import zlib
 
 import cv2
 import httpx
@@ -242,9 +243,7 @@ def test_frames_that_are_not_pictures(client, frames, said):
 
 def test_a_picture_that_would_unfold_to_gigabytes(client):
     bomb = base64.b64encode(_png_header(60_000, 60_000)).decode()
-    answer = ask(client, frames_base64=[bomb])
-    assert answer.status_code in {413, 422}
-    check_problem(answer, answer.json()["kind"])
+    check_problem(ask(client, frames_base64=[bomb]), "too_large", "60000x60000")
 
 
 def test_pictures_past_the_pixel_limit(client):
@@ -254,8 +253,8 @@ def test_pictures_past_the_pixel_limit(client):
 
 def _png_header(width: int, height: int) -> bytes:
     encoded = base64.b64decode(picture(kind=".png"))
-    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
-    return encoded[:16] + size + encoded[24:]
+    header = encoded[12:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + encoded[24:29]
+    return encoded[:12] + header + zlib.crc32(header).to_bytes(4, "big") + encoded[33:]
 
 
 # Fields
@@ -353,7 +352,7 @@ def test_a_body_that_is_never_finished_ends_with_the_deadline(serve):
         assert connection.recv(65536).startswith(b"HTTP/1.1 504")
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "multipart/form-data", ""])
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_a_body_of_another_type(client, content_type):
     headers = {"content-type": content_type}
     answer = client.post("/score", content=b"{}", headers=headers)

@@ -6,11 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
+from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.video.frames import (
     Clip,
     decode_pictures,
     decode_video,
-    sample_indices,
 )
 
 from ...conftest import LONG_CLIP

@@ -84,7 +84,7 @@ def _asking(endpoint: Endpoint | str, **settings: object):
         settings = VideoSettings(_cli_parse_args=False, openai_model="judge-7b", **settings)
         with (
             serving(create_app(settings)) as service,
-            httpx.Client(base_url=service, timeout=60, trust_env=False) as client,
+            httpx.Client(base_url=service, timeout=60, trust_env=False, verify=False) as client,
         ):
 
             def ask(**fields: object) -> httpx.Response:
