@@ -453,18 +453,16 @@ def _value(
 def _is_score(tokens: list[str | _Quantity], *, percent: bool) -> bool:
     """Whether a number is a score, not a count or a moment.
 
-    A percentage must be marked or said of the task. Any other number must be marked, and nothing
-    that can be counted may stand between or behind: "task 3" and "completed 3" are counts.
+    A percentage must be marked or said of the task. Any other number follow a mark, and
+    nothing that can be counted may stand between or behind: "task 3" and "1 result" are counts.
     """
     words = {token for token in tokens if isinstance(token, str)}
     if words <= _GIVING:
         return True
     if percent:
         return bool(words & (_LABEL | _HEAVY))
-    heavy = [index for index, token in enumerate(tokens) if token in _HEAVY]
-    if not heavy:
-        return bool(words & _LABEL)
-    rest = tokens[heavy[-1] + 1 :]
+    heavy = max((index for index, token in enumerate(tokens) if token in _HEAVY), default=-1)
+    rest = tokens[heavy + 1 :]
     first = next((index for index, token in enumerate(rest) if isinstance(token, _Quantity)), 0)
     return any(token in _LABEL for token in rest[:first])
 

@@ -339,6 +339,7 @@ PERCENTAGE = [
     ("At 3, the robot lifts the bowl.", None),
     ("The robot picked 3 bowls", None),
     ("Task 3", None),
+    ("1 result", None),
     ("40 + 45 = 85", None),
     # other scripts, and what nobody sees
     ("\u0668\u0665", 0.85),  # Arabic-Indic
@@ -425,8 +426,8 @@ VERDICTS = (
     r"|fail\w*|unsuccess\w*|incomplete|unfinished|unaccomplished|finish\w*|done)\b"
 )
 
-PIECES = r"""1 0 85 0.85 0,85 140 -5 % / - to of between and 60-70% 3/5 ٨ ½ ² <think> </think> <answer>
-    </answer> [[ ]] \boxed{ } { " ' ` ``` ** __ ( ) <|im_end|> score: final answer overall
+PIECES = r"""1 0 85 0.85 0,85 140 -5 % / - to of between and 60-70% 3/5 ٨ ½ ² <think> </think>
+    <answer> </answer> [[ ]] \boxed{ } { " ' ` ``` ** __ ( ) <|im_end|> score: final answer overall
     percentage (0-100) step task robot it is was the a not no yes success failed complete completed
     done unsuccessful true false certain that about ~ > nan inf cannot tell but because . , ; : ? !
     = ◁ ▷"""
