@@ -453,7 +453,7 @@ def _value(
 def _is_score(tokens: list[str | _Quantity], *, percent: bool) -> bool:
     """Whether a number is a score, not a count or a moment.
 
-    A percentage must be marked or said of the task. Any other number follow a mark, and
+    A percentage must be marked or said of the task. Any other number must follow a mark, and
     nothing that can be counted may stand between or behind: "task 3" and "1 result" are counts.
     """
     words = {token for token in tokens if isinstance(token, str)}
