@@ -60,9 +60,16 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def make_video(tmp_path: Path) -> Callable[..., Path]:
     """Write an mp4 whose frame i is of grey level i (modulo 256)."""
 
-    def make(frames: int, *, width: int = 64, height: int = 48, name: str = "clip.mp4") -> Path:
+    def make(
+        frames: int,
+        *,
+        width: int = 64,
+        height: int = 48,
+        name: str = "clip.mp4",
+        codec: str = "mp4v",
+    ) -> Path:
         path = tmp_path / name
-        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+        fourcc = cv2.VideoWriter.fourcc(*codec)
         writer = cv2.VideoWriter(str(path), fourcc, 20.0, (width, height))
         for index in range(frames):
             writer.write(np.full((height, width, 3), index % 256, np.uint8))

@@ -62,6 +62,9 @@ class MemoryCache:
         self._bytes = 0
 
 
+#: A cache that others hold locked is not worth waiting for: requests would queue behind it.
+_BUSY_SECONDS = 0.05
+
 _CACHE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     id INTEGER PRIMARY KEY,
@@ -92,13 +95,13 @@ class SqliteCache:
 
     def _open(self) -> SqliteFile:
         try:
-            file = SqliteFile(self._path, _CACHE_SCHEMA)
+            file = SqliteFile(self._path, _CACHE_SCHEMA, busy_s=_BUSY_SECONDS)
             self._bytes = file.call_now(_count_bytes)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            file = SqliteFile(self._path, _CACHE_SCHEMA)
+            file = SqliteFile(self._path, _CACHE_SCHEMA, busy_s=_BUSY_SECONDS)
             self._bytes = 0
         return file
 
@@ -113,7 +116,7 @@ class SqliteCache:
 
         def read(db: sqlite3.Connection) -> bytes | None:
             row = db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
-            return None if row is None else bytes(row[0])
+            return row[0] if row is not None and isinstance(row[0], bytes) else None
 
         value = await self._guarded(read)
         if value is not None:

@@ -37,6 +37,9 @@ class RunState(Protocol):
         """Let go of files and threads."""
 
 
+#: A change must not be lost because another process is making one.
+_BUSY_SECONDS = 5.0
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS changes (
@@ -67,7 +70,7 @@ class SqliteRunState:
     def __init__(self, path: Path, *, keep_steps: int = 1000) -> None:
         self._keep_steps = keep_steps
         try:
-            self._file = SqliteFile(path, _SCHEMA)
+            self._file = SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise Unavailable(
                 f"run-state file {path.name} cannot be used ({error}); restore it from a backup, "

@@ -79,7 +79,7 @@ class _QuickServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
-        while not self.should_exit:
+        while not self.should_exit:  # noqa: ASYNC110 - set by another thread
             await asyncio.sleep(0.005)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

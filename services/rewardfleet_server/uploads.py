@@ -90,6 +90,13 @@ def _held(upload: UploadFile) -> HeldFile:
     return HeldFile(upload.file)
 
 
+def held_bytes(content: bytes) -> HeldFile:
+    """Hold bytes as a file, which a decoder can open."""
+    with temporary_file() as file:
+        file.write(content)
+        return HeldFile(file)
+
+
 def temporary_file() -> IO[bytes]:
     """Make a file without a name for a download."""
     return tempfile.TemporaryFile(prefix="rewardfleet-")

@@ -108,9 +108,8 @@ async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
 
 
 async def test_a_locked_file_costs_the_answers_place_not_the_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("rewardfleet_server.sqlite._BUSY_SECONDS", 0.01)
     cache = sqlite_cache(tmp_path)
     other = sqlite3.connect(tmp_path / "cache.sqlite")
     other.execute("BEGIN EXCLUSIVE")

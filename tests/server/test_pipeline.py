@@ -392,6 +392,14 @@ def test_a_judge_that_answers_no_judgment_is_a_failure_of_the_backend(
     assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
 
 
+def test_punctuation_in_texts_is_no_field(serve: Serve, frames_request):
+    client = serve()
+    for text in ("do: " * 1024, '":' * 2048, ",:" * 2048):
+        item = {**frames_request, "task_text": text}
+        assert client.post("/score", json=item).status_code == 200
+        assert client.post("/score/batch", json={"items": [item] * 256}).status_code == 200
+
+
 def test_a_judges_words_in_a_problem_are_bounded(serve: Serve, frames_request):
     client = serve(FakeJudge(error=RuntimeError("x" * 100_000)))
     assert len(client.post("/score", json=frames_request).text) < 1500

@@ -95,6 +95,18 @@ def test_work_that_outlasts_the_grace_time_is_told_so():
         assert time.monotonic() - begun < 8
 
 
+@pytest.mark.slow
+def test_a_second_signal_ends_the_grace_time():
+    with slow_service(60) as (started, client), ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(client.post, "/score", json=request("inside"))
+        _wait_for_in_flight(client)
+        started.send_signal(signal.SIGTERM)
+        _wait_until_not_ready(client)
+        started.send_signal(signal.SIGTERM)
+        assert inside.result().json()["kind"] == "unavailable"
+        assert started.wait(10) == 0
+
+
 def test_an_idle_service_ends_at_once():
     with slow_service(0) as (started, _):
         started.send_signal(signal.SIGTERM)
@@ -145,6 +157,7 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
         (["serve", "video", "--api-key-file", "/none"], "--api-key-file"),
         (["serve", "video", "--video-root", "/none"], "--video-root"),
         (["serve", "video", "--references", "/none"], "--references"),
+        (["serve", "video", "--cache-file", "/none/cache"], "--cache-file"),
         (["serve", "video", "--no-such-flag"], "--no-such-flag"),
         (["score", "video", "/none.mp4", "task"], "/none.mp4"),
         (["score", "video", str(LONG_CLIP), "task", "--url", "http://127.0.0.1:1"], "reached"),

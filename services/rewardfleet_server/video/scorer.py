@@ -15,17 +15,16 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError, Unavailable
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
 from rewardfleet_server.pipeline import Plan
-from rewardfleet_server.uploads import HeldFile
+from rewardfleet_server.uploads import HeldFile, held_bytes
 
 from .fetch import Fetcher
 from .frames import Clip
 from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment
 from .sources import (
-    BytesSource,
     HeldSource,
     PathSource,
     PicturesSource,
@@ -115,7 +114,9 @@ class VideoScorer:
         if request.video_path is not None:
             return PathSource(self._files, request.video_path)
         if request.video_base64 is not None:
-            return BytesSource(request.video_base64)
+            content = request.video_base64
+            held = await self._in_thread(lambda: held_bytes(content))
+            return HeldSource(held, "video_base64")
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
             return HeldSource(fetched, "the video of video_url")
@@ -209,7 +210,13 @@ class VideoScorer:
             _leave(file)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except OSError as error:  # what is the caller's fault was told where it was seen
+            log.exception("a file could not be read")
+            raise Unavailable(
+                f"files cannot be read now: {error.strerror}", retry_after=1
+            ) from None
 
 
 def _leave(file: AbstractContextManager[str]) -> None:

@@ -1,6 +1,7 @@
 """Where a clip comes from: named by its content, checked, and decoded."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Protocol
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound, TooLarge
 from rewardfleet_server.uploads import HeldFile
 
+from .containers import ACCEPTED, check_container
 from .frames import Clip, decode_pictures, decode_video
 from .mp4 import as_mp4
 
@@ -29,10 +31,11 @@ _CHUNK = 1 << 20
 _QUICK_BYTES = 64 * 1024
 _LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 
+#: Errors of the machine, not of the file that the caller named.
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC}
+
 #: Device, inode, size, times of the last change: equal only for an unchanged file.
 _Identity = tuple[int, ...]
-
-_ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class VideoFiles:
                     f"video_path {path!r} has {status.st_size / 2**20:.1f} MiB; this service "
                     f"accepts {self._max_bytes / 2**20:g} MiB a video"
                 )
-            check_container(os.pread(fd, 16, 0), f"video_path {path!r}")
+            check_container(fd, f"video_path {path!r}")
             digest = _sha256(fd)
             self._remember(path, status, digest)
             yield OpenFile(_path_of(fd), digest)
@@ -230,32 +233,6 @@ class PathSource:
 
 
 @dataclass(frozen=True)
-class BytesSource:
-    """A video file that the caller sent."""
-
-    content: bytes
-
-    def quick_digest(self) -> str | None:
-        return self.digest() if len(self.content) <= _QUICK_BYTES else None
-
-    def digest(self) -> str:
-        check_container(self.content[:16], "video_base64")
-        return hashlib.sha256(self.content).hexdigest()
-
-    def clip(self, wanted: Sampling) -> Clip:
-        with self.file(wanted) as path:
-            return _decoded(path, wanted)
-
-    @contextlib.contextmanager
-    def file(self, wanted: Sampling) -> Iterator[str]:
-        del wanted  # what was sent cannot change
-        with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
-            file.write(self.content)
-            file.flush()
-            yield file.name
-
-
-@dataclass(frozen=True)
 class HeldSource:
     """A video file that was uploaded or fetched.
 
@@ -271,7 +248,7 @@ class HeldSource:
         return None
 
     def digest(self) -> str:
-        check_container(os.pread(self.held.fd, 16, 0), self.what)
+        check_container(self.held.fd, self.what)
         return _sha256(self.held.fd)
 
     def clip(self, wanted: Sampling) -> Clip:
@@ -305,7 +282,11 @@ class PicturesSource:
 
     def clip(self, wanted: Sampling) -> Clip:
         return decode_pictures(
-            self.pictures, fps=self.fps, count=wanted.count, max_pixels=wanted.max_pixels
+            self.pictures,
+            fps=self.fps,
+            count=wanted.count,
+            max_pixels=wanted.max_pixels,
+            stop=wanted.stop,
         )
 
     @contextlib.contextmanager
@@ -322,23 +303,6 @@ def _path_of(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def check_container(head: bytes, what: str) -> None:
-    """Refuse what does not begin like a video container, before a decoder sees it.
-
-    Decoders guess; among what they would accept are playlists, which name other files.
-
-    Raises:
-        InvalidRequest: It is empty, or its first bytes are none of a known container.
-    """
-    if not head:
-        raise InvalidRequest(f"{what} is empty; {_ACCEPTED}")
-    is_mp4 = head[4:8] in {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
-    is_matroska = head[:4] == b"\x1a\x45\xdf\xa3"
-    is_avi = head[:4] == b"RIFF" and head[8:12] == b"AVI "
-    if not (is_mp4 or is_matroska or is_avi):
-        raise InvalidRequest(f"{what} is not a video; {_ACCEPTED}")
-
-
 @contextlib.contextmanager
 def _opened(real: str, path: str) -> Iterator[int]:
     try:
@@ -350,6 +314,8 @@ def _opened(real: str, path: str) -> Iterator[int]:
     except PermissionError:
         raise Forbidden(f"video_path {path!r} may not be read by the service") from None
     except OSError as error:
+        if error.errno in _OURS:
+            raise
         raise InvalidRequest(f"video_path {path!r} cannot be opened: {error.strerror}") from None
     try:
         yield fd
@@ -359,9 +325,9 @@ def _opened(real: str, path: str) -> Iterator[int]:
 
 def _check_regular(status: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InvalidRequest(f"video_path {path!r} is a folder; {_ACCEPTED}")
+        raise InvalidRequest(f"video_path {path!r} is a folder; {ACCEPTED}")
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidRequest(f"video_path {path!r} is not a regular file; {_ACCEPTED}")
+        raise InvalidRequest(f"video_path {path!r} is not a regular file; {ACCEPTED}")
 
 
 def _sha256(fd: int) -> str:
