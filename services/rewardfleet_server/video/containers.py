@@ -1,4 +1,4 @@
-"""Video files from outside: what they are and whether they are whole, before a decoder sees them."""
+"""Video files from outside: what they are, and whether they are whole, before they are decoded."""
 
 import os
 from collections.abc import Iterator

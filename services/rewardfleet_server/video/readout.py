@@ -37,6 +37,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+#: Raised with every change of what is read: judges tell it, and old cached scores are let go.
+READOUT_VERSION = 1
+
 ScoreMode = Literal["auto", "percentage", "unit"]
 
 

@@ -27,7 +27,7 @@ from rewardfleet_server.video.frames import Clip, Frame
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.mp4 import as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
-from rewardfleet_server.video.readout import ScoreMode, read_score
+from rewardfleet_server.video.readout import READOUT_VERSION, ScoreMode, read_score
 from rewardfleet_server.video.settings import VideoSettings
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class OpenAIJudge:
             "judge": "openai",
             "url": self._url,
             "model": self._model,
-            "readout": self._readout,
+            "readout": f"{self._readout} v{READOUT_VERSION}",
             "prompt": self._prompt_of(Options()).digest,
             "send": self._send,
             "sampling": self._sampling,
@@ -166,7 +166,8 @@ class OpenAIJudge:
         choice = await self._ask([*parts, question])
         if self._readout == "probability":
             return _probability(choice)
-        return _text(choice, self._score_mode(options, prompt))
+        # A long chain of thought takes milliseconds to read.
+        return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
 
     async def aclose(self) -> None:
         await self._http.aclose()
