@@ -38,7 +38,10 @@ def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx
     app = create_app(
         VideoSettings(_cli_parse_args=False, **settings), {"fake": judge or FakeJudge()}
     )
-    with serving(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
+    ):
         yield client
 
 
@@ -57,9 +60,16 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def make_video(tmp_path: Path) -> Callable[..., Path]:
     """Write an mp4 whose frame i is of grey level i (modulo 256)."""
 
-    def make(frames: int, *, width: int = 64, height: int = 48, name: str = "clip.mp4") -> Path:
+    def make(
+        frames: int,
+        *,
+        width: int = 64,
+        height: int = 48,
+        name: str = "clip.mp4",
+        codec: str = "mp4v",
+    ) -> Path:
         path = tmp_path / name
-        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+        fourcc = cv2.VideoWriter.fourcc(*codec)
         writer = cv2.VideoWriter(str(path), fourcc, 20.0, (width, height))
         for index in range(frames):
             writer.write(np.full((height, width, 3), index % 256, np.uint8))
@@ -80,3 +90,13 @@ def picture(width: int = 32, height: int = 24, *, level: int = 100, kind: str = 
 def frames_request() -> dict[str, object]:
     """A small, complete request that needs no file."""
     return {"task_text": "put the bowl on the plate", "frames_base64": [picture()]}
+
+
+@contextmanager
+def client_of(settings: VideoSettings) -> Iterator[httpx.Client]:
+    """Serve the video service as its settings say; give an HTTP client of it."""
+    with (
+        serving(create_app(settings)) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
+    ):
+        yield client

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypedDict, Unpack
+from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
 from .clips import ClipLike, body_bytes, video_request
 from .coalesce import Coalescer
-from .endpoint import ERROR_OF_STATUS, Endpoint, in_thread  # noqa: F401 - test_house.py's table
+from .endpoint import Endpoint, in_thread
 from .replicas import backoff
 from .wire.errors import (
     ERRORS,
@@ -129,7 +130,7 @@ class RewardFleet:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
         self._endpoint = Endpoint(
             _base_urls("video", video),
-            api_key=api_key,
+            api_key=_header_safe(api_key),
             timeout_s=timeout_s,
             max_concurrency=max_concurrency,
         )
@@ -152,11 +153,20 @@ class RewardFleet:
         await self.aclose()
 
 
+def _header_safe(api_key: str | None) -> str | None:
+    """Check a key before it is sent; what is wrong with it is told without the key."""
+    key = (api_key or "").strip()
+    if not (key.isascii() and (key.isprintable() or not key)):
+        raise ValueError("api_key: a key is plain ASCII, in one line")
+    return key or None
+
+
 def _base_urls(service: str, given: str | Sequence[str]) -> list[str]:
     urls = [given] if isinstance(given, str) else list(given)
     for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{service}: give URLs that begin with http:// or https://, not {url}")
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
+            raise ValueError(f"{service}: give a URL such as http://127.0.0.1:18080, not {url!r}")
     if not urls:
         raise ValueError(f"{service}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))

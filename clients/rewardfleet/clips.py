@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
 from .wire.errors import InvalidRequest
-from .wire.video import VideoRequest
+from .wire.video import VideoRequest, sample_indices
 
 #: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG pictures,
 #: or frames as RGB, `[T, H, W, 3]`, uint8.
@@ -52,7 +52,8 @@ def video_request(
     }
     if isinstance(clip, np.ndarray):
         _check_array(clip)
-        sampled = _sampled(clip, nframes)
+        # As the server would; a count out of range is refused below.
+        sampled = clip[list(sample_indices(len(clip), max(nframes, 1)))]
         given["frames_base64"] = [_png(frame) for frame in sampled]
         if fps is not None and len(clip) > 1:  # the rate of what is sent
             given["fps"] = fps * max(len(sampled) - 1, 1) / (len(clip) - 1)
@@ -74,16 +75,6 @@ def _check_array(frames: NDArray[np.uint8]) -> None:
             "give frames as a uint8 array [T, H, W, 3] with T, H and W above 0; "
             f"got {frames.dtype} {list(frames.shape)}"
         )
-
-
-def _sampled(frames: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Take `count` frames evenly, as the server does; the last alone for a count of 1."""
-    if len(frames) <= count or count < 1:
-        return frames
-    if count == 1:
-        return frames[-1:]
-    sampled: NDArray[np.uint8] = frames[np.linspace(0, len(frames) - 1, count).round().astype(int)]
-    return sampled
 
 
 def _png(frame: NDArray[np.uint8]) -> bytes:

@@ -1,5 +1,7 @@
 """Assembly: a slice's parts and the spine's become one ASGI application."""
 
+import json
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ class Service(Generic[RequestT, ScoreT]):
         name: One word, e.g. `video`; the `service` label of the metrics.
         about: A sentence for the documentation page.
         aclose: Lets go of threads and engines.
+        takes_uploads: Whether `POST /score` may be a form with a file.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Service(Generic[RequestT, ScoreT]):
     request_type: type[RequestT]
     score_type: type[ScoreT]
     aclose: Callable[[], Awaitable[None]]
+    takes_uploads: bool = False
 
 
 class RewardApp(FastAPI):
@@ -107,6 +111,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         telemetry=telemetry,
         deadline_s=settings.deadline_s,
         max_body_bytes=settings.max_body_mb * _MIB,
+        takes_uploads=service.takes_uploads,
     )
 
     @asynccontextmanager
@@ -121,6 +126,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         description=service.about,
         version=__version__,
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would be made of the caller's own Host header
     )
     app.admission, app.abandon = admission, pipeline.abandon
     _add_score_routes(app, service, pipeline)
@@ -135,14 +141,20 @@ def _open_cache(settings: ServerSettings) -> Cache:
     memory = MemoryCache(settings.cache_mb * _MIB)
     if settings.cache_file is None:
         return memory
-    return SqliteCache(settings.cache_file, max_bytes=settings.cache_file_mb * _MIB, memory=memory)
+    try:
+        max_bytes = settings.cache_file_mb * _MIB
+        return SqliteCache(settings.cache_file, max_bytes=max_bytes, memory=memory)
+    except sqlite3.Error as error:
+        raise ValueError(f"--cache-file {settings.cache_file}: {error}") from error
 
 
 def _add_score_routes(
     app: RewardApp, service: Service[RequestT, ScoreT], pipeline: Pipeline[RequestT, ScoreT]
 ) -> None:
     """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
-    item = service.request_type.model_json_schema()
+    schema = service.request_type.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    item = _inlined(schema, definitions)
     items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
     batch: dict[str, Any] = {
         "type": "object",
@@ -168,6 +180,15 @@ def _add_score_routes(
         openapi_extra=_json_body(batch),
         summary="Score several items; one that fails does not fail the others",
     )
+
+
+def _inlined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Put what the schema refers to in its place, as OpenAPI keeps its definitions elsewhere."""
+    text = json.dumps(schema)
+    for name, definition in definitions.items():
+        text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))
+    inlined: dict[str, Any] = json.loads(text)
+    return inlined
 
 
 def _json_body(schema: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Keys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("this service asks for a key: send `Authorization: Bearer <key>`")
-        digest = _digest(key.strip().encode("latin-1"))
+        digest = _digest(key.strip(" \t").encode("latin-1"))
         # All are compared, so that the time taken does not tell which one came close.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise Unauthorized("the key sent with `Authorization: Bearer` is not known here")
@@ -66,8 +66,11 @@ class Keys:
 
     def _load(self, path: Path) -> None:
         version = _version_of(path)
-        lines = [line.strip() for line in path.read_bytes().splitlines()]
-        digests = [_digest(line) for line in lines if line and not line.startswith(b"#")]
+        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not all(key.isascii() and key.isprintable() for key in keys):
+            raise ValueError(f"a key in {path} is not plain ASCII, which a header needs")
+        digests = [_digest(key.encode()) for key in keys]
         if not digests:
             raise ValueError(f"no key in {path}: write one key a line")
         self._digests, self._version = digests, version

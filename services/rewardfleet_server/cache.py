@@ -62,6 +62,9 @@ class MemoryCache:
         self._bytes = 0
 
 
+#: A cache that others hold locked is not worth waiting for: requests would queue behind it.
+_BUSY_SECONDS = 0.05
+
 _CACHE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     id INTEGER PRIMARY KEY,
@@ -88,17 +91,17 @@ class SqliteCache:
         self._max_bytes = max_bytes
         self._memory = memory
         self._bytes = 0
-        self._file = self._open()
+        self._file: SqliteFile | None = self._open()
 
     def _open(self) -> SqliteFile:
         try:
-            file = SqliteFile(self._path, _CACHE_SCHEMA)
+            file = SqliteFile(self._path, _CACHE_SCHEMA, busy_s=_BUSY_SECONDS)
             self._bytes = file.call_now(_count_bytes)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            file = SqliteFile(self._path, _CACHE_SCHEMA)
+            file = SqliteFile(self._path, _CACHE_SCHEMA, busy_s=_BUSY_SECONDS)
             self._bytes = 0
         return file
 
@@ -113,7 +116,7 @@ class SqliteCache:
 
         def read(db: sqlite3.Connection) -> bytes | None:
             row = db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
-            return None if row is None else bytes(row[0])
+            return row[0] if row is not None and isinstance(row[0], bytes) else None
 
         value = await self._guarded(read)
         if value is not None:
@@ -126,7 +129,7 @@ class SqliteCache:
         def write(db: sqlite3.Connection) -> None:
             with db:
                 row = (key, value)
-                added = db.execute("INSERT OR IGNORE INTO answers VALUES (NULL, ?, ?)", row)
+                added = db.execute("INSERT OR REPLACE INTO answers VALUES (NULL, ?, ?)", row)
                 size = self._bytes + added.rowcount * (len(key) + len(value))
                 while size > self._max_bytes and (freed := _forget_oldest(db)):
                     size -= freed
@@ -137,20 +140,30 @@ class SqliteCache:
     async def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """Run `work` on the file; a cache that breaks is a cache that misses."""
         file = self._file
+        if file is None:
+            return None
         try:
             return await file.call(work)
         except sqlite3.OperationalError as error:
             log.warning("cache file could not be used this time: %s", error)
         except sqlite3.DatabaseError as error:
             if file is self._file:  # else somebody who waited beside us has replaced it
-                file.close()
-                self._set_aside(error)
-                self._file = self._open()
+                self._file = None
+                await asyncio.to_thread(self._begin_anew, file, error)
         return None
+
+    def _begin_anew(self, file: SqliteFile, error: sqlite3.DatabaseError) -> None:
+        file.close()
+        try:
+            self._set_aside(error)
+            self._file = self._open()
+        except (OSError, sqlite3.Error) as again:
+            log.error("there is no cache file from now on: %s", again)  # noqa: TRY400 - told whole
 
     async def aclose(self) -> None:
         await self._memory.aclose()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _count_bytes(db: sqlite3.Connection) -> int:

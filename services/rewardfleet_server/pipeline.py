@@ -6,8 +6,9 @@ request in flight → take a place at the backend → score → cache → answer
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypeVar
@@ -19,11 +20,13 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
+    Forbidden,
     InternalError,
     InvalidRequest,
     RewardFleetError,
@@ -36,7 +39,8 @@ from .admission import Admission
 from .auth import Keys
 from .cache import Cache, Flights
 from .problems import explain, problem_response
-from .telemetry import Telemetry, Visit, request_id_of
+from .telemetry import REQUEST_ID, Telemetry, Visit, request_id_of
+from .uploads import Form, HeldFile, read_form
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,13 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 
 #: Bodies above this size are parsed off the event loop.
 _SMALL_BODY = 64 * 1024
+#: Fields and commas that a body may have: an unknown field costs far more memory and time than its
+#: bytes, and a value some. Pictures in base64 have neither.
+_MAX_FIELDS, _MAX_FIELDS_OF_BATCH, _MAX_COMMAS = 1_000, 20_000, 2_000_000
+#: The end of a field's name; within a text, a quotation mark has a backslash before it.
+_FIELD = re.compile(rb'(?<!\\)"\s*:')
+#: Seconds in which a body must have come, so that silence holds no place for long.
+_BODY_SECONDS = 30.0
 
 DEADLINE_HEADER = "x-request-timeout"
 
@@ -72,8 +83,13 @@ class Plan(Generic[ScoreT]):
 class Scorer(Protocol[RequestT_contra, ScoreT]):
     """A slice's own part of the journey."""
 
-    async def plan(self, request: RequestT_contra) -> Plan[ScoreT]:
-        """Check what the request asks for, and say what would answer it. Does no heavy work."""
+    async def plan(self, request: RequestT_contra, upload: HeldFile | None) -> Plan[ScoreT]:
+        """Check what the request asks for, and say what would answer it. Does no heavy work.
+
+        Args:
+            request: The item.
+            upload: The file that came with it, where the service takes one.
+        """
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return what all answers of `backend` have in common."""
@@ -95,6 +111,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         score_type: The model of an answer.
         deadline_s: Seconds for a whole request; a caller may ask for less by header.
         max_body_bytes: Bound on one request's body.
+        takes_uploads: Whether a single request may be a form with a file.
     """
 
     def __init__(
@@ -109,8 +126,15 @@ class Pipeline(Generic[RequestT, ScoreT]):
         telemetry: Telemetry,
         deadline_s: float,
         max_body_bytes: int,
+        takes_uploads: bool,
     ) -> None:
         self._scorer = scorer
+        self._takes_uploads = takes_uploads
+        self._json_fields = {
+            name
+            for name, field in request_type.model_fields.items()
+            if field.annotation not in {str, str | None}
+        }
         self._request_type = request_type
         self._score_type = score_type
         self._batch_type = BatchRequest[Annotated[request_type, _item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
@@ -149,20 +173,28 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _journey(
         self,
         request: Request,
-        answer: Callable[[Request, bytes, Visit, float], Awaitable[str]],
+        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str]],
     ) -> Response:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
         visit = Visit(request.scope["path"], request_id_of(headers.get("x-request-id")))
+        REQUEST_ID.set(visit.request_id)
         journey = asyncio.current_task()
         self._journeys.add(journey)
         try:
             self._keys.check(headers.get("authorization"))
             deadline = asyncio.get_running_loop().time() + self._seconds_allowed(headers)
-            with self._admission.admit(self._announced_bytes(headers)):
-                async with asyncio.timeout_at(deadline):
-                    body = await self._read_body(request)
+            is_form = self._takes_form(request, headers)
+            with self._admission.admit(self._announced_bytes(headers, is_form=is_form)):
+                now = asyncio.get_running_loop().time()
+                async with asyncio.timeout_at(min(deadline, now + _BODY_SECONDS)):
+                    stream = self._bounded(request)
+                    body = (
+                        await read_form(request.headers, stream)
+                        if is_form
+                        else b"".join([chunk async for chunk in stream])
+                    )
                 content = await answer(request, body, visit, deadline)
         except (CallerGone, ClientDisconnect):
             self._telemetry.answered(visit, 499, None, "the caller hung up")
@@ -181,22 +213,29 @@ class Pipeline(Generic[RequestT, ScoreT]):
         )
 
     async def _answer_single(
-        self, request: Request, body: bytes, visit: Visit, deadline: float
+        self, request: Request, body: bytes | Form, visit: Visit, deadline: float
     ) -> str:
-        async with asyncio.timeout_at(deadline):
-            item = await self._parse(self._request_type, body)
-            plan = await self._scorer.plan(item)
-            score = await self._known(plan)
-            if score is None:
-                score = await _unless_hung_up(request, self._computed(plan))
-        score.provenance = {**self._scorer.provenance(plan.backend), **score.provenance}
+        backend = ""
+        try:
+            async with asyncio.timeout_at(deadline):
+                item, upload = await self._item_of(body)
+                plan = await self._scorer.plan(item, upload)
+                backend = plan.backend
+                score = await self._known(plan)
+                if score is None:
+                    score = await _unless_hung_up(request, self._computed(plan))
+        except (RewardFleetError, TimeoutError):
+            self._telemetry.item_failed(backend)
+            raise
+        score.provenance = {**self._scorer.provenance(backend), **score.provenance}
         return self._finished(score, visit).model_dump_json()
 
     async def _answer_batch(
-        self, request: Request, body: bytes, visit: Visit, deadline: float
+        self, request: Request, body: bytes | Form, visit: Visit, deadline: float
     ) -> str:
+        assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
-            batch = await self._parse(self._batch_type, body)
+            batch = await self._parse(self._batch_type, body, _MAX_FIELDS_OF_BATCH)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
         judged = {score.backend for score in scores if score.status is not Status.ERROR}
         return self._batch_response(
@@ -216,7 +255,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
             if isinstance(item, InvalidRequest):
                 raise item  # noqa: TRY301 - the one way in which an item fails
             async with asyncio.timeout_at(deadline):
-                plan = await self._scorer.plan(item)
+                plan = await self._scorer.plan(item, None)
                 backend = plan.backend
                 score = await self._known(plan) or await self._computed(plan)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
@@ -232,10 +271,16 @@ class Pipeline(Generic[RequestT, ScoreT]):
         if plan.key is None:
             return None
         value = await self._cache.get(plan.key)
-        self._telemetry.cache_looked_up(hit=value is not None)
-        if value is None:
+        score = None if value is None else self._readable(value)
+        self._telemetry.cache_looked_up(hit=score is not None)
+        return score
+
+    def _readable(self, value: bytes) -> ScoreT | None:
+        try:
+            score = self._score_type.model_validate_json(value)
+        except ValidationError:
+            log.warning("a cached answer cannot be read; it is computed anew")
             return None
-        score = self._score_type.model_validate_json(value)
         score.cached = True
         return score
 
@@ -252,7 +297,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         async with self._admission.slot():
             queue_ms = (time.monotonic() - asked) * 1000
             score = await plan.compute()
-        score.timing_ms.queue = round(queue_ms, 3)
+        score.timing_ms.queue = round(score.timing_ms.queue + queue_ms, 3)
         if plan.key is not None and score.status is Status.OK:
             kept = score.model_dump_json(exclude={"cached", "timing_ms"})
             await self._cache.put(plan.key, kept.encode())
@@ -272,7 +317,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 f"not done within the request's time ({visit.elapsed_ms / 1000:.1f} s); "
                 f"the service allows {self._deadline_s:g} s"
             )
-        log.error("bug", exc_info=error, extra={"request_id": visit.request_id})
+        log.error("bug", exc_info=error)
         return InternalError("a bug in the service; its log has the details under this request id")
 
     def _refuse(self, visit: Visit, error: RewardFleetError) -> Response:
@@ -292,14 +337,20 @@ class Pipeline(Generic[RequestT, ScoreT]):
             raise InvalidRequest(f"{DEADLINE_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
         return min(seconds, self._deadline_s)
 
-    def _announced_bytes(self, headers: Mapping[str, str]) -> int:
+    def _takes_form(self, request: Request, headers: Mapping[str, str]) -> bool:
+        """Whether the body is a form, which only single requests of some services may be."""
+        is_form = _media_type(headers) == "multipart/form-data"
+        return is_form and self._takes_uploads and not request.scope["path"].endswith("/batch")
+
+    def _announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
-        content_type = headers.get("content-type", "")
-        if content_type.partition(";")[0].strip().lower() != "application/json":
-            # Also what keeps web pages from posting to a service on their visitor's machine.
-            raise InvalidRequest(
-                f"send `Content-Type: application/json` (got {content_type[:60]!r})"
-            )
+        if not is_form and _media_type(headers) != "application/json":
+            content_type = headers.get("content-type", "")[:60]
+            raise InvalidRequest(f"send `Content-Type: application/json` (got {content_type!r})")
+        # Web pages may post forms anywhere; their browsers say from where, programs do not.
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+            raise Forbidden(f"web pages of {origin[:100]} may not use this service")
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
@@ -308,17 +359,33 @@ class Pipeline(Generic[RequestT, ScoreT]):
             raise self._body_too_large()
         return announced
 
-    async def _read_body(self, request: Request) -> bytes:
-        chunks = []
+    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
         size = 0
         async for chunk in request.stream():
-            chunks.append(chunk)
             size += len(chunk)
             if size > self._max_body_bytes:
                 raise self._body_too_large()
-        return b"".join(chunks)
+            yield chunk
 
-    async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
+    async def _item_of(self, body: bytes | Form) -> tuple[RequestT, HeldFile | None]:
+        if isinstance(body, Form):
+            return self._parse_form(body.fields), body.file
+        return await self._parse(self._request_type, body, _MAX_FIELDS), None
+
+    def _parse_form(self, fields: Mapping[str, str]) -> RequestT:
+        """Read a form's fields: texts as they are, and what is no text in its JSON form."""
+        given: dict[str, Any] = dict(fields)
+        for name in given.keys() & self._json_fields:
+            try:
+                given[name] = from_json(given[name])
+            except ValueError as error:
+                raise InvalidRequest(f"{name}: not JSON: {error}") from None
+        try:
+            return self._request_type.model_validate(given, context={"uploaded": True})
+        except ValidationError as error:
+            raise InvalidRequest(explain(error, self._request_type)) from None
+
+    async def _parse(self, model: type[ModelT], body: bytes, max_fields: int) -> ModelT:
         """Read a body; a large one off the event loop.
 
         Raises:
@@ -326,6 +393,11 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
+            too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
+            if too_many_fields or body.count(b",") > _MAX_COMMAS:
+                raise InvalidRequest(
+                    f"the body has too many fields or values; at most {max_fields} fields"
+                )
             try:
                 return model.model_validate_json(body)
             except ValidationError as error:
@@ -338,6 +410,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _item_or_reason(model: type[BaseModel]) -> WrapValidator:
@@ -358,8 +434,12 @@ async def _unless_hung_up(request: Request, work: Coroutine[None, None, T]) -> T
     Raises:
         CallerGone: The caller hung up.
     """
-    working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_hang_up(request))
+    await asyncio.sleep(0)  # who has gone already is seen now
+    if watching.done():
+        work.close()
+        raise CallerGone
+    working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

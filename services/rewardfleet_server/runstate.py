@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
 
 from .sqlite import SqliteFile
 
@@ -27,11 +27,18 @@ class RunState(Protocol):
         """Return the run's state, None where there is none."""
 
     async def apply(self, run: str, step: int, uid: str, change: Change) -> JsonValue:
-        """Make `change` once for (run, step, uid) and return its answer, now and ever after."""
+        """Make `change` once for (run, step, uid); return its answer, then and whenever asked.
+
+        Raises:
+            InvalidRequest: The step is so old that it is not known any more whether it was made.
+        """
 
     async def aclose(self) -> None:
         """Let go of files and threads."""
 
+
+#: A change must not be lost because another process is making one.
+_BUSY_SECONDS = 5.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL);
@@ -53,7 +60,8 @@ class SqliteRunState:
 
     Args:
         path: The database file; its folder must exist. `:memory:` keeps nothing after the process.
-        keep_steps: Answers older than this many steps before a run's newest are forgotten.
+        keep_steps: Answers older than this many steps before a run's newest are forgotten, and
+            steps so old are refused.
 
     Raises:
         Unavailable: The file is damaged or cannot be opened.
@@ -62,7 +70,7 @@ class SqliteRunState:
     def __init__(self, path: Path, *, keep_steps: int = 1000) -> None:
         self._keep_steps = keep_steps
         try:
-            self._file = SqliteFile(path, _SCHEMA)
+            self._file = SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise Unavailable(
                 f"run-state file {path.name} cannot be used ({error}); restore it from a backup, "
@@ -79,7 +87,10 @@ class SqliteRunState:
                 db.execute("BEGIN IMMEDIATE")
                 return self._apply(db, (run, step, uid), change)
 
-        return await self._file.call(work)
+        try:
+            return await self._file.call(work)
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"run state cannot be written now: {error}", retry_after=1) from error
 
     def _apply(
         self, db: sqlite3.Connection, name: tuple[str, int, str], change: Change
@@ -90,6 +101,13 @@ class SqliteRunState:
         ).fetchone()
         if known is not None:
             return _load(known[0])
+        (newest,) = db.execute("SELECT max(step) FROM changes WHERE run = ?", (run,)).fetchone()
+        if newest is not None and step < newest - self._keep_steps:
+            # Whether it was made is forgotten, and to make it twice would be wrong.
+            raise InvalidRequest(
+                f"step {step} is too old: run {run[:100]!r} is at {newest}, and the last "
+                f"{self._keep_steps} steps are kept"
+            )
         state, answer = change(_state_of(db, run))
         db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (run, _dump(state)))
         db.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (*name, _dump(answer)))

@@ -3,12 +3,13 @@
 import asyncio
 import ctypes
 import gc
-import signal
+import resource
 import socket
 import sys
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .app import RewardApp
 from .settings import ServerSettings
@@ -17,6 +18,10 @@ from .settings import ServerSettings
 _KEEP_ALIVE_SECONDS = 75
 #: After the grace time, how long cancelled requests may take to say so.
 _LAST_WORDS_SECONDS = 2
+#: Seconds in which a new connection's first headers must have come.
+_HEADER_SECONDS = 75
+#: Bytes of one request's headers; what came with them in one read is forgiven.
+_MAX_HEADER_BYTES, _ONE_READ = 64 * 1024, 256 * 1024
 #: How long a working thread may keep the interpreter from the event loop; Python's own is 5 ms.
 _SWITCH_SECONDS = 0.001
 #: glibc's names for "give memory back above" and "map a block of its own from", and our values.
@@ -28,7 +33,7 @@ class Server(uvicorn.Server):
     """uvicorn, which on the first signal drains the application before it stops listening.
 
     Meanwhile readiness is false and new work is refused with 503, by an answer rather than by
-    a closed port. A second signal ends the process at once.
+    a closed port. A second signal ends the grace time.
     """
 
     def __init__(self, app: RewardApp, settings: ServerSettings) -> None:
@@ -37,7 +42,7 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                http="httptools",
+                http=_BoundedHttp,
                 ws="none",
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line a request, with its times
@@ -51,34 +56,73 @@ class Server(uvicorn.Server):
         self._grace_s = settings.grace_s
         self._draining: asyncio.Task[None] | None = None
 
-    @property
-    def port(self) -> int:
-        """The port listened on, once started."""
-        number: int = self.servers[0].sockets[0].getsockname()[1]
-        return number
-
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         _keep_freed_memory()
+        _allow_all_descriptors()
         # What start-up made stays; searching it for garbage would halt the event loop for tens
         # of milliseconds at a time.
         gc.collect()
         gc.freeze()
         super().run(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - both alike
         # Not handed on to uvicorn, which would end the process by the signal instead of with 0.
         del frame
-        if self._draining is not None or not self.started:
+        if not self.started:
             self.should_exit = True
-            self.force_exit = sig == signal.SIGINT
             return
         loop = asyncio.get_event_loop()
-        self._draining = loop.create_task(self._drain())
+        if self._draining is None:
+            self._draining = loop.create_task(self._drain())
+        else:
+            loop.call_soon_threadsafe(self._app.abandon)
 
     async def _drain(self) -> None:
         await self._app.drain(self._grace_s)
         self.should_exit = True
+
+
+class _BoundedHttp(HttpToolsProtocol):
+    """uvicorn's HTTP, with a bound on the headers' size and on the time in which they come."""
+
+    _header_bytes = 0
+    _in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(_HEADER_SECONDS, self._lose_patience)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > _MAX_HEADER_BYTES + _ONE_READ:
+                self.send_400_response("Headers too large.")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._header_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._patience.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _lose_patience(self) -> None:
+        if self._in_headers and not self.transport.is_closing():
+            self.transport.close()
+
+
+def _allow_all_descriptors() -> None:
+    """Each connection and each file takes one, and the usual limit is low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keep_freed_memory() -> None:

@@ -25,62 +25,23 @@ class ServerSettings(BaseSettings):
         frozen=True,
     )
 
-    # fmt: off - one line a setting: its unit, and why one would change it
-    host: str = Field(
-        "127.0.0.1",
-        description="Address to listen on. Any other than this machine's own asks for keys.",
-    )
-    port: int = Field(
-        18080,
-        ge=0,
-        le=65535,
-        description="TCP port to listen on; 0 takes a free one and prints it.",
-    )
-    api_key_file: FilePath | None = Field(
-        None, description="File of bearer keys, one a line, read again when it changes."
-    )
-    allow_unauthenticated: bool = Field(
-        False,
-        description="Listen beyond this machine without keys: whoever reaches the port may use it.",
-    )
-    open_metrics: bool = Field(
-        False, description="Answer GET /metrics without a key, for a Prometheus that has none."
-    )
-    max_in_flight: PositiveInt = Field(
-        64,
-        description="Items at the backend at once. More fills a batching backend; fewer bounds memory.",
-    )
-    max_waiting: PositiveInt = Field(
-        512,
-        description="Items that wait for the backend. Fewer refuses callers (429) instead of letting them wait long.",
-    )
-    max_body_mb: PositiveInt = Field(
-        64, description="MiB of one request's body. Raise for large batches of frames."
-    )
-    max_bodies_mb: PositiveInt = Field(
-        1024, description="MiB of all bodies in flight together: the bound on memory for inputs."
-    )
-    deadline_s: float = Field(
-        120.0,
-        gt=0,
-        description="Seconds for a request, waiting included. A caller may ask for less (X-Request-Timeout).",
-    )
-    grace_s: float = Field(
-        30.0, ge=0, description="Seconds that work in flight may take after SIGTERM."
-    )
-    cache_mb: int = Field(
-        256, ge=0, description="MiB of answers kept in memory; 0 keeps none there."
-    )
-    cache_file: Path | None = Field(
-        None, description="SQLite file for answers that shall outlive the process."
-    )
-    cache_file_mb: PositiveInt = Field(
-        1024, description="MiB of answers kept in --cache-file; the oldest go first."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info",
-        description="Least severe log lines to write; `warning` drops the line that each request writes.",
-    )
+    # One line a setting: its unit, and why one would change it.
+    # fmt: off
+    host: str = Field("127.0.0.1", description="Address to listen on. Any other than this machine's own asks for keys.")
+    port: int = Field(18080, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one and prints it.")
+    api_key_file: FilePath | None = Field(None, description="File of bearer keys, one a line, read again when it changes.")
+    allow_unauthenticated: bool = Field(False, description="Listen beyond this machine without keys: whoever reaches the port may use it.")
+    open_metrics: bool = Field(False, description="Answer GET /metrics without a key, for a Prometheus that has none.")
+    max_in_flight: PositiveInt = Field(64, description="Items at the backend at once. More fills a batching backend; fewer bounds memory.")
+    max_waiting: PositiveInt = Field(512, description="Items that wait for the backend. Fewer refuses callers (429) instead of letting them wait long.")
+    max_body_mb: PositiveInt = Field(64, description="MiB of one request's body. Raise for large batches of frames.")
+    max_bodies_mb: PositiveInt = Field(1024, description="MiB of all bodies in flight together: the bound on memory for inputs.")
+    deadline_s: float = Field(120.0, gt=0, description="Seconds for a request, waiting included. A caller may ask for less (X-Request-Timeout).")
+    grace_s: float = Field(30.0, ge=0, description="Seconds that work in flight may take after SIGTERM.")
+    cache_mb: int = Field(256, ge=0, description="MiB of answers kept in memory; 0 keeps none there.")
+    cache_file: Path | None = Field(None, description="SQLite file for answers that shall outlive the process.")
+    cache_file_mb: PositiveInt = Field(1024, description="MiB of answers kept in --cache-file; the oldest go first.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log lines to write; `warning` drops the line that each request writes.")
     # fmt: on
 
     @model_validator(mode="after")

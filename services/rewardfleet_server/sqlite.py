@@ -12,9 +12,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: How long a statement waits for another process's lock.
-_BUSY_SECONDS = 5.0
-
 
 class SqliteFile:
     """One database file in WAL mode: a crash of the process loses no committed row.
@@ -22,23 +19,24 @@ class SqliteFile:
     Args:
         path: The file; its folder must exist.
         schema: Statements that make the tables where they are missing.
+        busy_s: Seconds that a statement waits for another process's lock.
 
     Raises:
         sqlite3.DatabaseError: The file is no database or is damaged.
         sqlite3.OperationalError: The file cannot be opened (a subclass of the former).
     """
 
-    def __init__(self, path: Path, schema: str) -> None:
+    def __init__(self, path: Path, schema: str, *, busy_s: float) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
         try:
-            self._db = self._thread.submit(self._connect, path, schema).result()
+            self._db = self._thread.submit(self._connect, path, schema, busy_s).result()
         except BaseException:
             self._thread.shutdown()
             raise
 
     @staticmethod
-    def _connect(path: Path, schema: str) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+    def _connect(path: Path, schema: str, busy_s: float) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=busy_s)
         try:
             db.execute("PRAGMA journal_mode = WAL")
             # Durable against a crash of the process; a power cut may lose the last answers.

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 import uuid
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from prometheus_client import (
@@ -40,6 +41,9 @@ _SCORES = tuple(tenth / 10 for tenth in range(11))
 
 #: What a caller may choose as request id; anything else is replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+#: The request that is being answered, for every log line that is written on its behalf.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 #: Request ids are unique: a random name of this process, and a number.
 _PROCESS_ID = uuid.uuid4().hex[:16]
@@ -125,6 +129,10 @@ class Telemetry:
     def cache_looked_up(self, *, hit: bool) -> None:
         self._cache.labels(self._service, "hit" if hit else "miss").inc()
 
+    def item_failed(self, backend: str) -> None:
+        """Count an item that got no answer; `backend` is empty where none was chosen yet."""
+        self._results.labels(self._service, backend, Status.ERROR).inc()
+
     def judged(self, visit: Visit, score: Score) -> None:
         """Count one item's result and its times."""
         visit.items += 1
@@ -148,7 +156,6 @@ class Telemetry:
             logging.INFO if status < 500 else logging.WARNING,
             "request",
             extra={
-                "request_id": visit.request_id,
                 "endpoint": visit.endpoint,
                 "status": status,
                 "kind": kind,
@@ -163,6 +170,16 @@ class Telemetry:
     def exposition(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
+
+
+class _RequestFilter(logging.Filter):
+    """Put the request's id on the lines that are written on its behalf."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request_id = REQUEST_ID.get(None)
+        if request_id is not None:
+            record.request_id = request_id
+        return True
 
 
 def configure_logging(level: str) -> None:
@@ -183,9 +200,11 @@ def configure_logging(level: str) -> None:
                     "reserved_attrs": [*RESERVED_ATTRS, "color_message"],
                 }
             },
+            "filters": {"request": {"()": _RequestFilter}},
             "handlers": {
                 "stderr": {
                     "class": "logging.StreamHandler",
+                    "filters": ["request"],
                     "formatter": "json",
                     "stream": sys.stderr,
                 }

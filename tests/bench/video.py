@@ -22,12 +22,12 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
-from rewardfleet.wire.video import VideoRequest
+from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import decode_video, sample_indices
+from rewardfleet_server.video.frames import decode_video
 from rewardfleet_server.video.settings import VideoSettings
 
 sys.path.insert(0, str(Path(__file__).parent))

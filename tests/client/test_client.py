@@ -141,6 +141,10 @@ def http(status: str, body: str, header: str = "Connection: close") -> bytes:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", rewardfleet.Unavailable),
         (b"SSH-2.0-OpenSSH_9\r\n", rewardfleet.Unavailable),
         (b"", rewardfleet.Unavailable),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+            rewardfleet.Unavailable,
+        ),
     ],
 )
 async def test_what_is_no_answer_of_ours_is_a_typed_failure(response, error, tmp_path):
@@ -220,6 +224,20 @@ async def test_a_batch_keeps_its_order_and_its_failures_apart(serve: Serve, fram
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         RewardFleet(video="http://127.0.0.1:1", **options)
+
+
+def test_a_key_that_no_header_can_carry_is_refused_without_telling_it():
+    for key in ("schlüssel", "two\nlines", "a\0b"):
+        with pytest.raises(ValueError, match="plain ASCII") as refused:
+            RewardFleet(video="http://127.0.0.1:1", api_key=key)
+        assert key not in str(refused.value)
+    RewardFleet(video="http://127.0.0.1:1", api_key="trailing\n")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:18080", "ftp://host", "http://", ""])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ValueError, match="give a URL"):
+        RewardFleet(video=url)
 
 
 def test_synchronous_code_has_the_same_calls(serve: Serve, frames):

@@ -71,3 +71,8 @@ def test_a_service_does_not_start_without_a_key_in_its_file(tmp_path: Path):
         Keys(tmp_path / "keys")
     with pytest.raises(FileNotFoundError):
         Keys(tmp_path / "missing")
+    (tmp_path / "keys").write_text("schlüssel\n")
+    with pytest.raises(ValueError, match="plain ASCII"):
+        Keys(tmp_path / "keys")
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbffirst-key\r\n")
+    Keys(tmp_path / "keys").check("Bearer first-key")

@@ -108,9 +108,8 @@ async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
 
 
 async def test_a_locked_file_costs_the_answers_place_not_the_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("rewardfleet_server.sqlite._BUSY_SECONDS", 0.01)
     cache = sqlite_cache(tmp_path)
     other = sqlite3.connect(tmp_path / "cache.sqlite")
     other.execute("BEGIN EXCLUSIVE")
@@ -118,6 +117,25 @@ async def test_a_locked_file_costs_the_answers_place_not_the_answer(
     assert "could not be used" in caplog.text
     other.rollback()
     other.close()
+    assert await cache.get("a") is None
+    await cache.aclose()
+
+
+async def test_a_file_that_cannot_be_begun_anew_is_gone_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    cache = sqlite_cache(tmp_path)
+
+    def corrupt(_: sqlite3.Connection) -> None:
+        raise sqlite3.DatabaseError("malformed")
+
+    def full(_: Path) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("rewardfleet_server.sqlite.SqliteFile.set_aside", full)
+    assert await cache._guarded(corrupt) is None
+    assert "no cache file from now on" in caplog.text
+    await cache.put("a", b"1")
     assert await cache.get("a") is None
     await cache.aclose()
 

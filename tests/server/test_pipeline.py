@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import Serve, picture
 
@@ -117,9 +121,9 @@ def test_identical_requests_in_flight_are_computed_once(serve: Serve, frames_req
 
 def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_request):
     """Each sharer keeps his own deadline; the work is cancelled when the last has left."""
-    judge = FakeJudge(wait_s=0.6)
+    judge = FakeJudge(wait_s=1.5)
     client = serve(judge)
-    hurried = {"x-request-timeout": "0.2"}
+    hurried = {"x-request-timeout": "0.7"}
     with ThreadPoolExecutor(2) as pool:
         early = pool.submit(client.post, "/score", json=frames_request, headers=hurried)
         late = pool.submit(client.post, "/score", json=frames_request)
@@ -132,15 +136,15 @@ def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_re
 
 
 def test_the_deadline_counts_the_waiting(serve: Serve, frames_request):
-    judge = FakeJudge(wait_s=0.3)
-    client = serve(judge, max_in_flight=1, deadline_s=0.45)
+    judge = FakeJudge(wait_s=0.6)
+    client = serve(judge, max_in_flight=1, deadline_s=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: client.post("/score", json=body), bodies))
     assert sorted(answer.status_code for answer in answers) == [200, 504, 504]
     problem = next(answer for answer in answers if answer.status_code == 504).json()
     assert problem["kind"] == "deadline_exceeded"
-    assert "0.45 s" in problem["detail"]
+    assert "1 s" in problem["detail"]
 
 
 def test_a_caller_can_shorten_the_deadline_not_lengthen_it(serve: Serve, frames_request):
@@ -195,7 +199,6 @@ def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_
         inside = [pool.submit(client.post, "/score", json=body) for body in bodies]
         wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 2)
         # The body is announced and never sent: the answer does not wait for it.
-        started = time.monotonic()
         with socket.create_connection((client.base_url.host, client.base_url.port)) as refused:
             refused.settimeout(5)
             refused.sendall(
@@ -203,21 +206,22 @@ def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_
                 b"Content-Length: 1000000\r\n\r\n"
             )
             head = refused.recv(65536).decode()
-        assert time.monotonic() - started < 0.5
         assert head.startswith("HTTP/1.1 429")
         assert "retry-after: " in head
         assert all(answer.result().status_code == 200 for answer in inside)
 
 
 def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=0.5), max_in_flight=1, max_waiting=1)
-    with ThreadPoolExecutor(1) as pool:
-        inside = pool.submit(client.post, "/score", json=frames_request)
-        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 1)
+    client = serve(FakeJudge(wait_s=60), max_in_flight=1, max_waiting=1)
+    bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
+    hurried = {"x-request-timeout": "3"}
+    with ThreadPoolExecutor(2) as pool:
+        inside = [pool.submit(client.post, "/score", json=b, headers=hurried) for b in bodies]
+        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 2)
+        assert client.post("/score", json=frames_request).status_code == 429
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").json() == {"status": "ready"}
-        assert not inside.done()
-        assert inside.result().status_code == 200
+        assert [answer.result().status_code for answer in inside] == [504, 504]
 
 
 def test_the_items_of_a_batch_fail_one_by_one(serve: Serve, frames_request):
@@ -251,11 +255,9 @@ def test_a_batch_is_judged_side_by_side(serve: Serve, frames_request):
 
 
 def test_the_late_items_of_a_batch_are_told_apart_from_the_done(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=0.3), max_in_flight=1)
+    client = serve(FakeJudge(wait_s=0.6), max_in_flight=1)
     items = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
-    answer = client.post(
-        "/score/batch", json={"items": items}, headers={"x-request-timeout": "0.45"}
-    )
+    answer = client.post("/score/batch", json={"items": items}, headers={"x-request-timeout": "1"})
     results = answer.json()["results"]
     assert sorted(result["status"] for result in results) == ["error", "error", "ok"]
     late = [result["error"]["kind"] for result in results if result["error"]]
@@ -325,3 +327,95 @@ def test_no_task_path_or_request_becomes_a_label(serve: Serve, frames_request):
         client.post("/score", json={**frames_request, "backend": f"secret {index}"})
         client.get(f"/secret/{index}")
     assert "secret" not in client.get("/metrics").text
+
+
+def test_a_cached_answer_that_cannot_be_read_is_computed_anew(
+    serve: Serve, frames_request, tmp_path
+):
+    path = tmp_path / "cache.sqlite"
+    judge = FakeJudge()
+    serve(judge, cache_file=path).post("/score", json=frames_request)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE answers SET value = substr(value, 1, 10)")
+    db.close()
+    client = serve(judge, cache_file=path)
+    cached = [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)]
+    assert (cached, len(judge.seen)) == ([False, True], 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"k%d":0' % index for index in range(1_000_000)) + b"}",
+        b'{"items": [' + b",".join(b'{"k%d":0}' % index for index in range(1_000_000)) + b"]}",
+        b'{"task_text": "x", "backend_kwargs": {"a": [' + b"0," * 5_000_000 + b"0]}}",
+    ],
+    ids=["fields", "items", "values"],
+)
+def test_a_flood_of_fields_does_not_halt_the_service(serve: Serve, body: bytes):
+    """Each would cost a finding, and a hundred times its size."""
+    client = serve()
+    slowest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        headers = {"content-type": "application/json"}
+        path = "/score/batch" if body.startswith(b'{"items') else "/score"
+        flood = pool.submit(client.post, path, content=body, headers=headers)
+        while not flood.done():
+            started = time.monotonic()
+            assert client.get("/healthz").status_code == 200
+            slowest = max(slowest, time.monotonic() - started)
+        assert flood.result().status_code == 422
+        assert "too many" in flood.result().json()["detail"]
+    assert slowest < 1
+
+
+@pytest.mark.parametrize(
+    "judgment",
+    [
+        None,
+        0.5,
+        Judgment("0.5", "x"),
+        Judgment(0.5, None),
+        Judgment(0.5, "x", {"a": float("nan")}),
+        Judgment(0.5, "x", {"a": "b"}),
+    ],
+    ids=repr,
+)
+def test_a_judge_that_answers_no_judgment_is_a_failure_of_the_backend(
+    serve: Serve, frames_request, judgment
+):
+    class Nonsense(FakeJudge):
+        async def judge(self, *_: object) -> Judgment:
+            return judgment
+
+    answer = serve(Nonsense()).post("/score", json=frames_request)
+    assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+
+
+def test_punctuation_in_texts_is_no_field(serve: Serve, frames_request):
+    client = serve()
+    for text in ("do: " * 1024, '":' * 2048, ",:" * 2048):
+        item = {**frames_request, "task_text": text}
+        assert client.post("/score", json=item).status_code == 200
+        assert client.post("/score/batch", json={"items": [item] * 256}).status_code == 200
+
+
+def test_a_judges_words_in_a_problem_are_bounded(serve: Serve, frames_request):
+    client = serve(FakeJudge(error=RuntimeError("x" * 100_000)))
+    assert len(client.post("/score", json=frames_request).text) < 1500
+
+
+def test_two_judges_that_are_alike_do_not_share_answers(frames_request):
+    app = create_app(VideoSettings(_cli_parse_args=False), {"a": FakeJudge(), "b": FakeJudge()})
+    with serving(app) as url:
+        for backend in ("a", "b"):
+            answer = httpx.post(f"{url}/score", json={**frames_request, "backend": backend}).json()
+            assert (answer["backend"], answer["cached"]) == (backend, False)
+
+
+def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Serve, frames_request):
+    client = serve(FakeJudge(error=RuntimeError("dead")))
+    client.post("/score", json=frames_request)
+    client.post("/score/batch", json={"items": [frames_request]})
+    failed = 'rewardfleet_results_total{backend="fake",service="video",status="error"}'
+    assert metric(client, failed) == 2

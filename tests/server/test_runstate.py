@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.runstate import SqliteRunState
 
 
@@ -51,12 +51,14 @@ async def test_a_change_that_fails_changes_nothing(tmp_path: Path):
     await store.aclose()
 
 
-async def test_answers_of_old_steps_are_forgotten_the_state_is_not(tmp_path: Path):
+async def test_steps_too_old_to_be_known_are_refused_not_made_twice(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite", keep_steps=10)
     for step in range(100):
         await store.apply("run", step, "a", add_one)
     assert await store.apply("run", 95, "a", add_one) == {"count": 96}
-    assert await store.apply("run", 5, "a", add_one) == {"count": 101}, "no longer known"
+    with pytest.raises(InvalidRequest, match="step 5 is too old"):
+        await store.apply("run", 5, "a", add_one)
+    assert await store.read("run") == 100
     await store.aclose()
 
 

@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from rewardfleet_server.cli import main
+from rewardfleet_server.testing import wait_until
+from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP, picture
 
@@ -56,7 +58,7 @@ def base_url(started: subprocess.Popen[str]) -> str:
 def slow_service(wait_s: float, *flags: str):
     with process(sys.executable, "-c", PROGRAM, str(wait_s), "--port", "0", *flags) as started:
         url = base_url(started)
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client:
             yield started, client
 
 
@@ -93,6 +95,18 @@ def test_work_that_outlasts_the_grace_time_is_told_so():
         assert time.monotonic() - begun < 8
 
 
+@pytest.mark.slow
+def test_a_second_signal_ends_the_grace_time():
+    with slow_service(60) as (started, client), ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(client.post, "/score", json=request("inside"))
+        _wait_for_in_flight(client)
+        started.send_signal(signal.SIGTERM)
+        _wait_until_not_ready(client)
+        started.send_signal(signal.SIGTERM)
+        assert inside.result().json()["kind"] == "unavailable"
+        assert started.wait(10) == 0
+
+
 def test_an_idle_service_ends_at_once():
     with slow_service(0) as (started, _):
         started.send_signal(signal.SIGTERM)
@@ -100,15 +114,12 @@ def test_an_idle_service_ends_at_once():
 
 
 def _wait_for_in_flight(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
-    while 'rewardfleet_in_flight{service="video"} 1.0' not in client.get("/metrics").text:
-        assert time.monotonic() < deadline
+    in_flight = 'rewardfleet_in_flight{service="video"} 1.0'
+    wait_until(lambda: in_flight in client.get("/metrics").text)
 
 
 def _wait_until_not_ready(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
-    while client.get("/readyz").status_code != 503:
-        assert time.monotonic() < deadline
+    wait_until(lambda: client.get("/readyz").status_code == 503)
 
 
 @pytest.mark.slow
@@ -141,15 +152,16 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
         (["serve", "video", "--host", "example.com"], "--api-key-file"),
         (["serve", "video", "--max-waiting", "-3"], "--max-waiting"),
         (["serve", "video", "--port", "70000"], "--port"),
-        (["serve", "video", "--backend", "oracle"], "known: reference"),
+        (["serve", "video", "--backend", "oracle"], "known: openai, reference"),
         (["serve", "video", "--model-path", "/models/qwen"], "qwen2_5_vl_vllm"),
         (["serve", "video", "--api-key-file", "/none"], "--api-key-file"),
         (["serve", "video", "--video-root", "/none"], "--video-root"),
         (["serve", "video", "--references", "/none"], "--references"),
+        (["serve", "video", "--cache-file", "/none/cache"], "--cache-file"),
         (["serve", "video", "--no-such-flag"], "--no-such-flag"),
         (["score", "video", "/none.mp4", "task"], "/none.mp4"),
         (["score", "video", str(LONG_CLIP), "task", "--url", "http://127.0.0.1:1"], "reached"),
-        (["score", "video", str(LONG_CLIP), "task", "--url", "nonsense"], "nonsense"),
+        (["score", "video", str(LONG_CLIP), "task", "--url", "nonsense"], "give a URL"),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
 )
@@ -165,12 +177,28 @@ def test_a_command_that_cannot_be_run_says_why_in_one_line(arguments, said, caps
     assert "Traceback" not in error
 
 
+def test_every_setting_comes_from_the_environment_too(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.setenv("REWARDFLEET_VIDEO_ROOT", f"{tmp_path}/a:{tmp_path}/b")
+    monkeypatch.setenv("REWARDFLEET_MAX_WAITING", "7")
+    monkeypatch.setenv("REWARDFLEET_OPEN_METRICS", "true")
+    settings = VideoSettings(_cli_parse_args=[])
+    assert settings.video_root == [tmp_path / "a", tmp_path / "b"]
+    assert (settings.max_waiting, settings.open_metrics) == (7, True)
+    flags = ["--video-root", f"{tmp_path}/b", "--video-root", f"{tmp_path}/a", "--max-waiting", "9"]
+    settings = VideoSettings(_cli_parse_args=flags)
+    assert settings.video_root == [tmp_path / "b", tmp_path / "a"]
+    assert settings.max_waiting == 9
+
+
 def test_without_its_extra_the_server_says_how_to_get_it(tmp_path: Path):
     """In an interpreter that cannot import FastAPI."""
     program = """
 import sys
 sys.modules["fastapi"] = sys.modules["uvicorn"] = None
 from rewardfleet_server.cli import main
+from rewardfleet_server.video.settings import VideoSettings
 sys.exit(main(["serve", "video"]))
 """
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, JsonValue, model_validator
+from pydantic import Field, FiniteFloat, JsonValue, ValidationInfo, model_validator
 
 from .score import Request, Response, Score
 
@@ -10,7 +10,20 @@ from .score import Request, Response, Score
 MAX_FRAMES_SENT = 1024
 
 #: The ways to give the video; a request names exactly one.
-INPUTS = ("video_path", "video_base64", "frames_base64")
+INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
+
+
+def sample_indices(total: int, count: int) -> tuple[int, ...]:
+    """Return `count` indices spread evenly over `total` frames, the first and the last included.
+
+    All of them where there are no more than `count`; the last alone for a count of 1, as it
+    shows how the rollout ended.
+    """
+    if total <= count:
+        return tuple(range(total))
+    if count == 1:
+        return (total - 1,)
+    return tuple(round(index * (total - 1) / (count - 1)) for index in range(count))
 
 
 class VideoRequest(Request):
@@ -28,6 +41,12 @@ class VideoRequest(Request):
     )
     video_base64: bytes | None = Field(
         None, min_length=1, description="A video file (mp4, mov, mkv, webm or avi), in base64."
+    )
+    video_url: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Where the service fetches a video file, from a host that it was told to.",
     )
     frames_base64: list[bytes] | None = Field(
         None,
@@ -55,11 +74,14 @@ class VideoRequest(Request):
     )
 
     @model_validator(mode="after")
-    def _exactly_one_input(self) -> Self:
+    def _exactly_one_input(self, info: ValidationInfo) -> Self:
         given = [name for name in INPUTS if getattr(self, name) is not None]
+        if info.context is not None and info.context.get("uploaded"):
+            given.append("an uploaded file")
         if len(given) != 1:
             raise ValueError(
-                f"give exactly one of {', '.join(INPUTS)}; got {' and '.join(given) or 'none'}"
+                f"give exactly one of {', '.join(INPUTS)} or an uploaded file; "
+                f"got {' and '.join(given) or 'none'}"
             )
         if self.fps is not None and self.frames_base64 is None:
             raise ValueError("fps goes with frames_base64 only; a video file carries its own")

@@ -9,7 +9,8 @@ from rewardfleet.wire.video import VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.app import RewardApp, Service
 from rewardfleet_server.app import create_app as create_reward_app
 
-from .judges import JUDGES, Judge
+from .fetch import Fetcher
+from .judges import ALIASES, JUDGES, Judge, custom
 from .scorer import VideoScorer
 from .settings import VideoSettings
 from .sources import VideoFiles
@@ -26,14 +27,15 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         ValueError: The settings name a judge that does not exist, or one that cannot be loaded.
     """
     if judges is None:
-        judges = {settings.default_backend: load_judge(settings.default_backend, settings)}
-    default = settings.default_backend
-    if default not in judges:
-        default = next(iter(judges))
+        judges = {name: load_judge(name, settings) for name in settings.backends}
+    default = next(iter(judges))
     threads = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode")
     files = VideoFiles(settings.video_root, max_bytes=settings.max_video_mb * 2**20)
 
+    fetcher = Fetcher(settings.video_url_host, max_bytes=settings.max_video_mb * 2**20)
+
     async def aclose() -> None:
+        await fetcher.aclose()
         for judge in judges.values():
             await judge.aclose()
         threads.shutdown(wait=False, cancel_futures=True)
@@ -41,10 +43,11 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     service = Service(
         name="video",
         about="A robot rollout goes in as a video, the judgment of a backend comes out.",
-        scorer=VideoScorer(judges, default=default, files=files, threads=threads),
+        scorer=VideoScorer(judges, default=default, files=files, fetcher=fetcher, threads=threads),
         request_type=VideoRequest,
         score_type=VideoScore,
         aclose=aclose,
+        takes_uploads=True,
     )
     app = create_reward_app(service, settings)
 
@@ -56,14 +59,19 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
 
 
 def load_judge(name: str, settings: VideoSettings) -> Judge:
-    """Load a judge of the table `JUDGES` by its name.
+    """Load a judge of the table `JUDGES`, or the user's own, by its name.
 
     Raises:
         ValueError: There is no such judge, or it cannot be loaded with these settings.
     """
-    target = JUDGES.get(name)
+    target = JUDGES.get(ALIASES.get(name, name))
+    if target is None and settings.custom_backend_factory is None:
+        raise ValueError(
+            f"no judge is called {name!r}; known: {', '.join(sorted(JUDGES))}, "
+            "or your own with --custom-backend-factory"
+        )
     if target is None:
-        raise ValueError(f"no judge is called {name!r}; known: {', '.join(sorted(JUDGES))}")
+        return custom.build(name, settings)
     module, _, attribute = target.partition(":")
     judge: Judge = getattr(importlib.import_module(module), attribute)(settings)
     return judge

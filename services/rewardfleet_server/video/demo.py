@@ -10,7 +10,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from rich.table import Table
 
 from rewardfleet import RewardFleet, RewardFleetError, VideoScore
 
-_START_SECONDS = 60
+_STOP_SECONDS = 60
 #: Rollout workers that ask at the same time.
 _CALLERS = 8
 _THRESHOLD = 0.5
@@ -92,7 +94,7 @@ def _service(folder: Path) -> Iterator[str]:
         yield _listening_on(process)
     finally:
         process.terminate()
-        process.communicate(timeout=_START_SECONDS)
+        process.wait(_STOP_SECONDS)
 
 
 def _listening_on(process: subprocess.Popen[str]) -> str:
@@ -102,6 +104,8 @@ def _listening_on(process: subprocess.Popen[str]) -> str:
         said.append(line)
         _, found, rest = line.partition("running on ")
         if found:
+            # The log goes on; a pipe that nobody reads would fill and halt the service.
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
             return rest.split(" ")[0]
     raise RuntimeError(f"the service did not start:\n{''.join(said)}")
 

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
+from rewardfleet.wire.video import sample_indices
+
+from .containers import counts_its_frames
 
 # Set before OpenCV is loaded: broken videos are told to the caller, not to standard error.
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
@@ -24,12 +27,14 @@ import cv2
 MAX_SOURCE_PIXELS = 4096 * 2304
 #: Frames of a clip: 16 minutes at 20 frames a second.
 MAX_SOURCE_FRAMES = 20_000
+#: Share of the frames that a file counts which may be missing, as in one cut without re-encoding.
+_MISSING_TOLERATED = 0.02
 #: Milliseconds for which the decoder may wait for the file, e.g. on a network that hangs.
 _READ_TIMEOUT_MS = 10_000
-#: Share of the promised frames that may be missing before a file counts as truncated.
-_MISSING_TOLERATED = 0.02
 
 Frame = NDArray[np.uint8]
+
+Image.MAX_IMAGE_PIXELS = None  # `_check_pixels` is the limit, and tells it as a problem
 
 
 @dataclass(frozen=True)
@@ -50,19 +55,6 @@ class Clip:
     fps: float | None
 
 
-def sample_indices(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` indices spread evenly over `total` frames, the first and the last included.
-
-    All of them where there are no more than `count`; the last alone for a count of 1, as it
-    shows how the rollout ended.
-    """
-    if total <= count:
-        return tuple(range(total))
-    if count == 1:
-        return (total - 1,)
-    return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
-
-
 def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Event) -> Clip:
     """Decode `count` evenly spread frames in one sequential pass. Blocks.
 
@@ -72,22 +64,22 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
         stop: Set by a caller who no longer waits; decoding ends at the next frame.
 
     Raises:
-        InvalidRequest: It is no video that can be decoded, or it is truncated.
+        InvalidRequest: It is no video that can be decoded, or not wholly.
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
     with _opened(path) as capture:
-        promised = _promised_frames(capture)
+        promised = min(max(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), 0), MAX_SOURCE_FRAMES)
         fps = capture.get(cv2.CAP_PROP_FPS)
         indices = sample_indices(promised, count)
         frames, total = _one_pass(capture, set(indices), max_pixels, stop)
     if not total:
         raise InvalidRequest("the video holds no frame that can be decoded")
-    if total < promised - max(1, promised * _MISSING_TOLERATED):
+    if total < promised * (1 - _MISSING_TOLERATED) and counts_its_frames(path):
         raise InvalidRequest(
-            f"the video is truncated: it promises {promised} frames, {total} can be decoded"
+            f"the video is damaged: it has {promised} frames, {total} can be decoded"
         )
-    if total != promised:  # some containers do not know their length, or not exactly
+    if total != promised:  # many containers do not know their length, and OpenCV guesses
         indices = sample_indices(total, count)
         with _opened(path) as capture:
             frames, _ = _one_pass(capture, set(indices), max_pixels, stop)
@@ -97,13 +89,19 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
 
 
 def decode_pictures(
-    pictures: Sequence[bytes], *, fps: float | None, count: int, max_pixels: int
+    pictures: Sequence[bytes],
+    *,
+    fps: float | None,
+    count: int,
+    max_pixels: int,
+    stop: threading.Event,
 ) -> Clip:
     """Decode `count` evenly spread ones of a list of JPEG or PNG pictures. Blocks.
 
     Raises:
         InvalidRequest: One is no such picture, or they differ in size.
         TooLarge: They are too large.
+        TimeoutError: `stop` was set.
     """
     sizes = {_picture_size(picture, index) for index, picture in enumerate(pictures)}
     if len(sizes) > 1:
@@ -111,7 +109,11 @@ def decode_pictures(
         raise InvalidRequest(f"frames_base64 differ in size ({named}); send frames of one size")
     _check_pixels(*sizes.pop())
     wanted = sample_indices(len(pictures), count)
-    frames = [_scaled(_decode_picture(pictures[index], index), max_pixels) for index in wanted]
+    frames = []
+    for index in wanted:
+        if stop.is_set():
+            raise TimeoutError
+        frames.append(_scaled(_decode_picture(pictures[index], index), max_pixels))
     return Clip(tuple(frames), wanted, len(pictures), fps)
 
 
@@ -123,6 +125,7 @@ def _opened(path: str) -> Iterator[cv2.VideoCapture]:
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, options)
     try:
         if not capture.isOpened():
+            os.close(os.dup(0))  # raises where it is our descriptors that ran out
             raise InvalidRequest("the video cannot be decoded: it is damaged, truncated or empty")
         _check_pixels(
             int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
@@ -130,14 +133,6 @@ def _opened(path: str) -> Iterator[cv2.VideoCapture]:
         yield capture
     finally:
         capture.release()
-
-
-def _promised_frames(capture: cv2.VideoCapture) -> int:
-    """How many frames the file says it has; 0 where it does not say."""
-    promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    if promised > MAX_SOURCE_FRAMES:
-        raise _too_many_frames(promised)
-    return max(promised, 0)
 
 
 def _one_pass(
@@ -155,18 +150,30 @@ def _one_pass(
             decoded, bgr = capture.retrieve()
             if not decoded:
                 raise InvalidRequest(f"frame {index} of the video cannot be decoded")
+            _check_pixels(bgr.shape[1], bgr.shape[0])  # a stream may change its size
             rgb = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
             frames.append(_scaled(rgb.astype(np.uint8, copy=False), max_pixels))
         index += 1
     return frames, index
 
 
+def _check_png(content: bytes, index: int) -> None:
+    """Refuse a chunk that claims more than there is: the decoder would make room for it."""
+    position = 8
+    while position + 8 <= len(content):
+        position += 12 + int.from_bytes(content[position : position + 4], "big")
+    if position > len(content):
+        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated picture")
+
+
 def _picture_size(content: bytes, index: int) -> tuple[int, int]:
     """Read a picture's width and height from its header, before any pixel is decoded."""
+    if content.startswith(b"\x89PNG"):
+        _check_png(content, index)
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as picture:
             return picture.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError):
         raise InvalidRequest(f"frames_base64[{index}] is no JPEG or PNG picture") from None
 
 

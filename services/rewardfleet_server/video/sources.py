@@ -1,20 +1,27 @@
 """Where a clip comes from: named by its content, checked, and decoded."""
 
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound, TooLarge
+from rewardfleet_server.uploads import HeldFile
 
+from .containers import ACCEPTED, check_container
 from .frames import Clip, decode_pictures, decode_video
+from .mp4 import as_mp4
 
 #: Files that changed this recently may change again without a new time stamp: not remembered.
 _SETTLED_SECONDS = 2.0
@@ -24,10 +31,28 @@ _CHUNK = 1 << 20
 _QUICK_BYTES = 64 * 1024
 _LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 
+#: Errors of the machine, not of the file that the caller named.
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC}
+
 #: Device, inode, size, times of the last change: equal only for an unchanged file.
 _Identity = tuple[int, ...]
 
-_ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
+
+@dataclass(frozen=True)
+class Sampling:
+    """What is wanted of a source.
+
+    Attributes:
+        digest: What `Source.digest` gave; the content must still be this.
+        count: How many frames, evenly spread.
+        max_pixels: The most pixels of a frame.
+        stop: Set when nobody waits any more.
+    """
+
+    digest: str
+    count: int
+    max_pixels: int
+    stop: threading.Event
 
 
 class Source(Protocol):
@@ -39,8 +64,11 @@ class Source(Protocol):
     def digest(self) -> str:
         """Check what can be checked cheaply; return a name for the content."""
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+    def clip(self, wanted: Sampling) -> Clip:
         """Decode what `digest` named; see `frames.decode_video`."""
+
+    def file(self, wanted: Sampling) -> AbstractContextManager[str]:
+        """Give the path of a video file of what `digest` named; entering it blocks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +98,7 @@ class VideoFiles:
         # By path: what the file was, and its digest. See `_remember`.
         self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
         self._local_devices = _local_devices()
+        self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
         self._lock = threading.Lock()
 
     def quick_digest(self, path: str) -> str | None:
@@ -78,6 +107,8 @@ class VideoFiles:
         That is where the path still leads to the very file that was checked and read before.
         Network file systems are not looked at here: they can hang.
         """
+        if not self._all_local:
+            return None
         with self._lock:
             known = self._digests.get(path)
         if known is None or known[0][0] not in self._local_devices:
@@ -105,7 +136,7 @@ class VideoFiles:
                     f"video_path {path!r} has {status.st_size / 2**20:.1f} MiB; this service "
                     f"accepts {self._max_bytes / 2**20:g} MiB a video"
                 )
-            check_container(os.pread(fd, 16, 0), f"video_path {path!r}")
+            check_container(fd, f"video_path {path!r}")
             digest = _sha256(fd)
             self._remember(path, status, digest)
             yield OpenFile(_path_of(fd), digest)
@@ -183,35 +214,52 @@ class PathSource:
         with self.files.open(self.path) as file:
             return file.digest
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+    def clip(self, wanted: Sampling) -> Clip:
+        with self._unchanged(wanted) as file:
+            return _decoded(file.path, wanted)
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        with self._unchanged(wanted) as file:
+            # A path that other processes, too, can open.
+            yield os.readlink(file.path)
+
+    @contextlib.contextmanager
+    def _unchanged(self, wanted: Sampling) -> Iterator[OpenFile]:
         with self.files.open(self.path) as file:
-            if file.digest != digest:
+            if file.digest != wanted.digest:
                 raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
-            return decode_video(file.path, count=count, max_pixels=max_pixels, stop=stop)
+            yield file
 
 
 @dataclass(frozen=True)
-class BytesSource:
-    """A video file that the caller sent."""
+class HeldSource:
+    """A video file that was uploaded or fetched.
 
-    content: bytes
+    Attributes:
+        held: The file.
+        what: What to call it in a problem.
+    """
+
+    held: HeldFile
+    what: str
 
     def quick_digest(self) -> str | None:
-        return self.digest() if len(self.content) <= _QUICK_BYTES else None
+        return None
 
     def digest(self) -> str:
-        check_container(self.content[:16], "video_base64")
-        return hashlib.sha256(self.content).hexdigest()
+        check_container(self.held.fd, self.what)
+        return _sha256(self.held.fd)
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
-        del digest  # what was sent cannot change
-        fd = os.memfd_create("rewardfleet-video", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(fd, "wb", closefd=False) as file:
-                file.write(self.content)
-            return decode_video(_path_of(fd), count=count, max_pixels=max_pixels, stop=stop)
-        finally:
-            os.close(fd)
+    def clip(self, wanted: Sampling) -> Clip:
+        return _decoded(self.held.path, wanted)
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        del wanted  # what was sent cannot change
+        with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+            shutil.copyfile(self.held.path, file.name)
+            yield file.name
 
 
 @dataclass(frozen=True)
@@ -232,30 +280,27 @@ class PicturesSource:
             digest.update(picture)
         return digest.hexdigest()
 
-    def clip(self, *, digest: str, count: int, max_pixels: int, stop: threading.Event) -> Clip:
-        del digest, stop  # what was sent cannot change, and pictures are few
-        return decode_pictures(self.pictures, fps=self.fps, count=count, max_pixels=max_pixels)
+    def clip(self, wanted: Sampling) -> Clip:
+        return decode_pictures(
+            self.pictures,
+            fps=self.fps,
+            count=wanted.count,
+            max_pixels=wanted.max_pixels,
+            stop=wanted.stop,
+        )
+
+    @contextlib.contextmanager
+    def file(self, wanted: Sampling) -> Iterator[str]:
+        with as_mp4(self.clip(wanted)) as path:
+            yield str(path)
+
+
+def _decoded(path: str, wanted: Sampling) -> Clip:
+    return decode_video(path, count=wanted.count, max_pixels=wanted.max_pixels, stop=wanted.stop)
 
 
 def _path_of(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
-
-
-def check_container(head: bytes, what: str) -> None:
-    """Refuse what does not begin like a video container, before a decoder sees it.
-
-    Decoders guess; among what they would accept are playlists, which name other files.
-
-    Raises:
-        InvalidRequest: It is empty, or its first bytes are none of a known container.
-    """
-    if not head:
-        raise InvalidRequest(f"{what} is empty; {_ACCEPTED}")
-    is_mp4 = head[4:8] in {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
-    is_matroska = head[:4] == b"\x1a\x45\xdf\xa3"
-    is_avi = head[:4] == b"RIFF" and head[8:12] == b"AVI "
-    if not (is_mp4 or is_matroska or is_avi):
-        raise InvalidRequest(f"{what} is not a video; {_ACCEPTED}")
 
 
 @contextlib.contextmanager
@@ -269,6 +314,8 @@ def _opened(real: str, path: str) -> Iterator[int]:
     except PermissionError:
         raise Forbidden(f"video_path {path!r} may not be read by the service") from None
     except OSError as error:
+        if error.errno in _OURS:
+            raise
         raise InvalidRequest(f"video_path {path!r} cannot be opened: {error.strerror}") from None
     try:
         yield fd
@@ -278,9 +325,9 @@ def _opened(real: str, path: str) -> Iterator[int]:
 
 def _check_regular(status: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InvalidRequest(f"video_path {path!r} is a folder; {_ACCEPTED}")
+        raise InvalidRequest(f"video_path {path!r} is a folder; {ACCEPTED}")
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidRequest(f"video_path {path!r} is not a regular file; {_ACCEPTED}")
+        raise InvalidRequest(f"video_path {path!r} is not a regular file; {ACCEPTED}")
 
 
 def _sha256(fd: int) -> str:

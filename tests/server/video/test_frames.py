@@ -6,11 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
+from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.video.frames import (
     Clip,
     decode_pictures,
     decode_video,
-    sample_indices,
 )
 
 from ...conftest import LONG_CLIP
@@ -18,6 +18,11 @@ from ...conftest import LONG_CLIP
 
 def decode(path, *, count: int = 16, max_pixels: int = 200_704) -> Clip:
     return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+
+
+def pictures_of(pictures: list[bytes], *, count: int, fps: float | None = None) -> Clip:
+    stop = threading.Event()
+    return decode_pictures(pictures, fps=fps, count=count, max_pixels=10_000, stop=stop)
 
 
 @pytest.mark.parametrize("total", range(1, 21))
@@ -82,7 +87,7 @@ def test_colours_are_rgb(tmp_path):
     jpeg = cv2.imencode(".jpg", red)[1].tobytes()
     for clip in (
         decode(path),
-        decode_pictures([jpeg], fps=None, count=1, max_pixels=10_000),
+        pictures_of([jpeg], count=1),
     ):
         assert clip.frames[0][32, 32] == pytest.approx([255, 0, 0], abs=12)
 
@@ -92,7 +97,7 @@ def test_pictures_are_sampled_as_videos_are():
         cv2.imencode(".png", np.full((8, 8, 3), level, np.uint8))[1].tobytes()
         for level in range(0, 100, 2)
     ]
-    clip = decode_pictures(pictures, fps=10.0, count=5, max_pixels=10_000)
+    clip = pictures_of(pictures, count=5, fps=10.0)
     assert clip.indices == sample_indices(50, 5)
     assert [int(frame[0, 0, 0]) for frame in clip.frames] == [2 * index for index in clip.indices]
     assert (clip.total, clip.fps) == (50, 10.0)
@@ -104,7 +109,7 @@ def test_pictures_of_other_depths_become_rgb(mode):
     depth = np.uint16 if mode == "16bit" else np.uint8
     level = 200 * 257 if mode == "16bit" else 200
     content = cv2.imencode(".png", np.full(shape, level, depth))[1].tobytes()
-    frame = decode_pictures([content], fps=None, count=1, max_pixels=10_000).frames[0]
+    frame = pictures_of([content], count=1).frames[0]
     assert frame.shape == (8, 8, 3) and frame.dtype == np.uint8
     assert frame[0, 0] == pytest.approx([200] * 3, abs=1)
 

@@ -31,7 +31,7 @@ def client():
     settings = VideoSettings(_cli_parse_args=False, video_root=[LIBERO])
     with (
         serving(create_app(settings)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
     ):
         yield client
 

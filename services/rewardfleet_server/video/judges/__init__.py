@@ -2,12 +2,12 @@
 
 A judge is found by a lazy `module:attribute` string, so that importing the server imports
 neither torch nor vLLM. The attribute is called with the service's `VideoSettings` and returns
-a `Judge`.
+a `Judge`. Any other name is that of the user's own, see `custom.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -16,7 +16,11 @@ from rewardfleet_server.video.frames import Clip
 #: The judges that come with the service, by the name that requests use.
 JUDGES: dict[str, str] = {
     "reference": "rewardfleet_server.video.judges.reference:build",
+    "openai": "rewardfleet_server.video.judges.openai:build",
 }
+
+#: Other names of judges, which requests may use as well.
+ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Judgment:
     components: Mapping[str, float] = field(default_factory=dict)
 
 
-class Judge(Protocol):
-    """A backend of the video service. It never sees HTTP.
+class _Backend(Protocol):
+    """What all judges have.
 
     Attributes:
         provenance: Model, prompt, readout and versions: all that the judgments depend on beside
@@ -52,10 +56,32 @@ class Judge(Protocol):
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""
 
+    async def aclose(self) -> None:
+        """Let go of threads and engines."""
+
+
+class ClipJudge(_Backend, Protocol):
+    """A judge that sees frames. It never sees HTTP."""
+
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         """Judge a clip. Whatever it raises is answered as `backend_failed`."""
 
-    async def aclose(self) -> None:
-        """Let go of threads and engines."""
+
+@runtime_checkable
+class FileJudge(_Backend, Protocol):
+    """A judge that reads video files itself."""
+
+    async def judge_file(
+        self,
+        task_text: str,
+        path: str,
+        nframes: int,
+        max_pixels: int,
+        backend_kwargs: Mapping[str, JsonValue],
+    ) -> Judgment:
+        """Judge a video file. Whatever it raises is answered as `backend_failed`."""
+
+
+Judge = ClipJudge | FileJudge

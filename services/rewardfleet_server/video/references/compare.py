@@ -55,8 +55,8 @@ UNRELATED = 100.0  # difference to the other side where the library has nothing 
 # and what lies between is left out.
 UNFINISHED_UNTIL, FINISHED_FROM = 0.6, 0.9
 
-# Logistic calibration over all 14 tasks of the LIBERO clips, many random libraries (evaluate.py
-# --fit prints these; it validates with a whole task left out). Failures weigh 1.5 times successes:
+# Logistic calibration over all 14 tasks of the LIBERO clips and many random libraries; validated
+# with a whole task left out. Failures weigh 1.5 times successes:
 # a reward for a failure does more harm than a missed one. NOISE: grey levels that mean nothing.
 INTERCEPT, PER_LOG_RATIO, PER_UNEXPLAINED, NOISE = 0.66, 2.14, 0.049, 2.0
 
@@ -141,7 +141,6 @@ class Comparer:
     """Compares clips with the references of a library. Pure and synchronous; safe to share."""
 
     def __init__(self, library: Library) -> None:
-        self.fingerprint = library.fingerprint
         by_task: dict[str, list[Reference]] = {}
         for reference in library.references:
             by_task.setdefault(normal_task(reference.task_text), []).append(reference)

@@ -19,8 +19,8 @@ from pydantic import (
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet_server.problems import explain
+from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
-from rewardfleet_server.video.sources import check_container
 
 from .compare import Library, Reference, normal_task, view_of
 
@@ -163,7 +163,7 @@ def _reference(folder: Path, entry: Entry) -> Reference:
     path = folder / entry.file
     try:
         with path.open("rb") as file:
-            check_container(file.read(16), entry.file)
+            check_container(file.fileno(), entry.file)
         clip = decode_video(
             str(path), count=_MOMENTS, max_pixels=_MAX_PIXELS, stop=threading.Event()
         )

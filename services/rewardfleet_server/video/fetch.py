@@ -1,0 +1,165 @@
+"""Fetching `video_url`: over https, from hosts that were named, at public addresses only."""
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import IO
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import httpx
+
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    TooLarge,
+)
+from rewardfleet_server.uploads import HeldFile, temporary_file
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+_MAX_REDIRECTS = 3
+_CONCURRENT = 16
+#: Seconds for one video, redirects included, however slowly it comes.
+_SECONDS = 30.0
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the open internet, and stands for no other one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.sixtofour or address.teredo or address in _NAT64:
+            return False  # each carries an IPv4 address, which a gateway would reach
+    return address.is_global and not address.is_multicast
+
+
+class Fetcher:
+    """Fetches videos to temporary files.
+
+    Args:
+        hosts: The host names that may be asked, exactly; with none, nothing is fetched.
+        max_bytes: The largest video accepted.
+        allowed: Which addresses may be connected to.
+        certificates: What servers are trusted by; by default the usual authorities.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        max_bytes: int,
+        allowed: Callable[[Address], bool] = is_public,
+        certificates: ssl.SSLContext | None = None,
+    ) -> None:
+        self._hosts = {host.lower() for host in hosts}
+        self._max_bytes = max_bytes
+        self._allowed = allowed
+        self._places = asyncio.Semaphore(_CONCURRENT)
+        self._http = httpx.AsyncClient(
+            verify=certificates or ssl.create_default_context(),
+            trust_env=False,
+            timeout=_SECONDS,
+            # A connection belongs to one address and is not kept for a later look-up of its name.
+            limits=httpx.Limits(max_connections=_CONCURRENT, max_keepalive_connections=0),
+        )
+
+    async def fetch(self, url: str) -> HeldFile:
+        """Fetch one video.
+
+        Raises:
+            Forbidden: The host, or the address that it has now, may not be asked.
+            InvalidRequest: It is no https URL.
+            NotFound: There is nothing.
+            TooLarge: It is larger than `max_bytes`.
+            BackendFailed: The host failed.
+            DeadlineExceeded: It took longer than 30 s.
+        """
+        if not self._hosts:
+            raise Forbidden("video_url is switched off here (--video-url-host); send the video")
+        try:
+            async with asyncio.timeout(_SECONDS), self._places:
+                return await self._follow(url)
+        except TimeoutError:
+            raise DeadlineExceeded(f"video_url was not fetched within {_SECONDS:g} s") from None
+        except httpx.HTTPError as error:
+            raise BackendFailed(f"video_url cannot be fetched: {type(error).__name__}") from None
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _follow(self, url: str) -> HeldFile:
+        for _ in range(_MAX_REDIRECTS + 1):
+            request = await self._request(self._checked(url))
+            response = await self._http.send(request, stream=True)
+            try:
+                if not response.has_redirect_location:
+                    return await self._received(response)
+                url = urljoin(url, response.headers["location"])
+            finally:
+                await response.aclose()
+        raise BackendFailed(f"video_url is redirected more than {_MAX_REDIRECTS} times")
+
+    def _checked(self, url: str) -> SplitResult:
+        """Look at each URL afresh, those that redirects lead to included."""
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"video_url is no URL: {error}") from None
+        if parts.scheme != "https" or not host or parts.username is not None:
+            raise InvalidRequest("video_url must be an https URL, without user or password")
+        if host.lower() not in self._hosts:
+            raise Forbidden(f"video_url: the host {host[:100]} is not one that may be asked")
+        return parts
+
+    async def _request(self, parts: SplitResult) -> httpx.Request:
+        """Ask the address that was checked: a second look-up of the name might give another."""
+        host, port = parts.hostname or "", parts.port or 443
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )
+        except OSError:
+            raise BackendFailed(f"video_url: the host {host} is not known") from None
+        addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
+        if not addresses or not all(map(self._allowed, addresses)):
+            raise Forbidden(f"video_url: the host {host} has an address that is not public")
+        return self._http.build_request(
+            "GET",
+            httpx.URL(
+                scheme="https",
+                host=str(addresses[0]),
+                port=port,
+                raw_path=(
+                    f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+                ).encode(),
+            ),
+            headers={"host": parts.netloc, "accept-encoding": "identity"},
+            extensions={"sni_hostname": host},
+        )
+
+    async def _received(self, response: httpx.Response) -> HeldFile:
+        if response.status_code in {404, 410}:
+            raise NotFound("video_url: there is no such video")
+        if response.status_code != 200:
+            raise BackendFailed(f"video_url: the host answered HTTP {response.status_code}")
+        with temporary_file() as file:
+            size = 0
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+                if size > self._max_bytes:
+                    limit = self._max_bytes / 2**20
+                    raise TooLarge(f"video_url: more than the {limit:g} MiB accepted")
+                await asyncio.to_thread(_write, file, chunk)
+            return HeldFile(file)
+
+
+def _write(file: IO[bytes], chunk: bytes) -> None:
+    file.write(chunk)

@@ -1,0 +1,309 @@
+"""The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …).
+
+Readouts:
+  text         the model answers with a number or a verdict, which `readout.py` reads.
+  probability  the model answers yes or no, and the score is P(yes) / (P(yes) + P(no)) from the
+               log-probabilities of its first token. Spellings that differ in case and spaces are
+               summed. The endpoint returns only the most likely tokens: where a label is not among
+               them, its probability lies between 0 and what is left, the score is the middle of
+               what follows, and past a limit on that interval the judge abstains.
+"""
+
+import asyncio
+import base64
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import cv2
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest, Unavailable
+from rewardfleet_server.problems import explain
+from rewardfleet_server.video.frames import Clip, Frame
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.mp4 import as_mp4
+from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
+from rewardfleet_server.video.readout import READOUT_VERSION, ScoreMode, read_score
+from rewardfleet_server.video.settings import VideoSettings
+
+log = logging.getLogger(__name__)
+
+_JPEG_QUALITY = 95
+#: The most that OpenAI's own API returns; vLLM's default limit too.
+_TOP_LOGPROBS = 20
+#: Width of the interval of scores past which `probability` abstains.
+_MAX_UNCERTAINTY = 0.1
+#: Tries of one request in all, and the longest wait between two, in seconds.
+_TRIES = 6
+_MAX_WAIT = 20.0
+
+
+class Options(BaseModel):
+    """What a request's `backend_kwargs` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    score_mode: ScoreMode | None = None
+    prompt_template: str | None = None
+
+
+class Token(BaseModel):
+    """One token that the model might have said, with its log-probability."""
+
+    token: str
+    logprob: float
+
+
+class _Position(BaseModel):
+    top_logprobs: list[Token] = Field(min_length=1)
+
+
+class _Logprobs(BaseModel):
+    content: list[_Position] = Field(min_length=1)
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+def build(settings: VideoSettings) -> "OpenAIJudge":
+    """Make the judge that the settings describe.
+
+    Raises:
+        ValueError: The endpoint, the model or the prompt template is missing or wrong.
+    """
+    if settings.openai_url is None or settings.openai_model is None:
+        raise ValueError("the judge openai needs --openai-url and --openai-model")
+    return OpenAIJudge(
+        url=str(settings.openai_url),
+        model=settings.openai_model,
+        api_key=settings.openai_api_key,
+        readout=settings.readout,
+        prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
+        send=settings.openai_send,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_tokens=settings.max_tokens,
+        concurrency=settings.openai_concurrency,
+        timeout_s=settings.deadline_s,
+    )
+
+
+class OpenAIJudge:
+    """Asks `POST {url}/chat/completions`."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        api_key: str | None,
+        readout: Literal["text", "probability"],
+        prompt: Prompt | None,
+        send: Literal["images", "video"],
+        temperature: float,
+        top_p: float,
+        max_tokens: int,
+        concurrency: int,
+        timeout_s: float,
+    ) -> None:
+        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._model = model
+        self._readout = readout
+        self._prompt = prompt
+        self._send = send
+        self._sampling: dict[str, JsonValue] = (
+            {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+            if readout == "text"
+            else {"temperature": 0, "max_tokens": 1}
+        )
+        self.deterministic = self._sampling["temperature"] == 0
+        self._places = asyncio.Semaphore(concurrency)
+        self._http = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            limits=httpx.Limits(max_connections=concurrency),
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {
+            "judge": "openai",
+            "url": self._url,
+            "model": self._model,
+            "readout": f"{self._readout} v{READOUT_VERSION}",
+            "prompt": self._prompt_of(Options()).digest,
+            "send": self._send,
+            "sampling": self._sampling,
+        }
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        """Raise `InvalidRequest` where an option is unknown or a template not accepted."""
+        self._prompt_of(_options(backend_kwargs))
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        options = _options(backend_kwargs)
+        prompt = self._prompt_of(options)
+        parts = await asyncio.to_thread(_video_parts if self._send == "video" else _images, clip)
+        question = {"type": "text", "text": prompt.render(task_text)}
+        choice = await self._ask([*parts, question])
+        if self._readout == "probability":
+            return _probability(choice)
+        # A long chain of thought takes milliseconds to read.
+        return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def _prompt_of(self, options: Options) -> Prompt:
+        if options.prompt_template is not None:
+            try:
+                return Prompt.of(options.prompt_template)
+            except ValueError as error:
+                raise InvalidRequest(f"backend_kwargs: {error}") from None
+        return self._prompt or (PERCENTAGE if self._readout == "text" else YES_OR_NO)
+
+    @staticmethod
+    def _score_mode(options: Options, prompt: Prompt) -> ScoreMode:
+        """Our own prompt asks for a percentage, so that `1` can be read."""
+        if options.score_mode is None or options.score_mode == "auto":
+            return "percentage" if prompt is PERCENTAGE else "auto"
+        return options.score_mode
+
+    async def _ask(self, content: Sequence[Mapping[str, object]]) -> _Choice:
+        body: dict[str, object] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": content}],
+            **self._sampling,
+        }
+        if self._readout == "probability":
+            body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        async with self._places:
+            response = await self._post(body)
+        try:
+            return _Completion.model_validate_json(response.content).choices[0]
+        except ValidationError:
+            raise BackendFailed(
+                f"the endpoint of {self._model} answered what is no chat completion"
+                f"{' with log-probabilities' if self._readout == 'probability' else ''}"
+            ) from None
+
+    async def _post(self, body: Mapping[str, object]) -> httpx.Response:
+        """Send, and send again what may succeed later. The request's deadline ends it all."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                response = await self._http.post(self._url, json=body)
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+                wait = 0.0
+            else:
+                if response.status_code == 200:
+                    return response
+                reason = f"HTTP {response.status_code}: {response.text[:200]}"
+                if response.status_code != 429 and response.status_code < 500:
+                    raise BackendFailed(f"the endpoint of {self._model} refused: {reason}")
+                wait = _retry_after(response)
+            if attempt < _TRIES:
+                log.warning("endpoint of %s, try %d: %s", self._model, attempt, reason)
+                # Full jitter, so that those who failed together do not come again together.
+                pause = random.uniform(0, min(_MAX_WAIT, 0.2 * 2**attempt))  # noqa: S311 - no secret
+                await asyncio.sleep(max(wait, pause))
+        raise Unavailable(f"the endpoint of {self._model} failed {_TRIES} times: {reason}")
+
+
+def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
+    try:
+        return Options.model_validate(backend_kwargs)
+    except ValidationError as error:
+        raise InvalidRequest(f"backend_kwargs: {explain(error, Options)}") from None
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        seconds = float(response.headers.get("retry-after", "0"))
+    except ValueError:  # a date: rare, and our own pauses will do
+        return 0.0
+    return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+
+
+def _images(clip: Clip) -> list[dict[str, object]]:
+    return [
+        {"type": "image_url", "image_url": {"url": _data_url("image/jpeg", _jpeg(frame))}}
+        for frame in clip.frames
+    ]
+
+
+def _video_parts(clip: Clip) -> list[dict[str, object]]:
+    with as_mp4(clip) as path:
+        url = _data_url("video/mp4", path.read_bytes())
+    return [{"type": "video_url", "video_url": {"url": url}}]
+
+
+def _jpeg(frame: Frame) -> bytes:
+    bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
+    _, content = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+    return content.tobytes()
+
+
+def _data_url(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _text(choice: _Choice, mode: ScoreMode) -> Judgment:
+    text = choice.message.content or ""
+    reading = read_score(text, mode=mode, truncated=choice.finish_reason == "length")
+    return Judgment(
+        reading.score, text if reading.score is not None else f"{text}\n[{reading.reason}]"
+    )
+
+
+def _probability(choice: _Choice) -> Judgment:
+    if choice.logprobs is None:
+        raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
+    tokens = choice.logprobs.content[0].top_logprobs
+    low, high = yes_interval(tokens)
+    said = choice.message.content or ""
+    if high - low > _MAX_UNCERTAINTY:
+        return Judgment(
+            None,
+            f"{said}\n[P(yes) lies between {low:.3f} and {high:.3f}: too much is not among the "
+            f"{len(tokens)} most likely tokens]",
+        )
+    return Judgment((low + high) / 2, said, {"uncertainty": high - low})
+
+
+def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
+    """Return the least and the greatest P(yes) / (P(yes) + P(no)) that the tokens allow.
+
+    A label among the tokens has the summed probability of its spellings. One that is not has at
+    most what the tokens leave over.
+    """
+    yes = no = 0.0
+    probabilities = [math.exp(min(token.logprob, 0.0)) for token in tokens]
+    for token, probability in zip(tokens, probabilities, strict=True):
+        label = token.token.strip().strip(".,!'\"").casefold()
+        yes += probability * (label == "yes")
+        no += probability * (label == "no")
+    if not yes and not no:
+        return 0.0, 1.0
+    unseen = max(0.0, 1.0 - sum(probabilities))
+    low = yes / (yes + (no or unseen))
+    high = (yes or unseen) / ((yes or unseen) + no)
+    return low, high

@@ -1,0 +1,112 @@
+"""What every judge must do, the shipped fake included."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from fastapi import FastAPI
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.judges import (
+    JUDGES,
+    ClipJudge,
+    FileJudge,
+    Judgment,
+    openai,
+    reference,
+)
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import LONG_CLIP
+
+TASK = "put both the alphabet soup and the tomato sauce in the basket"
+
+
+def endpoint() -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def complete() -> dict[str, object]:
+        message = {"role": "assistant", "content": "85"}
+        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    return app
+
+
+@contextmanager
+def fake() -> Iterator[ClipJudge]:
+    yield FakeJudge(0.5)
+
+
+@contextmanager
+def by_reference() -> Iterator[ClipJudge]:
+    yield reference.build(VideoSettings(_cli_parse_args=False))
+
+
+@contextmanager
+def by_openai() -> Iterator[ClipJudge]:
+    with serving(endpoint()) as url:
+        settings = {"openai_url": f"{url}/v1", "openai_model": "m"}
+        yield openai.build(VideoSettings(_cli_parse_args=False, **settings))
+
+
+MAKERS = {"fake": fake, "reference": by_reference, "openai": by_openai}
+
+
+@pytest.fixture(params=MAKERS)
+async def judge(request: pytest.FixtureRequest) -> AsyncIterator[ClipJudge]:
+    make: Callable = MAKERS[request.param]
+    with make() as judge:
+        yield judge
+        await judge.aclose()
+
+
+@pytest.fixture(scope="module")
+def clip() -> Clip:
+    import threading  # noqa: PLC0415
+
+    return decode_video(str(LONG_CLIP), count=8, max_pixels=65_536, stop=threading.Event())
+
+
+def test_every_judge_of_the_table_is_held_to_this():
+    assert set(JUDGES) <= set(MAKERS)
+
+
+async def test_it_gives_a_judgment(judge: ClipJudge, clip: Clip):
+    judgment = await judge.judge(TASK, clip, {})
+    assert isinstance(judgment, Judgment)
+    assert judgment.score is not None and 0 <= judgment.score <= 1
+    assert judgment.text
+    assert all(math.isfinite(value) for value in judgment.components.values())
+
+
+async def test_what_it_depends_on_is_json_and_stays(judge: ClipJudge, clip: Clip):
+    before = json.dumps(dict(judge.provenance), sort_keys=True)
+    await judge.judge(TASK, clip, {})
+    assert json.dumps(dict(judge.provenance), sort_keys=True) == before
+    assert judge.provenance["judge"]
+
+
+async def test_one_that_calls_itself_deterministic_is(judge: ClipJudge, clip: Clip):
+    assert judge.deterministic
+    assert await judge.judge(TASK, clip, {}) == await judge.judge(TASK, clip, {})
+
+
+async def test_it_refuses_options_that_it_does_not_know(judge: ClipJudge):
+    judge.check_options({})
+    with pytest.raises(InvalidRequest, match="no_such_option"):
+        judge.check_options({"no_such_option": 1})
+
+
+async def test_it_judges_many_clips_at_once(judge: ClipJudge, clip: Clip):
+    judgments = await asyncio.gather(*(judge.judge(TASK, clip, {}) for _ in range(16)))
+    assert len({judgment.score for judgment in judgments}) == 1
+
+
+async def test_it_reads_frames_not_files(judge: ClipJudge):
+    assert not isinstance(judge, FileJudge)

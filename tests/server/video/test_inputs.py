@@ -1,0 +1,424 @@
+"""Uploads and URLs: the ways in beside paths, bytes and frames."""
+
+import asyncio
+import base64
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    TooLarge,
+)
+from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.video import fetch
+from rewardfleet_server.video.fetch import Fetcher, is_public
+
+from ...conftest import LONG_CLIP, picture, served
+
+TASK = "put the bowl on the plate"
+VIDEO = LONG_CLIP.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def judge() -> FakeJudge:
+    return FakeJudge()
+
+
+@pytest.fixture(scope="module")
+def client(judge: FakeJudge) -> Iterator[httpx.Client]:
+    with served(judge, max_body_mb=8) as client:
+        yield client
+
+
+def upload(client: httpx.Client, content: bytes = VIDEO, **fields: str) -> httpx.Response:
+    files = {"video": ("clip.mp4", content, "video/mp4")}
+    return client.post("/score", data={"task_text": TASK, **fields}, files=files)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_an_upload_is_judged_as_the_same_file_is_by_path_or_bytes(client, judge):
+    first = upload(client, nframes="7").json()
+    assert (first["score"], first["status"], first["cached"]) == (1.0, "ok", False)
+    assert len(first["provenance"]["frames"]["indices"]) == 7
+    sent = base64.b64encode(VIDEO).decode()
+    body = {"task_text": TASK, "video_base64": sent, "nframes": 7}
+    assert client.post("/score", json=body).json()["cached"] is True
+    assert upload(client, nframes="7").json()["cached"] is True
+    assert len(judge.seen) == 1
+
+
+def test_an_upload_leaves_no_file_behind(client, tmp_path):
+    upload(client)
+    before = open_files()
+    for index in range(20):
+        upload(client, max_pixels=str(1000 + index))
+        upload(client, b"no video")
+    wait_until(lambda: open_files() <= before + 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"nframes": "0"}, "nframes"),
+        ({"nframes": "many"}, "nframes"),
+        ({"colour": "blue"}, "unknown field 'colour'"),
+        ({"backend_kwargs": "{"}, "backend_kwargs"),
+        ({"backend_kwargs": '{"a": 1}'}, "takes no options"),
+        ({"video_path": "clip.mp4"}, "exactly one of"),
+        ({"task_text": ""}, "task_text"),
+    ],
+)
+def test_the_fields_of_a_form_are_checked_as_those_of_json_are(client, fields, said):
+    answer = upload(client, **fields)
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+
+
+def post_form(client: httpx.Client, content: bytes, boundary: str = "x") -> httpx.Response:
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    return client.post("/score", content=content, headers=headers)
+
+
+PART = 'Content-Disposition: form-data; name="{}"'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "form"),
+        (b"this is no form", "form"),
+        (f"--x\r\n{PART.format('task_text')}\r\n\r\na\r\n--x--\r\n".encode(), "no file"),
+        (f"--x\r\n{PART.format('video')}\r\n\r\na\r\n--x--\r\n".encode(), "no file"),
+        (
+            f'--x\r\n{PART.format("clip")}; filename="a"\r\n\r\na\r\n--x--\r\n'.encode(),
+            "call it 'video'",
+        ),
+        ((f'--x\r\n{PART.format("video")}; filename="a"\r\n\r\na\r\n' * 2 + "--x--").encode(), ""),
+        ((f"--x\r\n{PART.format('f')}\r\n\r\na\r\n" * 100 + "--x--").encode(), ""),
+        (f"--x\r\n{PART.format('task_text')}\r\n\r\n{'a' * 100_000}\r\n--x--".encode(), ""),
+        (f'--x\r\n{PART.format("video")}; filename="a"\r\n\r\n\r\n--x--\r\n'.encode(), "task_text"),
+    ],
+)
+def test_a_form_that_is_none_or_has_no_file(client, content, said):
+    answer = post_form(client, content)
+    assert answer.status_code == 422, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_a_form_without_a_boundary(client):
+    answer = client.post("/score", content=b"--x", headers={"content-type": "multipart/form-data"})
+    assert answer.status_code == 422
+
+
+def test_a_batch_takes_no_form(client):
+    answer = client.post("/score/batch", files={"video": ("a.mp4", VIDEO)})
+    assert answer.status_code == 422
+    assert "application/json" in answer.json()["detail"]
+
+
+def test_an_upload_that_stops_half_way_leaves_nothing(client):
+    before = open_files()
+    head = f'--x\r\n{PART.format("video")}; filename="a.mp4"\r\n\r\n'.encode()
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(
+            b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 5000000\r\n"
+            b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + head + VIDEO
+        )
+        wait_until(lambda: 'in_flight{service="video"} 1.0' in client.get("/metrics").text)
+    wait_until(lambda: 'in_flight{service="video"} 0.0' in client.get("/metrics").text)
+    wait_until(lambda: open_files() <= before + 2)
+
+
+def test_an_upload_of_500_mb_is_refused_on_its_headers(client):
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.settimeout(5)
+        connection.sendall(
+            b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 500000000\r\n"
+            b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_an_upload_that_does_not_say_how_long_it_is_is_cut_at_the_limit(client):
+    def endless() -> Iterator[bytes]:
+        yield f'--x\r\n{PART.format("video")}; filename="a.mp4"\r\n\r\n'.encode()
+        for _ in range(200):
+            yield b"x" * 2**16
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    answer = client.post("/score", content=endless(), headers=headers)
+    assert answer.status_code == 413
+
+
+def test_an_mp4_that_unfolds_to_100_000_frames(client, tmp_path):
+    """Small as a file, as nothing moves in it."""
+    import cv2  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    path = tmp_path / "still.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 60.0, (16, 16))
+    frame = np.zeros((16, 16, 3), np.uint8)
+    for _ in range(100_000):
+        writer.write(frame)
+    writer.release()
+    answer = upload(client, path.read_bytes())
+    assert answer.status_code == 413
+    assert "20000" in answer.json()["detail"]
+
+
+def test_web_pages_of_other_places_are_refused(client):
+    """A page may post a form anywhere; its browser says where the page is from."""
+    files = {"video": ("clip.mp4", VIDEO)}
+    here = str(client.base_url).rstrip("/")
+    for origin, status in (("https://evil.example", 403), ("null", 403), (here, 200)):
+        answer = client.post(
+            "/score", data={"task_text": TASK}, files=files, headers={"origin": origin}
+        )
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {},
+        {"video_path": "a", "video_base64": "AAAA"},
+        {"video_path": "a", "frames_base64": [picture()]},
+        {"video_url": "https://a/", "video_path": "a"},
+    ],
+)
+def test_exactly_one_input(client, inputs):
+    answer = client.post("/score", json={"task_text": TASK, **inputs})
+    assert answer.status_code == 422
+    assert "exactly one of" in answer.json()["detail"]
+
+
+# URLs
+
+
+def test_urls_are_switched_off_unless_told(client):
+    body = {"task_text": TASK, "video_url": "https://example.com/a.mp4"}
+    answer = client.post("/score", json=body)
+    assert answer.status_code == 403
+    assert "--video-url-host" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://127.0.0.1/a.mp4", "not public"),
+        ("https://localhost/a.mp4", "not public"),
+        ("https://[::1]/a.mp4", "not public"),
+        ("https://[::ffff:127.0.0.1]/a.mp4", "not public"),
+        ("https://169.254.169.254/latest/meta-data", "not one that may be asked"),
+        ("https://other.example/a.mp4", "not one that may be asked"),
+        ("https://localhost.evil.example/a.mp4", "not one that may be asked"),
+        ("https://localhost@evil.example/a.mp4", "https URL"),
+        ("http://localhost/a.mp4", "https URL"),
+        ("file:///etc/passwd", "https URL"),
+        ("ftp://localhost/a", "https URL"),
+        ("//localhost/a", "https URL"),
+        ("nonsense", "https URL"),
+        ("https://localhost:99999/", "no URL"),
+        ("https://[::1/", "no URL"),
+        ("https://", "https URL"),
+    ],
+)
+def test_a_url_that_may_not_be_asked(url, said):
+    hosts = ["localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1"]
+    with served(video_url_host=hosts) as client:
+        answer = client.post("/score", json={"task_text": TASK, "video_url": url})
+    assert answer.status_code in {403, 422}
+    assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("10.0.0.1", False),
+        ("172.16.3.4", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("127.1.2.3", False),
+        ("169.254.169.254", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::", False),
+        ("fe80::1", False),
+        ("fc00::1", False),
+        ("ff02::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a00:1", False),
+        ("2002:a00:1::", False),
+    ],
+)
+def test_which_addresses_are_public(address, public):
+    import ipaddress  # noqa: PLC0415
+
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+class Site(ThreadingHTTPServer):
+    """An https server on loopback that serves a video, and misbehaves."""
+
+    daemon_threads = True
+
+    def __init__(self, certificate: trustme.LeafCert) -> None:
+        super().__init__(("127.0.0.1", 0), Page)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.asked: list[tuple[str, str | None]] = []
+        self.ended = threading.Event()
+
+    def handle_error(self, request, client_address) -> None:
+        pass  # callers that leave are part of the tests
+
+
+class Page(BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("host")))
+        port = self.server.server_address[1]
+        if self.path == "/a.mp4":
+            self._send(200, VIDEO)
+        elif self.path == "/large":
+            self._send(200, b"\0" * 3_000_000)
+        elif self.path == "/trickle":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.ended.wait(0.2):
+                self.wfile.write(b"x")
+        elif self.path == "/loop":
+            self._redirect(f"https://site.example:{port}/loop")
+        elif self.path == "/there":
+            self._redirect("/a.mp4")
+        elif self.path == "/inward":
+            self._redirect(f"https://inside.example:{port}/a.mp4")
+        elif self.path == "/plain":
+            self._redirect(f"http://site.example:{port}/a.mp4")
+        elif self.path == "/broken":
+            self._send(500, b"")
+        else:
+            self._send(404, b"")
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _redirect(self, location: str) -> None:
+        self.send_response(302)
+        self.send_header("location", location)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
+    authority = trustme.CA()
+    server = Site(authority.issue_cert("site.example", "inside.example"))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server, trusting
+    finally:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def asked_site(monkeypatch):
+    """A site, and how to fetch from it: its names lead to loopback, which is allowed here only."""
+    with site() as (server, trusting):
+        loop_lookup = asyncio.base_events.BaseEventLoop.getaddrinfo
+
+        async def lookup(loop, host, port, **options):
+            found = {"site.example": "127.0.0.1", "inside.example": "127.0.0.2"}.get(host, host)
+            return await loop_lookup(loop, found, port, **options)
+
+        monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", lookup)
+
+        async def fetch_path(path: str, **options: object) -> bytes:
+            fetcher = Fetcher(
+                ["site.example", "inside.example"],
+                max_bytes=2_000_000,
+                allowed=lambda address: str(address) == "127.0.0.1",
+                certificates=options.pop("certificates", trusting),
+            )
+            url = f"https://site.example:{server.server_address[1]}{path}"
+            try:
+                held = await fetcher.fetch(url)
+                return Path(held.path).read_bytes()
+            finally:
+                await fetcher.aclose()
+
+        yield server, fetch_path
+
+
+async def test_a_video_is_fetched_from_the_address_that_was_checked(asked_site):
+    server, fetch_path = asked_site
+    assert await fetch_path("/a.mp4") == VIDEO
+    assert await fetch_path("/there") == VIDEO
+    [host] = {host for _, host in server.asked}
+    assert host == f"site.example:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/none", NotFound),
+        ("/broken", BackendFailed),
+        ("/large", TooLarge),
+        ("/loop", BackendFailed),
+        ("/inward", Forbidden),
+        ("/plain", InvalidRequest),
+    ],
+)
+async def test_what_is_no_video_to_be_had_is_a_typed_failure(asked_site, path, error):
+    _, fetch_path = asked_site
+    with pytest.raises(error):
+        await fetch_path(path)
+
+
+async def test_a_server_that_sends_a_byte_at_a_time_is_left(asked_site, monkeypatch):
+    _, fetch_path = asked_site
+    monkeypatch.setattr(fetch, "_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await fetch_path("/trickle")
+    assert time.monotonic() - started < 3
+
+
+async def test_a_server_that_nobody_vouches_for_is_not_believed(asked_site):
+    _, fetch_path = asked_site
+    with pytest.raises(BackendFailed):
+        await fetch_path("/a.mp4", certificates=ssl.create_default_context())
