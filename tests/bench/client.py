@@ -143,7 +143,7 @@ def _run_replica(pipe: Pipe, max_in_flight: int, max_waiting: int) -> None:
 
     def tell_port() -> None:
         wait_until(lambda: server.started)
-        pipe.send(server.port)
+        pipe.send(server.servers[0].sockets[0].getsockname()[1])
 
     threading.Thread(target=tell_port, daemon=True).start()
     server.run()
