@@ -419,3 +419,18 @@ def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Ser
     client.post("/score/batch", json={"items": [frames_request]})
     failed = 'rewardfleet_results_total{backend="fake",service="video",status="error"}'
     assert metric(client, failed) == 2
+
+
+def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
+    """Each may take 600 MB decoded; here there is room for one at a time."""
+    monkeypatch.setattr("rewardfleet_server.video.scorer._Room._UNITS", 40)
+    judge = FakeJudge(wait_s=0.1)
+    client = serve(judge)
+    large = {"frames_base64": [picture()], "nframes": 128, "max_pixels": 1_605_632}
+    bodies = [{**large, "task_text": f"task {index}"} for index in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(lambda body: client.post("/score", json=body), bodies))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    waited = sorted(answer.json()["timing_ms"]["queue"] for answer in answers)
+    assert waited[-1] >= 350
+    assert len(judge.seen) == 5

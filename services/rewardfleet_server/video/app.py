@@ -29,7 +29,8 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     if judges is None:
         judges = {name: load_judge(name, settings) for name in settings.backends}
     default = next(iter(judges))
-    threads = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode")
+    readers = ThreadPoolExecutor(2, thread_name_prefix="read")
+    decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode")
     files = VideoFiles(settings.video_root, max_bytes=settings.max_video_mb * 2**20)
 
     fetcher = Fetcher(settings.video_url_host, max_bytes=settings.max_video_mb * 2**20)
@@ -38,12 +39,20 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         await fetcher.aclose()
         for judge in judges.values():
             await judge.aclose()
-        threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (readers, decoders):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     service = Service(
         name="video",
         about="A robot rollout goes in as a video, the judgment of a backend comes out.",
-        scorer=VideoScorer(judges, default=default, files=files, fetcher=fetcher, threads=threads),
+        scorer=VideoScorer(
+            judges,
+            default=default,
+            files=files,
+            fetcher=fetcher,
+            readers=readers,
+            decoders=decoders,
+        ),
         request_type=VideoRequest,
         score_type=VideoScore,
         aclose=aclose,

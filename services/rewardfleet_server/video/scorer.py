@@ -41,6 +41,33 @@ log = logging.getLogger(__name__)
 _MAX_SAID = 500
 
 
+class _Room:
+    """A bound on the memory that decoded frames take up together; who finds none waits, in order.
+
+    It is reckoned by what a request may take at most, in units, so that the common one is one.
+    """
+
+    _UNIT = 16 * 2**20
+    _UNITS = 256  # 4 GiB
+
+    def __init__(self) -> None:
+        self._units = asyncio.Semaphore(self._UNITS)
+        self._turn = asyncio.Lock()  # one at a time gathers units, so that no two block each other
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        wanted, held = min(math.ceil(size / self._UNIT), self._UNITS), 0
+        try:
+            async with self._turn:
+                while held < wanted:
+                    await self._units.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                self._units.release()
+
+
 class VideoScorer:
     """Judges clips by one of several judges.
 
@@ -49,7 +76,8 @@ class VideoScorer:
         default: The judge of requests that name none.
         files: Where `video_path` may lead.
         fetcher: Where `video_url` may lead.
-        threads: Where files are read and clips decoded.
+        readers: Where files are read and hashed, which must not wait for decoding.
+        decoders: Where clips are decoded.
     """
 
     def __init__(
@@ -59,13 +87,16 @@ class VideoScorer:
         default: str,
         files: VideoFiles,
         fetcher: Fetcher,
-        threads: Executor,
+        readers: Executor,
+        decoders: Executor,
     ) -> None:
         self._judges = judges
         self._default = default
         self._files = files
         self._fetcher = fetcher
-        self._threads = threads
+        self._readers = readers
+        self._decoders = decoders
+        self._room = _Room()
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance}
             for name, judge in judges.items()
@@ -92,7 +123,7 @@ class VideoScorer:
         source = await self._source(request, upload)
         digest = source.quick_digest()
         if digest is None:
-            digest = await self._in_thread(source.digest)
+            digest = await _in_thread(self._readers, source.digest)
         key = self._key(name, digest, request) if judge.deterministic else None
         return Plan(name, key, lambda: self._score(name, request, source, digest))
 
@@ -115,7 +146,7 @@ class VideoScorer:
             return PathSource(self._files, request.video_path)
         if request.video_base64 is not None:
             content = request.video_base64
-            held = await self._in_thread(lambda: held_bytes(content))
+            held = await _in_thread(self._readers, lambda: held_bytes(content))
             return HeldSource(held, "video_base64")
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
@@ -161,9 +192,11 @@ class VideoScorer:
             return source.clip(wanted), (time.monotonic() - started) * 1000
 
         asked = time.monotonic()
-        clip, decode_ms = await self._in_thread(decode)
-        decoded = time.monotonic()
-        judgment = await _judged(name, judge.judge(request.task_text, clip, request.backend_kwargs))
+        async with self._room.take(wanted.count * wanted.max_pixels * 3):
+            clip, decode_ms = await _in_thread(self._decoders, decode)
+            decoded = time.monotonic()
+            judging = judge.judge(request.task_text, clip, request.backend_kwargs)
+            judgment = await _judged(name, judging)
         timing = Timing(
             queue=(decoded - asked) * 1000 - decode_ms,  # waiting for a decoding thread
             decode=round(decode_ms, 3),
@@ -197,7 +230,7 @@ class VideoScorer:
     async def _file(self, source: Source, wanted: Sampling) -> AsyncIterator[str]:
         """A source as a file with a path, for as long as it is needed."""
         file = source.file(wanted)
-        entering = asyncio.ensure_future(self._in_thread(file.__enter__))
+        entering = asyncio.ensure_future(_in_thread(self._decoders, file.__enter__))
         try:
             path = await asyncio.shield(entering)
         except asyncio.CancelledError:
@@ -209,14 +242,13 @@ class VideoScorer:
         finally:
             _leave(file)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except OSError as error:  # what is the caller's fault was told where it was seen
-            log.exception("a file could not be read")
-            raise Unavailable(
-                f"files cannot be read now: {error.strerror}", retry_after=1
-            ) from None
+
+async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+    except OSError as error:  # what is the caller's fault was told where it was seen
+        log.exception("a file could not be read")
+        raise Unavailable(f"files cannot be read now: {error.strerror}", retry_after=1) from None
 
 
 def _leave(file: AbstractContextManager[str]) -> None:

@@ -13,12 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
-from rewardfleet.wire.errors import STATUS, ErrorKind, Forbidden
+from rewardfleet.wire.errors import STATUS, ErrorKind
 from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
-from rewardfleet_server.video.sources import VideoFiles
 
 from ...conftest import LONG_CLIP, picture, served
 
@@ -71,19 +70,18 @@ def test_a_missing_file(client, tmp_path):
     check_problem(ask_path(client, tmp_path / "none.mp4"), "not_found", "does not exist")
 
 
-def test_a_file_that_the_service_may_not_read(tmp_path):
+def test_a_file_that_the_service_may_not_read(serve, tmp_path):
     """As another user, whom permissions hold even where the tests are run by root."""
     path = tmp_path / "secret.mp4"
     path.write_bytes(LONG_CLIP.read_bytes())
     path.chmod(0)
-    files = VideoFiles([tmp_path], max_bytes=10**9)
-    user = os.geteuid()
     for folder in [tmp_path, *tmp_path.parents][:3]:
         folder.chmod(0o755)
-    os.seteuid(65534 if user == 0 else user)
+    client = serve()
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)  # the server is a thread of this process
     try:
-        with pytest.raises(Forbidden, match="may not be read"), files.open("secret.mp4"):
-            pass
+        check_problem(ask_path(client, path), "forbidden", "may not be read by the service")
     finally:
         os.seteuid(user)
 
