@@ -18,6 +18,7 @@ from .wire.errors import (
     STATUS,
     BackendFailed,
     DeadlineExceeded,
+    InvalidRequest,
     Overloaded,
     Problem,
     RewardFleetError,
@@ -249,7 +250,9 @@ def _error_of(response: httpx.Response) -> RewardFleetError:
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        error = ERROR_OF_STATUS.get(response.status_code, BackendFailed)
+        # Of others' answers, only a failing server's may be another one tomorrow.
+        otherwise = BackendFailed if response.status_code >= 500 else InvalidRequest
+        error = ERROR_OF_STATUS.get(response.status_code, otherwise)
         return error(
             f"HTTP {response.status_code} without a problem: {response.text[:200]!r}",
             retry_after=_retry_after(response.headers.get("retry-after", "")),
