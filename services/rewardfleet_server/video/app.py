@@ -31,9 +31,9 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode")
-    files = VideoFiles(settings.video_root, max_bytes=settings.max_video_mb * 2**20)
-
-    fetcher = Fetcher(settings.video_url_host, max_bytes=settings.max_video_mb * 2**20)
+    max_bytes = settings.max_video_mb * 2**20
+    files = VideoFiles(settings.video_root, max_bytes=max_bytes)
+    fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
     async def aclose() -> None:
         await fetcher.aclose()
@@ -52,6 +52,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             fetcher=fetcher,
             readers=readers,
             decoders=decoders,
+            max_video_bytes=max_bytes,
         ),
         request_type=VideoRequest,
         score_type=VideoScore,

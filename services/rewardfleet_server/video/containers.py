@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import InvalidRequest, TooLarge
 
 ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
@@ -11,7 +11,7 @@ ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 _MP4_BEGINNINGS = {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
 
 
-def check_container(fd: int, what: str) -> None:
+def check_container(fd: int, what: str, *, max_bytes: int) -> None:
     """Refuse what is no whole video container.
 
     Decoders guess; among what they would accept are playlists, which name other files. And of a
@@ -19,8 +19,14 @@ def check_container(fd: int, what: str) -> None:
 
     Raises:
         InvalidRequest: It is empty, truncated, or its first bytes are none of a known container.
+        TooLarge: It has more than `max_bytes`.
     """
     head, size = os.pread(fd, 16, 0), os.fstat(fd).st_size
+    if size > max_bytes:
+        raise TooLarge(
+            f"{what} has {size / 2**20:.1f} MiB; at most {max_bytes / 2**20:g} MiB a video are "
+            "accepted"
+        )
     if not head:
         raise InvalidRequest(f"{what} is empty; {ACCEPTED}")
     if head[4:8] in _MP4_BEGINNINGS:

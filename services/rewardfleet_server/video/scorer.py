@@ -78,6 +78,7 @@ class VideoScorer:
         fetcher: Where `video_url` may lead.
         readers: Where files are read and hashed, which must not wait for decoding.
         decoders: Where clips are decoded.
+        max_video_bytes: The largest video accepted, whichever way it comes.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class VideoScorer:
         fetcher: Fetcher,
         readers: Executor,
         decoders: Executor,
+        max_video_bytes: int,
     ) -> None:
         self._judges = judges
         self._default = default
@@ -97,6 +99,7 @@ class VideoScorer:
         self._readers = readers
         self._decoders = decoders
         self._room = _Room()
+        self._max_video_bytes = max_video_bytes
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance}
             for name, judge in judges.items()
@@ -141,16 +144,16 @@ class VideoScorer:
 
     async def _source(self, request: VideoRequest, upload: HeldFile | None) -> Source:
         if upload is not None:
-            return HeldSource(upload, "the uploaded file")
+            return HeldSource(upload, "the uploaded file", self._max_video_bytes)
         if request.video_path is not None:
             return PathSource(self._files, request.video_path)
         if request.video_base64 is not None:
             content = request.video_base64
             held = await _in_thread(self._readers, lambda: held_bytes(content))
-            return HeldSource(held, "video_base64")
+            return HeldSource(held, "video_base64", self._max_video_bytes)
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
-            return HeldSource(fetched, "the video of video_url")
+            return HeldSource(fetched, "the video of video_url", self._max_video_bytes)
         return PicturesSource(request.frames_base64 or [], request.fps)
 
     def _key(self, name: str, digest: str, request: VideoRequest) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound, TooLarge
+from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet_server.uploads import HeldFile
 
 from .containers import ACCEPTED, check_container
@@ -131,12 +131,7 @@ class VideoFiles:
                 raise self._outside(path)
             status = os.fstat(fd)
             _check_regular(status, path)
-            if status.st_size > self._max_bytes:
-                raise TooLarge(
-                    f"video_path {path!r} has {status.st_size / 2**20:.1f} MiB; this service "
-                    f"accepts {self._max_bytes / 2**20:g} MiB a video"
-                )
-            check_container(fd, f"video_path {path!r}")
+            check_container(fd, f"video_path {path!r}", max_bytes=self._max_bytes)
             digest = _sha256(fd)
             self._remember(path, status, digest)
             yield OpenFile(_path_of(fd), digest)
@@ -239,16 +234,18 @@ class HeldSource:
     Attributes:
         held: The file.
         what: What to call it in a problem.
+        max_bytes: The largest accepted.
     """
 
     held: HeldFile
     what: str
+    max_bytes: int
 
     def quick_digest(self) -> str | None:
         return None
 
     def digest(self) -> str:
-        check_container(self.held.fd, self.what)
+        check_container(self.held.fd, self.what, max_bytes=self.max_bytes)
         return _sha256(self.held.fd)
 
     def clip(self, wanted: Sampling) -> Clip:

@@ -152,10 +152,18 @@ def test_a_video_whose_length_is_only_guessed_is_decoded_whole(client, make_vide
     assert answer.json()["provenance"]["frames"]["total"] == 20
 
 
-def test_a_file_past_the_size_limit(serve, tmp_path):
+def test_a_video_past_the_size_limit_whichever_way_it_comes(serve, tmp_path):
     client = serve(max_video_mb=1)
-    (tmp_path / "large.mp4").write_bytes(LONG_CLIP.read_bytes() + b"\x00" * 2**20)
+    content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
+    (tmp_path / "large.mp4").write_bytes(content)
     check_problem(ask_path(client, "large.mp4"), "too_large", "1 MiB")
+    sent = base64.b64encode(content).decode()
+    answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
+    check_problem(answer, "too_large", "1 MiB")
+    files = {"video": ("large.mp4", content)}
+    check_problem(
+        client.post("/score", data={"task_text": TASK}, files=files), "too_large", "1 MiB"
+    )
 
 
 @pytest.mark.parametrize(

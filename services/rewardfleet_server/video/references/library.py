@@ -33,6 +33,7 @@ MANIFEST = "manifest.jsonl"
 _MOMENTS = 24
 #: As every frame is made small at once, this bounds only what is decoded on the way.
 _MAX_PIXELS = 1_605_632
+_MAX_BYTES = 2**30
 
 
 def _inside(file: str) -> str:
@@ -163,7 +164,7 @@ def _reference(folder: Path, entry: Entry) -> Reference:
     path = folder / entry.file
     try:
         with path.open("rb") as file:
-            check_container(file.fileno(), entry.file)
+            check_container(file.fileno(), entry.file, max_bytes=_MAX_BYTES)
         clip = decode_video(
             str(path), count=_MOMENTS, max_pixels=_MAX_PIXELS, stop=threading.Event()
         )
