@@ -64,7 +64,7 @@ def video_request(
     else:
         given["frames_base64"] = list(clip)
     try:
-        return VideoRequest.model_validate(given)
+        return VideoRequest.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         raise InvalidRequest(first_finding(error)) from None
 

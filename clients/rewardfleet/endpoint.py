@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -58,7 +59,9 @@ class _Call:
         if self.body is not None:
             headers["content-type"] = "application/json"
             if self.content is None:
-                text = await in_thread(self.body.model_dump_json, self.deadline)
+                # What was not given is not sent: a service of an older version need not know it.
+                dump = partial(self.body.model_dump_json, exclude_unset=True)
+                text = await in_thread(dump, self.deadline)
                 self.content = text.encode()
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:

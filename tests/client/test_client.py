@@ -291,3 +291,29 @@ def test_the_seeds_request_and_answer(serve: Serve, make_video):
         "loaded_backends": ["fake"],
     }
     assert json.loads(client.get("/openapi.json").text)["paths"]["/score"]["post"]
+
+
+async def test_what_was_not_given_is_not_sent(frames):
+    """A service of an older version would refuse fields that it does not know."""
+    received = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head, _, body = self.request.recv(1 << 20).partition(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            while len(body) < length:
+                body += self.request.recv(1 << 20)
+            received.append(json.loads(body))
+            self.request.sendall(http("422 Unprocessable Content", ""))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        async with RewardFleet(video=f"http://127.0.0.1:{server.server_address[1]}") as fleet:
+            with pytest.raises(rewardfleet.InvalidRequest):
+                await fleet.video.score(TASK, "clip.mp4")
+            with pytest.raises(rewardfleet.InvalidRequest):
+                await fleet.video.score_batch([video_request(TASK, "clip.mp4")] * 2)
+        server.shutdown()
+    sent = {"task_text", "video_path", "nframes", "max_pixels", "backend_kwargs"}
+    assert set(received[0]) == sent
+    assert [set(item) for item in received[1]["items"]] == [sent, sent]
