@@ -49,7 +49,7 @@ def test_a_score_says_where_it_came_from_and_where_the_time_went(serve: Serve, f
     assert score["provenance"]["judge"] == "fake"
     assert score["provenance"]["frames"]["indices"] == [0]
     timing = score["timing_ms"]
-    assert 50 <= timing["backend"] <= timing["total"] < 5000
+    assert 45 <= timing["backend"] <= timing["total"] < 5000  # clocks are coarse
     assert timing["decode"] > 0 and timing["queue"] >= 0
 
 
