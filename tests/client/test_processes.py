@@ -9,10 +9,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from rewardfleet import RewardFleet, blocking
 from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import LONG_CLIP, Serve
+
+pytestmark = pytest.mark.slow  # services that fail take their time
 
 CLIP = LONG_CLIP.read_bytes()
 

@@ -13,6 +13,8 @@ from rewardfleet_server.testing import FakeJudge
 from ..conftest import Serve
 from .conftest import Asked, Reply, problem, until, well
 
+pytestmark = pytest.mark.slow  # services that fail take their time
+
 
 def always(status: int, kind: str, retry_after: float | None = None):
     async def script(asked: Asked) -> Reply:

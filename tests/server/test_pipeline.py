@@ -119,6 +119,7 @@ def test_identical_requests_in_flight_are_computed_once(serve: Serve, frames_req
     assert len(judge.seen) == 1
 
 
+@pytest.mark.slow
 def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_request):
     """Each sharer keeps his own deadline; the work is cancelled when the last has left."""
     judge = FakeJudge(wait_s=1.5)
@@ -135,6 +136,7 @@ def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_re
     wait_until(lambda: judge.cancelled == 1)
 
 
+@pytest.mark.slow
 def test_the_deadline_counts_the_waiting(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=0.6)
     client = serve(judge, max_in_flight=1, deadline_s=1)
@@ -192,6 +194,7 @@ def _when(condition) -> threading.Event:
     return event
 
 
+@pytest.mark.slow
 def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=1), max_in_flight=1, max_waiting=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
@@ -211,6 +214,7 @@ def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_
         assert all(answer.result().status_code == 200 for answer in inside)
 
 
+@pytest.mark.slow
 def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=60), max_in_flight=1, max_waiting=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
@@ -254,6 +258,7 @@ def test_a_batch_is_judged_side_by_side(serve: Serve, frames_request):
     assert time.monotonic() - started < 16 * 0.3 / 2
 
 
+@pytest.mark.slow
 def test_the_late_items_of_a_batch_are_told_apart_from_the_done(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=0.6), max_in_flight=1)
     items = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
@@ -421,6 +426,7 @@ def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Ser
     assert metric(client, failed) == 2
 
 
+@pytest.mark.slow
 def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     """Each may take 600 MB decoded; here there is room for one at a time."""
     monkeypatch.setattr("rewardfleet_server.video.scorer._Room._UNITS", 40)

@@ -160,7 +160,10 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
         (["serve", "video", "--cache-file", "/none/cache"], "--cache-file"),
         (["serve", "video", "--no-such-flag"], "--no-such-flag"),
         (["score", "video", "/none.mp4", "task"], "/none.mp4"),
-        (["score", "video", str(LONG_CLIP), "task", "--url", "http://127.0.0.1:1"], "reached"),
+        (
+            ["score", "video", str(LONG_CLIP), "t", "--url", "http://127.0.0.1:1", "--timeout=1"],
+            "reached",
+        ),
         (["score", "video", str(LONG_CLIP), "task", "--url", "nonsense"], "give a URL"),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,

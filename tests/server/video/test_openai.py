@@ -22,6 +22,8 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import picture
 
+pytestmark = pytest.mark.slow  # services that fail take their time
+
 TASK = "put the bowl on the plate"
 
 
