@@ -56,10 +56,11 @@ class _Loop:
             raise
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Do the last work and end the thread."""
+        """End the calls under way, do the last work, end the thread."""
         if os.getpid() not in self._workers:
             last.close()
             return
+        self.run(_end_calls())
         self.run(last)
         worker = self._workers.pop(os.getpid())
         ending = worker.loop.shutdown_default_executor()
@@ -79,6 +80,14 @@ class _Loop:
             else:
                 made.loop.close()
         return worker
+
+
+async def _end_calls() -> None:
+    """Cancel what other threads wait for; a loop that stops would leave them waiting for ever."""
+    calls = asyncio.all_tasks() - {asyncio.current_task()}
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 class VideoClient:

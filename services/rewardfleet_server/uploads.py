@@ -98,5 +98,5 @@ def held_bytes(content: bytes) -> HeldFile:
 
 
 def temporary_file() -> IO[bytes]:
-    """Make a file without a name for a download."""
+    """Make a file without a name."""
     return tempfile.TemporaryFile(prefix="rewardfleet-")

@@ -1,6 +1,7 @@
 """The client against a real service on loopback."""
 
 import asyncio
+import concurrent.futures
 import json
 import math
 import socketserver
@@ -13,7 +14,7 @@ import pytest
 
 import rewardfleet
 from rewardfleet import RewardFleet, Status, blocking, video_request
-from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
 
@@ -291,6 +292,24 @@ def test_the_seeds_request_and_answer(serve: Serve, make_video):
         "loaded_backends": ["fake"],
     }
     assert json.loads(client.get("/openapi.json").text)["paths"]["/score"]["post"]
+
+
+def test_closing_the_blocking_client_ends_the_calls_of_other_threads(serve: Serve, frames):
+    judge = FakeJudge(wait_s=60)
+    client = serve(judge)
+    fleet = blocking.RewardFleet(video=str(client.base_url))
+    ended = threading.Event()
+
+    def call() -> None:
+        try:
+            fleet.video.score(TASK, frames)
+        except concurrent.futures.CancelledError:
+            ended.set()
+
+    threading.Thread(target=call, daemon=True).start()
+    wait_until(lambda: len(judge.seen) == 1)
+    fleet.close()
+    assert ended.wait(5)
 
 
 async def test_what_was_not_given_is_not_sent(frames):
