@@ -47,6 +47,8 @@ class Service(Generic[RequestT, ScoreT]):
         about: A sentence for the documentation page.
         aclose: Lets go of threads and engines.
         takes_uploads: Whether `POST /score` may be a form with a file.
+        failure: Says why the service can never score again, or None. The process then ends, for
+            its supervisor to start a new one.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Service(Generic[RequestT, ScoreT]):
     score_type: type[ScoreT]
     aclose: Callable[[], Awaitable[None]]
     takes_uploads: bool = False
+    failure: Callable[[], str | None] = lambda: None
 
 
 class RewardApp(FastAPI):
@@ -63,6 +66,7 @@ class RewardApp(FastAPI):
 
     admission: Admission
     abandon: Callable[[], None]
+    failure: Callable[[], str | None]
     journeys: dict[str, Callable[[Request], Awaitable[Response]]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,9 +132,9 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be made of the caller's own Host header
     )
-    app.admission, app.abandon = admission, pipeline.abandon
+    app.admission, app.abandon, app.failure = admission, pipeline.abandon, service.failure
     _add_score_routes(app, service, pipeline)
-    _add_health_routes(app, service.scorer, admission)
+    _add_health_routes(app, service, admission)
     _add_metrics_route(app, telemetry, None if settings.open_metrics else keys)
     app.add_exception_handler(RewardFleetError, _on_failure)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -196,7 +200,7 @@ def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_health_routes(
-    app: RewardApp, scorer: Scorer[RequestT, ScoreT], admission: Admission
+    app: RewardApp, service: Service[RequestT, ScoreT], admission: Admission
 ) -> None:
     @app.get("/healthz", summary="The process is alive")
     async def healthz() -> dict[str, str]:
@@ -206,7 +210,9 @@ def _add_health_routes(
     async def readyz() -> dict[str, str]:
         if admission.draining:
             raise Unavailable("the service is shutting down")
-        scorer.check_ready()
+        if reason := service.failure():
+            raise Unavailable(reason)
+        service.scorer.check_ready()
         return {"status": "ready"}
 
 

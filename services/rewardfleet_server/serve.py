@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import logging
 import resource
 import socket
 import sys
@@ -14,9 +15,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .app import RewardApp
 from .settings import ServerSettings
 
+log = logging.getLogger(__name__)
+
 #: Idle connections are kept this long, so that a client's pooled connection seldom meets a close.
 _KEEP_ALIVE_SECONDS = 75
-#: After the grace time, how long cancelled requests may take to say so.
+#: After the grace time, how long cancelled requests may take to say so; likewise after a failure.
 _LAST_WORDS_SECONDS = 2
 #: Seconds in which a new connection's first headers must have come.
 _HEADER_SECONDS = 75
@@ -55,6 +58,7 @@ class Server(uvicorn.Server):
         self._app = app
         self._grace_s = settings.grace_s
         self._draining: asyncio.Task[None] | None = None
+        self.failure: str | None = None  #: why the service ended by itself
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -77,6 +81,18 @@ class Server(uvicorn.Server):
             self._draining = loop.create_task(self._drain())
         else:
             loop.call_soon_threadsafe(self._app.abandon)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.failure is None and (failure := self._app.failure()) is not None:
+            log.error("the service ends: %s", failure)
+            self.failure = failure
+            # Long enough for those in flight to hear of it, and for one look at /readyz.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self._end)
+        return await super().on_tick(counter)
+
+    def _end(self) -> None:
+        self._app.abandon()
+        self.should_exit = True
 
     async def _drain(self) -> None:
         await self._app.drain(self._grace_s)

@@ -44,6 +44,7 @@ class FakeJudge:
         self._deterministic = deterministic
         self.seen: list[tuple[int, ...]] = []  #: the sampled indices of each clip, in order
         self.cancelled = 0  #: how many judgments were cancelled
+        self.failure: str | None = None  #: set it, and the service ends
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:

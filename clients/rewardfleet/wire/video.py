@@ -88,10 +88,20 @@ class VideoRequest(Request):
         return self
 
 
+class Curve(Response):
+    """Scores after ever longer parts of a clip."""
+
+    frames: list[int] = Field(description="The source's index of the last frame of each part.")
+    values: list[FiniteFloat | None] = Field(
+        description="The score after each part, in [0, 1]; null where the judge abstained."
+    )
+
+
 class VideoScore(Score):
     """A `Score` with what the judge said."""
 
     model_output: str = Field("", description="The judge's own words.")
+    curve: Curve | None = Field(None, description="With `backend_kwargs: {curve: K}`.")
 
 
 class VideoHealth(Response):

@@ -58,6 +58,9 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         score_type=VideoScore,
         aclose=aclose,
         takes_uploads=True,
+        failure=lambda: next(
+            (judge.failure for judge in judges.values() if judge.failure is not None), None
+        ),
     )
     app = create_reward_app(service, settings)
 

@@ -47,12 +47,14 @@ class Clip:
         indices: Which frames of the source these are, `[N]`.
         total: How many frames the source has.
         fps: Frames a second of the source, or None where it does not say.
+        max_pixels: The most pixels of a frame that the caller wants judged.
     """
 
     frames: tuple[Frame, ...]
     indices: tuple[int, ...]
     total: int
     fps: float | None
+    max_pixels: int
 
 
 def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Event) -> Clip:
@@ -85,7 +87,7 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
             frames, _ = _one_pass(capture, set(indices), max_pixels, stop)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
-    return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None)
+    return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
 
 
 def decode_pictures(
@@ -114,7 +116,7 @@ def decode_pictures(
         if stop.is_set():
             raise TimeoutError
         frames.append(_scaled(_decode_picture(pictures[index], index), max_pixels))
-    return Clip(tuple(frames), wanted, len(pictures), fps)
+    return Clip(tuple(frames), wanted, len(pictures), fps, max_pixels)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ def serve(arguments: Sequence[str]) -> int:
         _cli_parse_args=list(arguments), _cli_prog_name="rewardfleet serve video"
     )
     configure_logging(settings.log_level)
-    Server(create_app(settings), settings).run()
-    return 0
+    server = Server(create_app(settings), settings)
+    server.run()
+    return 0 if server.failure is None else 1
 
 
 def add_reference(arguments: Sequence[Any]) -> int:

@@ -10,8 +10,8 @@ import cv2
 
 from .frames import Clip
 
-#: The rate of clips that do not say theirs: LIBERO's control rate.
-_UNKNOWN_FPS = 20.0
+#: The rate of clips that do not say theirs, in frames a second: LIBERO's control rate.
+UNKNOWN_FPS = 20.0
 
 
 def sampled_fps(clip: Clip) -> float:
@@ -19,7 +19,7 @@ def sampled_fps(clip: Clip) -> float:
 
     Every tenth frame of a video of 20 frames a second plays at 2.
     """
-    fps = clip.fps or _UNKNOWN_FPS
+    fps = clip.fps or UNKNOWN_FPS
     if len(clip.indices) < 2:
         return fps
     return fps * (len(clip.indices) - 1) / (clip.indices[-1] - clip.indices[0])

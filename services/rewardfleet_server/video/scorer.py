@@ -296,8 +296,9 @@ def _answer(
         components=dict(judgment.components),
         backend=name,
         timing_ms=timing,
-        provenance=provenance,
+        provenance={**provenance, **judgment.provenance},
         model_output=judgment.text,
+        curve=judgment.curve,
     )
 
 

@@ -36,7 +36,7 @@ class VideoSettings(ServerSettings):
     references: DirectoryPath | None = Field(None, description="Folder of labelled rollouts for the judge `reference`. Default: those in the package.")
     custom_backend_factory: str | None = Field(None, description="pkg.mod:function that builds a judge of your own, loaded under the name that --backend gives.")
     prompt_template: str | None = Field(None, description="What a model is asked, with {task} in it. Default: our prompt for the readout.")
-    readout: Literal["text", "probability"] = Field("text", description="text: the model's words are read. probability: P(yes) against P(no) of its first token.")
+    readout: Literal["text", "constrained", "probability", "rubric"] = Field("text", description="text: the model's words are read. constrained: it can only say a number. probability: P(yes) against P(no) of its first token. rubric: the expected grade from 1 to 5 of its first token. A request may choose another; openai has text and probability, PRIMO-R1 text.")
     temperature: float = Field(0.0, ge=0, le=2, description="Of the model's sampling. Above 0, answers differ and are not cached.")
     top_p: float = Field(0.001, gt=0, le=1, description="Of the model's sampling.")
     max_tokens: PositiveInt = Field(64, description="Tokens of the model's answer. One that is cut there is an abstention.")
@@ -45,18 +45,27 @@ class VideoSettings(ServerSettings):
     openai_api_key_file: FilePath | None = Field(None, description="File with the endpoint's key. Default: the environment variable OPENAI_API_KEY, where it is set.")
     openai_send: Literal["images", "video"] = Field("images", description="images: one JPEG a frame. video: one mp4, where the endpoint takes video_url.")
     openai_concurrency: PositiveInt = Field(32, description="Requests at the endpoint at once.")
-    gpu_ids: str = Field("0,1", description="GPUs of a model loaded here, by number. Like all settings below, handed to your own factory; no judge here uses it yet.")
-    tensor_parallel_size: PositiveInt = Field(2, description="GPUs that one model is spread over.")
-    max_model_len: PositiveInt = Field(16384, description="Tokens of prompt, frames and answer together.")
+    frames: Literal["once", "qwen-vl-utils"] = Field("once", description="How frames come to a local model's size. once: one resize. qwen-vl-utils: by that library, which is slower.")
+    gpu_ids: str = Field("0,1", description="GPUs for vLLM, by number, e.g. 0 or 0,1. Default: those that CUDA shows.")
+    tensor_parallel_size: PositiveInt = Field(2, description="GPUs that one replica of the model is spread over. 1 where it fits on one: then use more replicas.")
+    data_parallel_size: PositiveInt = Field(1, description="Replicas of the model, each on GPUs of its own.")
+    max_model_len: PositiveInt = Field(16384, description="Tokens of question, frames and answer together.")
     gpu_memory_utilization: float = Field(0.8, gt=0, le=1, description="Share of a GPU's memory for the model.")
+    enforce_eager: bool = Field(False, description="Start sooner and run slower: vLLM compiles nothing.")
+    mm_processor_cache_gb: float = Field(0.0, ge=0, description="GiB in which vLLM keeps what its processor made of frames. Of use only where clips repeat.")
+    primo_model_path: str | None = Field(None, description="Checkpoint of PRIMO-R1, where --model-path is that of another judge.")
     primo_tensor_parallel_size: PositiveInt = Field(1, description="As above, for PRIMO-R1.")
     primo_max_model_len: PositiveInt = Field(16384, description="As above, for PRIMO-R1.")
     primo_gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="As above, for PRIMO-R1.")
     primo_temperature: float = Field(0.1, ge=0, le=2, description="As above, for PRIMO-R1.")
     primo_top_p: float = Field(0.001, gt=0, le=1, description="As above, for PRIMO-R1. A larger one garbles its answers.")
     primo_max_tokens: PositiveInt = Field(4096, description="As above, for PRIMO-R1, which thinks before it answers.")
-    primo_system_prompt: str | None = Field(None, description="As above, for PRIMO-R1.")
-    primo_user_prompt: str | None = Field(None, description="As above, for PRIMO-R1.")
+    primo_prompts: FilePath | None = Field(None, description="The authors' src/primo_prompts.py, whose texts then replace ours. It is read, not run.")
+    primo_system_prompt: str | None = Field(None, description="What PRIMO-R1 is told before. Default: our wording of its format.")
+    primo_user_prompt: str | None = Field(None, description="What PRIMO-R1 is asked, with {task} in it. Default: likewise.")
+    device: str = Field("auto", description="Where the judge `transformers` runs, as torch names it: cuda, cuda:1, mps, cpu.")
+    batch_size: PositiveInt = Field(8, description="Clips of one forward pass of the judge `transformers`.")
+    frame_pixels: PositiveInt = Field(50176, description="Pixels of a frame for the judge `transformers`; 50176 is 224x224. More sees finer, and takes longer on a CPU.")
     # fmt: on
 
     @property
@@ -70,3 +79,26 @@ class VideoSettings(ServerSettings):
         if self.openai_api_key_file is not None:
             return self.openai_api_key_file.read_text().strip()
         return os.environ.get("OPENAI_API_KEY")
+
+
+def select_gpus(settings: VideoSettings, needed: int) -> None:
+    """Show CUDA the GPUs that the settings name, before anything is loaded on them.
+
+    Raises:
+        ValueError: They do not exist, or are fewer than needed.
+    """
+    import torch  # noqa: PLC0415 - only where a model is loaded
+
+    if "gpu_ids" in settings.model_fields_set:
+        ids = settings.gpu_ids.split(",")
+        if not all(name.isdecimal() for name in ids) or len(set(ids)) < len(ids):
+            raise ValueError(f"--gpu-ids {settings.gpu_ids}: give numbers, like 0 or 0,1")
+        os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids
+        if torch.cuda.device_count() < len(ids):
+            raise ValueError(f"--gpu-ids {settings.gpu_ids}: this machine does not have them all")
+    shown = torch.cuda.device_count()
+    if shown < needed:
+        raise ValueError(
+            f"{needed} GPUs are asked for (tensor times data parallel size), {shown} are there; "
+            "where one holds the model: --tensor-parallel-size 1"
+        )

@@ -11,12 +11,16 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.video import Curve
 from rewardfleet_server.video.frames import Clip
 
 #: The judges that come with the service, by the name that requests use.
 JUDGES: dict[str, str] = {
     "reference": "rewardfleet_server.video.judges.reference:build",
     "openai": "rewardfleet_server.video.judges.openai:build",
+    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.build:qwen_on_vllm",
+    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.build:primo_on_vllm",
+    "transformers": "rewardfleet_server.video.judges.vlm.build:qwen_on_transformers",
 }
 
 #: Other names of judges, which requests may use as well.
@@ -31,11 +35,15 @@ class Judgment:
         score: In [0, 1], or None: the judge abstains, and says in `text` why.
         text: The judge's own words.
         components: What the score is made of, by name.
+        curve: Scores after parts of the clip, where the request asked for them.
+        provenance: What the request's own options put in place of the judge's.
     """
 
     score: float | None
     text: str
     components: Mapping[str, float] = field(default_factory=dict)
+    curve: Curve | None = None
+    provenance: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 class _Backend(Protocol):
@@ -45,6 +53,7 @@ class _Backend(Protocol):
         provenance: Model, prompt, readout and versions: all that the judgments depend on beside
             the request. Its digest is part of the cache key.
         deterministic: Whether the same request always gets the same judgment.
+        failure: Why it can judge no more and the process should end, or None.
     """
 
     @property
@@ -52,6 +61,9 @@ class _Backend(Protocol):
 
     @property
     def deterministic(self) -> bool: ...
+
+    @property
+    def failure(self) -> str | None: ...
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""

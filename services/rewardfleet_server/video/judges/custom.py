@@ -58,6 +58,7 @@ class CustomJudge:
     """
 
     deterministic = False
+    failure = None
 
     def __init__(self, factory: str, score_video: Callable[..., Any]) -> None:
         self._score_video = score_video

@@ -88,11 +88,13 @@ def build(settings: VideoSettings) -> "OpenAIJudge":
     """
     if settings.openai_url is None or settings.openai_model is None:
         raise ValueError("the judge openai needs --openai-url and --openai-model")
+    if settings.readout not in {"text", "probability"}:
+        raise ValueError(f"--readout {settings.readout}: openai has text and probability")
     return OpenAIJudge(
         url=str(settings.openai_url),
         model=settings.openai_model,
         api_key=settings.openai_api_key,
-        readout=settings.readout,
+        readout="text" if settings.readout == "text" else "probability",
         prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
         send=settings.openai_send,
         temperature=settings.temperature,
@@ -140,6 +142,8 @@ class OpenAIJudge:
             trust_env=False,
         )
 
+    failure = None
+
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {
@@ -147,7 +151,7 @@ class OpenAIJudge:
             "url": self._url,
             "model": self._model,
             "readout": f"{self._readout} v{READOUT_VERSION}",
-            "prompt": self._prompt_of(Options()).digest,
+            "prompt": {**self._prompt_of(Options()).provenance},
             "send": self._send,
             "sampling": self._sampling,
         }

@@ -37,6 +37,7 @@ class ReferenceJudge:
     """
 
     deterministic = True
+    failure = None
 
     def __init__(self, library: Library) -> None:
         self._comparer = Comparer(library)

@@ -1,7 +1,13 @@
-"""What a vision-language model is asked."""
+"""What a vision-language model is asked.
+
+The texts are data files beside this one, each with a version. Name, version and digest of what was
+asked are part of every judgment's provenance, and so of the cache key.
+"""
 
 import hashlib
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 from string import Formatter
 from typing import Self
 
@@ -17,12 +23,16 @@ class Prompt:
 
     Attributes:
         template: Text with `{task}`; braces that are meant as such are doubled.
+        name: Of the file that it came from; `custom` is one that a user gave.
+        version: Raised with every change of the file's text.
     """
 
     template: str
+    name: str = "custom"
+    version: int = 0
 
     @classmethod
-    def of(cls, template: str) -> Self:
+    def of(cls, template: str, name: str = "custom", version: int = 0) -> Self:
         """Check a template. It may name the task, and nothing that hangs on it.
 
         Raises:
@@ -40,25 +50,32 @@ class Prompt:
                     f"prompt template: {{{field}}} is not accepted; accepted: "
                     "{task} and {task_instruction}, without attributes or formats"
                 )
-        return cls(template)
+        return cls(template, name, version)
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read one of the prompts that come with the service."""
+        text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+        return cls.of(content["template"].strip("\n"), name, content["version"])
 
     @property
     def digest(self) -> str:
-        """A short name for the template's content, for provenance."""
+        """A short name for the template's content."""
         return hashlib.sha256(self.template.encode()).hexdigest()[:16]
+
+    @property
+    def provenance(self) -> dict[str, str | int]:
+        """Which prompt this is."""
+        return {"name": self.name, "version": self.version, "sha256": self.digest}
 
     def render(self, task_text: str) -> str:
         """Put the task's text in. Nothing in the text itself is expanded."""
         return self.template.format(**dict.fromkeys(FIELDS, task_text))
 
 
-PERCENTAGE = Prompt.of(
-    "The pictures are frames of one video, in order. A robot was told: {task}\n"
-    "How much of this task is done in the last frame? Answer with one number from 0 (nothing) "
-    "to 100 (wholly done), and nothing else."
-)
-
-YES_OR_NO = Prompt.of(
-    "The pictures are frames of one video, in order. A robot was told: {task}\n"
-    "Is the task wholly done in the last frame? Answer yes or no."
-)
+PERCENTAGE = Prompt.load("percentage")
+YES_OR_NO = Prompt.load("yes_or_no")
+RUBRIC = Prompt.load("rubric")
+PRIMO_SYSTEM = Prompt.load("primo_system")
+PRIMO_USER = Prompt.load("primo_user")

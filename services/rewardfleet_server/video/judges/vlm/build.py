@@ -1,0 +1,163 @@
+"""The judges of the table that run a model here."""
+
+import ast
+from pathlib import Path
+
+from rewardfleet_server.video.prompts import PRIMO_SYSTEM, PRIMO_USER, Prompt
+from rewardfleet_server.video.settings import VideoSettings
+
+from . import Engine
+from .checkpoint import Checkpoint
+from .geometry import Prepare, by_qwen_vl_utils
+from .judge import Setup, VlmJudge
+from .readouts import Sampling, Text, readouts
+from .views import AsVideo, FirstVideoLast
+
+#: What a user with a hub and without a GPU gets; 224 pixels a side, as more takes minutes there.
+_SMALL_MODEL = "Qwen/Qwen3-VL-2B-Instruct"
+
+
+def qwen_on_vllm(settings: VideoSettings) -> VlmJudge:
+    """Make the judge `qwen2_5_vl_vllm`.
+
+    Raises:
+        ValueError: The checkpoint, the GPUs or the prompt are not what is needed.
+    """
+    from .on_vllm import VllmEngine  # noqa: PLC0415 - imports vLLM, which takes seconds
+
+    checkpoint = Checkpoint(
+        _model_path(settings.model_path, "qwen2_5_vl_vllm", "--model-path"),
+        settings.max_model_len,
+        flag="--max-model-len",
+    )
+    setup = _qwen_setup("qwen2_5_vl_vllm", settings, checkpoint)
+    engine = VllmEngine(
+        checkpoint,
+        settings,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+    )
+    return _judge(setup, checkpoint, engine, settings)
+
+
+def primo_on_vllm(settings: VideoSettings) -> VlmJudge:
+    """Make the judge `PRIMO-R1`.
+
+    Raises:
+        ValueError: See `qwen_on_vllm`.
+    """
+    from .on_vllm import VllmEngine  # noqa: PLC0415 - see above
+
+    if "readout" in settings.model_fields_set and settings.readout != "text":
+        raise ValueError("--readout: PRIMO-R1 has the readout text alone")
+    path = settings.primo_model_path or settings.model_path
+    checkpoint = Checkpoint(
+        _model_path(path, "PRIMO-R1", "--primo-model-path"),
+        settings.primo_max_model_len,
+        flag="--primo-max-model-len",
+    )
+    setup = primo_setup(settings)
+    engine = VllmEngine(
+        checkpoint,
+        settings,
+        tensor_parallel_size=settings.primo_tensor_parallel_size,
+        gpu_memory_utilization=settings.primo_gpu_memory_utilization,
+    )
+    return _judge(setup, checkpoint, engine, settings)
+
+
+def qwen_on_transformers(settings: VideoSettings) -> VlmJudge:
+    """Make the judge `transformers`.
+
+    Raises:
+        ValueError: See `qwen_on_vllm`.
+    """
+    from .on_transformers import TransformersEngine  # noqa: PLC0415 - imports torch, likewise
+
+    checkpoint = Checkpoint(settings.model_path or _SMALL_MODEL, max_pixels=settings.frame_pixels)
+    setup = _qwen_setup("transformers", settings, checkpoint)
+    engine = TransformersEngine(checkpoint, device=settings.device, batch_size=settings.batch_size)
+    return _judge(setup, checkpoint, engine, settings)
+
+
+def primo_setup(settings: VideoSettings) -> Setup:
+    """Say how PRIMO-R1 is asked: its view, its template, its decoding.
+
+    Raises:
+        ValueError: A prompt is not accepted.
+    """
+    system, user = PRIMO_SYSTEM, PRIMO_USER
+    if settings.primo_prompts is not None:
+        system, user = authors_prompts(settings.primo_prompts)
+    return Setup(
+        name="PRIMO-R1",
+        readouts={"text": Text(user, strict_tags=True, component="progress")},
+        sampling=Sampling(
+            settings.primo_temperature, settings.primo_top_p, settings.primo_max_tokens
+        ),
+        view=FirstVideoLast(),
+        prompt=Prompt.of(settings.primo_user_prompt) if settings.primo_user_prompt else None,
+        system=Prompt.of(settings.primo_system_prompt) if settings.primo_system_prompt else system,
+    )
+
+
+def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
+    """Read PRIMO-R1's system and user prompt from its authors' `src/primo_prompts.py`.
+
+    The file is not run: only the texts that it assigns are read. The question put into them is
+    ours, as theirs comes with each record of their data.
+
+    Raises:
+        ValueError: The file has no such texts.
+    """
+    texts: dict[str, object] = {}
+    try:
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
+                    texts[name] = ast.literal_eval(value)
+        system, template = str(texts["SYSTEM_PROMPT"]), str(texts["QUESTION_TEMPLATE"])
+        hints = texts["TYPE_TEMPLATE"]
+        hint = str(hints["regression"]) if isinstance(hints, dict) else ""
+    except (SyntaxError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"--primo-prompts {file}: it must assign the texts SYSTEM_PROMPT, QUESTION_TEMPLATE "
+            f"and TYPE_TEMPLATE, as the authors' src/primo_prompts.py does ({error})"
+        ) from error
+    question = PRIMO_USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
+    before, _, after = template.replace("{question_type}", "regression").partition("{Question}")
+    user = f"{_escaped(before)}{question}{_escaped(after + hint)}"
+    return Prompt.of(_escaped(system), "primo_system_authors"), Prompt.of(
+        user, "primo_user_authors"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _model_path(path: str | None, judge: str, flag: str) -> str:
+    if path is None:
+        raise ValueError(f"the judge {judge} needs {flag}")
+    return path
+
+
+def _qwen_setup(name: str, settings: VideoSettings, checkpoint: Checkpoint) -> Setup:
+    all_readouts = readouts(checkpoint)
+    default = all_readouts.pop(settings.readout)
+    return Setup(
+        name=name,
+        readouts={settings.readout: default, **all_readouts},
+        sampling=Sampling(settings.temperature, settings.top_p, settings.max_tokens),
+        view=AsVideo(),
+        prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
+    )
+
+
+def _judge(
+    setup: Setup, checkpoint: Checkpoint, engine: Engine, settings: VideoSettings
+) -> VlmJudge:
+    prepare: Prepare = checkpoint.geometry.prepare
+    if settings.frames == "qwen-vl-utils":
+        prepare = by_qwen_vl_utils(checkpoint.geometry)
+    return VlmJudge(setup, checkpoint, engine, prepare)

@@ -1,0 +1,216 @@
+"""transformers on any device that it supports: one model, and a batch of those who wait."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Imported by name where the judge is built, never with the server.
+import numpy as np
+import torch
+import transformers
+from pydantic import JsonValue
+from transformers import AutoModelForImageTextToText, StoppingCriteria
+from transformers.video_utils import VideoMetadata
+
+from . import Answer, Ask, Conversation, Picture, Video
+from .checkpoint import Checkpoint
+
+
+@dataclass(eq=False)
+class _Job:
+    """One caller's conversation, and where its answer goes."""
+
+    conversation: Conversation
+    prompt: str
+    ask: Ask
+    result: asyncio.Future[list[Answer]]
+
+
+class TransformersEngine:
+    """A model in this process.
+
+    While one batch runs, callers gather for the next; who leaves before it starts is not in it.
+
+    Args:
+        device: As torch names it, or `auto`: the first GPU where there is one.
+        batch_size: The most conversations of one batch.
+
+    Raises:
+        ValueError: The model cannot be loaded there.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, device: str, batch_size: int) -> None:
+        self._checkpoint = checkpoint
+        self._batch_size = batch_size
+        self._waiting: deque[_Job] = deque()
+        self._running: asyncio.Task[None] | None = None
+        self.passes = 0  #: forward passes of the model so far
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            model = AutoModelForImageTextToText.from_pretrained(checkpoint.path, dtype="auto")
+            self._model = model.to(device).eval()
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"--model-path {checkpoint.path} on --device {device}: {error}"
+            ) from error
+        self._model.register_forward_pre_hook(self._count)
+        tokenizer = checkpoint.processor.tokenizer
+        self._ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        self._numbers = _continuations(
+            [tokenizer.encode(str(number), add_special_tokens=False) for number in range(101)],
+            tokenizer.eos_token_id,
+        )
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {
+            "engine": f"transformers {transformers.__version__}",
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "device": self._model.device.type,
+        }
+
+    @property
+    def failure(self) -> str | None:
+        return None
+
+    async def answer(self, conversation: Conversation, ask: Ask) -> list[Answer]:
+        prompt = self._checkpoint.prompt(conversation)
+        self._checkpoint.check_length(conversation, prompt, ask)
+        job = _Job(conversation, prompt, ask, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        if self._running is None or self._running.done():
+            self._running = asyncio.ensure_future(self._run())
+        return await job.result
+
+    async def aclose(self) -> None:
+        for job in self._waiting:
+            job.result.cancel()
+        if self._running is not None:
+            # The thread cannot be stopped, but `_AllGone` ends its generation at the next token.
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        """Answer batch after batch until nobody waits."""
+        while batch := self._next_batch():
+            try:
+                answers = await asyncio.to_thread(self._answer_batch, batch)
+            except Exception as error:  # noqa: BLE001 - it is the failure of all in the batch
+                for job in batch:
+                    if not job.result.done():
+                        job.result.set_exception(error)
+                continue
+            except asyncio.CancelledError:
+                for job in batch:
+                    job.result.cancel()
+                raise
+            for job, its_answers in zip(batch, answers, strict=True):
+                if not job.result.done():
+                    job.result.set_result(its_answers)
+
+    def _next_batch(self) -> list[_Job]:
+        """Take those who want the same of the model, oldest first, without those who left."""
+        batch: list[_Job] = []
+        others: deque[_Job] = deque()
+        while self._waiting:
+            job = self._waiting.popleft()
+            if job.result.done():
+                continue
+            fits = not batch or job.ask == batch[0].ask
+            (batch if fits and len(batch) < self._batch_size else others).append(job)
+        self._waiting = others
+        return batch
+
+    def _count(self, *_: object) -> None:
+        self.passes += 1
+
+    def _answer_batch(self, batch: list[_Job]) -> list[list[Answer]]:
+        inputs = self._inputs(batch)
+        with torch.inference_mode():
+            if batch[0].ask.labels:
+                return [[answer] for answer in self._first_tokens(inputs, batch[0].ask)]
+            return self._texts(inputs, batch)
+
+    def _inputs(self, batch: list[_Job]) -> Any:
+        parts = [part for job in batch for part in job.conversation.parts]
+        pictures = [part.frame for part in parts if isinstance(part, Picture)]
+        videos = [part for part in parts if isinstance(part, Video)]
+        inputs = self._checkpoint.processor(
+            text=[job.prompt for job in batch],
+            images=pictures or None,
+            videos=[np.asarray(video.frames) for video in videos] or None,
+            # Without it the processor would take them for 24 frames a second, and say otherwise.
+            video_metadata=[_metadata(video) for video in videos] or None,
+            do_sample_frames=False,
+            do_resize=False,
+            padding=True,
+            return_tensors="pt",
+        )
+        return inputs.to(self._model.device)
+
+    def _first_tokens(self, inputs: Any, ask: Ask) -> list[Answer]:
+        logits = self._model(**inputs, logits_to_keep=1).logits[:, -1].float()
+        logprobs = logits.log_softmax(-1)
+        said = self._checkpoint.processor.tokenizer.batch_decode(logits.argmax(-1)[:, None])
+        of_labels = logprobs[:, list(ask.labels)].tolist()
+        return [
+            Answer(text, truncated=True, logprobs=dict(zip(ask.labels, row, strict=True)))
+            for text, row in zip(said, of_labels, strict=True)
+        ]
+
+    def _texts(self, inputs: Any, batch: list[_Job]) -> list[list[Answer]]:
+        ask = batch[0].ask
+        start = inputs["input_ids"].shape[1]
+        sampling = (
+            {"do_sample": True, "temperature": ask.temperature, "top_p": ask.top_p, "top_k": 0}
+            if ask.temperature > 0
+            else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        )
+        tokens = self._model.generate(
+            **inputs,
+            **sampling,
+            max_new_tokens=ask.max_tokens,
+            num_return_sequences=ask.n,
+            stopping_criteria=[_AllGone(batch)],
+            prefix_allowed_tokens_fn=self._allowed(start) if ask.numbers_only else None,
+        )[:, start:]
+        texts = self._checkpoint.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        answers = [
+            Answer(text, truncated=self._ends.isdisjoint(row))
+            for text, row in zip(texts, tokens.tolist(), strict=True)
+        ]
+        return [answers[first : first + ask.n] for first in range(0, len(answers), ask.n)]
+
+    def _allowed(self, start: int) -> Any:
+        def allowed(_: int, tokens: torch.Tensor) -> list[int]:
+            return self._numbers.get(tuple(tokens[start:].tolist()), list(self._ends))
+
+        return allowed
+
+
+class _AllGone(StoppingCriteria):  # type: ignore[misc] # no types come with transformers here
+    """Ends a generation that nobody waits for any more."""
+
+    def __init__(self, batch: list[_Job]) -> None:
+        self._batch = batch
+
+    def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        gone = all(job.result.done() for job in self._batch)
+        return torch.full((input_ids.shape[0],), gone, device=input_ids.device)
+
+
+def _metadata(video: Video) -> VideoMetadata:
+    return VideoMetadata(
+        total_num_frames=video.total, fps=video.fps, frames_indices=list(video.indices)
+    )
+
+
+def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:
+    """Return which tokens may follow each beginning of the given token sequences."""
+    following: dict[tuple[int, ...], set[int]] = {}
+    for tokens in texts:
+        for place, token in enumerate([*tokens, end]):
+            following.setdefault(tuple(tokens[:place]), set()).add(token)
+    return {beginning: sorted(tokens) for beginning, tokens in following.items()}
