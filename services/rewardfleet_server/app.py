@@ -38,6 +38,10 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
+async def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Service(Generic[RequestT, ScoreT]):
     """What a slice brings.
@@ -46,6 +50,7 @@ class Service(Generic[RequestT, ScoreT]):
         name: One word, e.g. `video`; the `service` label of the metrics.
         about: A sentence for the documentation page.
         aclose: Lets go of threads and engines.
+        start: Makes them ready; the service listens afterwards.
         takes_uploads: Whether `POST /score` may be a form with a file.
         failure: Says why the service can never score again, or None. The process then ends, for
             its supervisor to start a new one.
@@ -57,6 +62,7 @@ class Service(Generic[RequestT, ScoreT]):
     request_type: type[RequestT]
     score_type: type[ScoreT]
     aclose: Callable[[], Awaitable[None]]
+    start: Callable[[], Awaitable[None]] = _nothing
     takes_uploads: bool = False
     failure: Callable[[], str | None] = lambda: None
 
@@ -120,10 +126,13 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        pipeline.close()
-        await service.aclose()
-        await cache.aclose()
+        try:
+            await service.start()
+            yield
+        finally:
+            pipeline.close()
+            await service.aclose()
+            await cache.aclose()
 
     app = RewardApp(
         title=f"rewardfleet {service.name}",

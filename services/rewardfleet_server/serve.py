@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import resource
 import socket
 import sys
@@ -27,6 +28,8 @@ _HEADER_SECONDS = 75
 _MAX_HEADER_BYTES, _ONE_READ = 64 * 1024, 256 * 1024
 #: How long a working thread may keep the interpreter from the event loop; Python's own is 5 ms.
 _SWITCH_SECONDS = 0.001
+#: Of threads that compute, and of an engine that computes on the CPU; the event loop has 0.
+_NICE = 10
 #: glibc's names for "give memory back above" and "map a block of its own from", and our values.
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
@@ -133,6 +136,11 @@ class _BoundedHttp(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         if self._in_headers and not self.transport.is_closing():
             self.transport.close()
+
+
+def yield_to_event_loop() -> None:
+    """Lower this thread's priority: what computes long must not make callers wait for a word."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 def _allow_all_descriptors() -> None:

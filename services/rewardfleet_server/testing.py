@@ -4,8 +4,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -71,8 +71,9 @@ class FakeJudge:
             raise self._error
         return Judgment(self._score, f"fake judgment of {len(clip.frames)} frames")
 
-    async def aclose(self) -> None:
-        pass
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
 
 
 class _QuickServer(uvicorn.Server):

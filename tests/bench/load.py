@@ -1,7 +1,11 @@
 """A load generator that is faster than the servers it measures: raw sockets, no HTTP library."""
 
 import asyncio
+import multiprocessing
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
 
 
 def post(path: str, body: bytes) -> bytes:
@@ -57,3 +61,40 @@ async def rate(port: int, request: bytes, *, callers: int, seconds: float) -> fl
     for connection in connections:
         connection.close()
     return answered / took
+
+
+@contextmanager
+def health_watched(port: int) -> Iterator[Callable[[], float]]:
+    """Ask `/healthz` from a process of its own, as this one is busy; tell the slowest answer."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_watch_health, args=(theirs, port), daemon=True)
+    process.start()
+    assert ours.recv() == "watching"
+
+    def slowest() -> float:
+        ours.send("stop")
+        seconds: float = ours.recv()
+        return seconds
+
+    try:
+        yield slowest
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+def _watch_health(pipe: Pipe, port: int) -> None:
+    async def watch() -> float:
+        connection = await Connection.open(port)
+        slowest = 0.0
+        pipe.send("watching")
+        while not pipe.poll():
+            status, _, seconds = await connection.ask(get("/healthz"))
+            assert status == 200
+            slowest = max(slowest, seconds)
+            await asyncio.sleep(0.005)
+        connection.close()
+        return slowest
+
+    pipe.send(asyncio.run(watch()))

@@ -31,7 +31,7 @@ from rewardfleet_server.video.frames import decode_video
 from rewardfleet_server.video.settings import VideoSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, get, post, rate
+from load import Connection, health_watched, post, rate
 
 CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (
     "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
@@ -131,7 +131,7 @@ def waiting_judge() -> Result:
 
     with serving_process(wait_s) as (port, _):
         asyncio.run(_warm(port, pictures))
-        with _health_watched(port) as slowest:
+        with health_watched(port) as slowest:
             took = asyncio.run(run(port))
             health = slowest()
     name = f"{callers} callers at once, ms / one wait (healthz {health * 1e3:.0f} ms <= 50)"
@@ -177,43 +177,6 @@ async def _warm(port: int, pictures: list[bytes]) -> None:
     for index in range(10):
         await connection.ask(post("/score", _frames_body(pictures, f"warm {index}")))
     connection.close()
-
-
-@contextmanager
-def _health_watched(port: int) -> Iterator[Callable[[], float]]:
-    """Ask `/healthz` from a process of its own, as this one is busy; tell the slowest answer."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_watch_health, args=(theirs, port), daemon=True)
-    process.start()
-    assert ours.recv() == "watching"
-
-    def slowest() -> float:
-        ours.send("stop")
-        seconds: float = ours.recv()
-        return seconds
-
-    try:
-        yield slowest
-    finally:
-        process.terminate()
-        process.join(10)
-
-
-def _watch_health(pipe: Pipe, port: int) -> None:
-    async def watch() -> float:
-        connection = await Connection.open(port)
-        slowest = 0.0
-        pipe.send("watching")
-        while not pipe.poll():
-            status, _, seconds = await connection.ask(get("/healthz"))
-            assert status == 200
-            slowest = max(slowest, seconds)
-            await asyncio.sleep(0.005)
-        connection.close()
-        return slowest
-
-    pipe.send(asyncio.run(watch()))
 
 
 def _jpegs() -> list[bytes]:

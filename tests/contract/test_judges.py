@@ -62,8 +62,8 @@ MAKERS = {"fake": fake, "reference": by_reference, "openai": by_openai}
 async def judge(request: pytest.FixtureRequest) -> AsyncIterator[ClipJudge]:
     make: Callable = MAKERS[request.param]
     with make() as judge:
-        yield judge
-        await judge.aclose()
+        async with judge.running():
+            yield judge
 
 
 @pytest.fixture(scope="module")

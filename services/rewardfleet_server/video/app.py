@@ -4,10 +4,12 @@ import importlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 from rewardfleet.wire.video import VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.app import RewardApp, Service
 from rewardfleet_server.app import create_app as create_reward_app
+from rewardfleet_server.serve import yield_to_event_loop
 
 from .fetch import Fetcher
 from .judges import ALIASES, JUDGES, Judge, custom
@@ -30,15 +32,22 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         judges = {name: load_judge(name, settings) for name in settings.backends}
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
-    decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="decode")
+    decoders = ThreadPoolExecutor(
+        max(2, os.cpu_count() or 1), thread_name_prefix="decode", initializer=yield_to_event_loop
+    )
     max_bytes = settings.max_video_mb * 2**20
     files = VideoFiles(settings.video_root, max_bytes=max_bytes)
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
+    running = AsyncExitStack()
+
+    async def start() -> None:
+        for judge in judges.values():
+            await running.enter_async_context(judge.running())
+
     async def aclose() -> None:
         await fetcher.aclose()
-        for judge in judges.values():
-            await judge.aclose()
+        await running.aclose()
         for threads in (readers, decoders):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -56,6 +65,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         ),
         request_type=VideoRequest,
         score_type=VideoScore,
+        start=start,
         aclose=aclose,
         takes_uploads=True,
         failure=lambda: next(

@@ -9,6 +9,9 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import ServerSettings
 
+#: Tells the processes of an engine that a service of ours began them.
+_MARK = "REWARDFLEET_ENGINE"
+
 
 def _split(value: object) -> object:
     """Paths in one text are joined as in PATH; repeated flags come joined by commas."""
@@ -102,3 +105,15 @@ def select_gpus(settings: VideoSettings, needed: int) -> None:
             f"{needed} GPUs are asked for (tensor times data parallel size), {shown} are there; "
             "where one holds the model: --tensor-parallel-size 1"
         )
+
+
+def prepare_engine_environment() -> None:
+    """Set what vLLM takes from the environment alone, for it and the processes that it starts."""
+    os.environ[_MARK] = "1"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nobody is told what runs here
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here already
+
+
+def started_by_service() -> bool:
+    """Whether this process belongs to an engine that a service of ours began."""
+    return _MARK in os.environ

@@ -6,6 +6,7 @@ a `Judge`. Any other name is that of the user's own, see `custom.py`.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -68,8 +69,8 @@ class _Backend(Protocol):
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""
 
-    async def aclose(self) -> None:
-        """Let go of threads and engines."""
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Around its work: warm up before the first judgment, end engines after the last."""
 
 
 class ClipJudge(_Backend, Protocol):

@@ -11,8 +11,9 @@ import asyncio
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import JsonValue
@@ -97,7 +98,9 @@ class CustomJudge:
             answer = await loop.run_in_executor(self._threads, self._score_video, *arguments)
         return _checked(answer)
 
-    async def aclose(self) -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

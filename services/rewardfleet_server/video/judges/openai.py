@@ -14,7 +14,8 @@ import base64
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal
 
 import cv2
@@ -173,7 +174,9 @@ class OpenAIJudge:
         # A long chain of thought takes milliseconds to read.
         return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
 
-    async def aclose(self) -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
         await self._http.aclose()
 
     def _prompt_of(self, options: Options) -> Prompt:

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from pydantic import JsonValue
 
@@ -80,5 +81,7 @@ class ReferenceJudge:
         components = {"success": comparison.probability, "progress": comparison.progress}
         return Judgment(comparison.probability, comparison.text, components)
 
-    async def aclose(self) -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -108,8 +108,10 @@ class Engine(Protocol):
     @property
     def failure(self) -> str | None: ...
 
-    async def answer(self, conversation: Conversation, ask: Ask) -> list[Answer]:
+    async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
         """Continue a conversation whose frames have the model's size; return `ask.n` answers.
+
+        `prompt` is the conversation in the model's chat template, see `Checkpoint.prompt`.
 
         A caller who is cancelled takes his request out of the batch.
 

@@ -23,14 +23,12 @@ def qwen_on_vllm(settings: VideoSettings) -> VlmJudge:
     Raises:
         ValueError: The checkpoint, the GPUs or the prompt are not what is needed.
     """
-    from .on_vllm import VllmEngine  # noqa: PLC0415 - imports vLLM, which takes seconds
-
-    checkpoint = Checkpoint(
-        _model_path(settings.model_path, "qwen2_5_vl_vllm", "--model-path"),
-        settings.max_model_len,
-        flag="--max-model-len",
-    )
+    path = _model_path(settings.model_path, "qwen2_5_vl_vllm", "--model-path")
+    checkpoint = Checkpoint(path, settings.max_model_len, flag="--max-model-len")
+    checkpoint.check_answer(settings.max_tokens, "--max-tokens")
     setup = _qwen_setup("qwen2_5_vl_vllm", settings, checkpoint)
+    from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds: after all that may be wrong
+
     engine = VllmEngine(
         checkpoint,
         settings,
@@ -46,17 +44,16 @@ def primo_on_vllm(settings: VideoSettings) -> VlmJudge:
     Raises:
         ValueError: See `qwen_on_vllm`.
     """
+    if settings.readout != "text":
+        raise ValueError(f"--readout {settings.readout}: PRIMO-R1 has the readout text alone")
+    path = _model_path(
+        settings.primo_model_path or settings.model_path, "PRIMO-R1", "--primo-model-path"
+    )
+    checkpoint = Checkpoint(path, settings.primo_max_model_len, flag="--primo-max-model-len")
+    checkpoint.check_answer(settings.primo_max_tokens, "--primo-max-tokens")
+    setup = primo_setup(settings)
     from .on_vllm import VllmEngine  # noqa: PLC0415 - see above
 
-    if "readout" in settings.model_fields_set and settings.readout != "text":
-        raise ValueError("--readout: PRIMO-R1 has the readout text alone")
-    path = settings.primo_model_path or settings.model_path
-    checkpoint = Checkpoint(
-        _model_path(path, "PRIMO-R1", "--primo-model-path"),
-        settings.primo_max_model_len,
-        flag="--primo-max-model-len",
-    )
-    setup = primo_setup(settings)
     engine = VllmEngine(
         checkpoint,
         settings,
@@ -72,10 +69,10 @@ def qwen_on_transformers(settings: VideoSettings) -> VlmJudge:
     Raises:
         ValueError: See `qwen_on_vllm`.
     """
-    from .on_transformers import TransformersEngine  # noqa: PLC0415 - imports torch, likewise
-
     checkpoint = Checkpoint(settings.model_path or _SMALL_MODEL, max_pixels=settings.frame_pixels)
     setup = _qwen_setup("transformers", settings, checkpoint)
+    from .on_transformers import TransformersEngine  # noqa: PLC0415 - see above
+
     engine = TransformersEngine(checkpoint, device=settings.device, batch_size=settings.batch_size)
     return _judge(setup, checkpoint, engine, settings)
 
@@ -143,6 +140,7 @@ def _model_path(path: str | None, judge: str, flag: str) -> str:
 
 
 def _qwen_setup(name: str, settings: VideoSettings, checkpoint: Checkpoint) -> Setup:
+    prompt = Prompt.of(settings.prompt_template) if settings.prompt_template else None
     all_readouts = readouts(checkpoint)
     default = all_readouts.pop(settings.readout)
     return Setup(
@@ -150,7 +148,7 @@ def _qwen_setup(name: str, settings: VideoSettings, checkpoint: Checkpoint) -> S
         readouts={settings.readout: default, **all_readouts},
         sampling=Sampling(settings.temperature, settings.top_p, settings.max_tokens),
         view=AsVideo(),
-        prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
+        prompt=prompt,
     )
 
 

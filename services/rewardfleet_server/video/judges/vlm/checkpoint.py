@@ -12,10 +12,14 @@ from rewardfleet.wire.errors import InvalidRequest
 from . import Ask, Conversation, Picture, Video
 from .geometry import Geometry
 
+#: Tokens of a short question and of two small frames.
+_SHORTEST_QUESTION = 64
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 #: How the chat templates of the family mark the place of a picture and of a video.
 _PLACEHOLDERS = re.compile(r"<\|(?:image|video)_pad\|>")
+#: And everything else that their tokenizers take for more than text.
+_SPECIAL = re.compile(r"<\|[a-z_]{1,40}\|>")
 
 
 class Checkpoint:
@@ -63,6 +67,7 @@ class Checkpoint:
                 f"{self.context} tokens"
             )
         self.context = max_model_len or self.context
+        self._flag = flag
 
     @cached_property
     def processor(self) -> Any:
@@ -99,6 +104,18 @@ class Checkpoint:
         )
         return prompt
 
+    def check_answer(self, max_tokens: int, flag: str) -> None:
+        """Refuse answers so long that no clip could be shown.
+
+        Raises:
+            ValueError: Answer and the shortest question do not fit together.
+        """
+        if max_tokens + _SHORTEST_QUESTION > self.context:
+            raise ValueError(
+                f"{self._flag} {self.context} leaves no room for {flag} {max_tokens}, a question "
+                "and the frames"
+            )
+
     def check_length(self, conversation: Conversation, prompt: str, ask: Ask) -> None:
         """Refuse what the model's context cannot hold.
 
@@ -118,7 +135,8 @@ class Checkpoint:
 
 def _template_part(part: Picture | Video | str) -> dict[str, str]:
     if isinstance(part, str):
-        return {"type": "text", "text": _PLACEHOLDERS.sub("", part)}
+        # What callers say cannot open a turn or add a picture.
+        return {"type": "text", "text": _SPECIAL.sub("", part)}
     return {"type": "image" if isinstance(part, Picture) else "video"}
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.problems import explain
+from rewardfleet_server.serve import yield_to_event_loop
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import Prompt
@@ -26,6 +28,7 @@ from .views import View
 
 _MAX_SAMPLES = 64
 _MAX_PREFIXES = 64
+_BLACK = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
 class Options(BaseModel):
@@ -95,7 +98,9 @@ class VlmJudge:
         self._engine = engine
         self._prepare = prepare
         self._threads = ThreadPoolExecutor(
-            max(2, (os.cpu_count() or 2) // 2), thread_name_prefix="prepare"
+            max(2, (os.cpu_count() or 2) // 2),
+            thread_name_prefix="prepare",
+            initializer=yield_to_event_loop,
         )
         self.deterministic = setup.sampling.temperature == 0
 
@@ -141,9 +146,20 @@ class VlmJudge:
             judgment = with_curve(judgments, [frame for frame, _ in moments])
         return replace(judgment, provenance=question.provenance)
 
-    async def aclose(self) -> None:
-        await self._engine.aclose()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Ask each readout's kind of question once: engines compile what they need at first use.
+
+        Without it, the first callers would wait for seconds, on a CPU for a quarter of a minute.
+        """
+        try:
+            for readout in self._setup.readouts.values():
+                ask = replace(readout.ask(self._setup.sampling, 1), max_tokens=1)
+                await self._answers(self._setup.view.whole(_BLACK, "Ready?", None), ask)
+            yield
+        finally:
+            await self._engine.aclose()
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _question(self, options: Options) -> _Question:
         """Put the request's options over the settings.
@@ -183,9 +199,14 @@ class VlmJudge:
         return [*others, last]
 
     async def _answers(self, conversation: Conversation, ask: Ask) -> list[Answer]:
-        loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._threads, self._prepare, conversation)
-        return await self._engine.answer(prepared, ask)
+        def ready() -> tuple[Conversation, str]:
+            prepared = self._prepare(conversation)
+            prompt = self._checkpoint.prompt(prepared)
+            self._checkpoint.check_length(prepared, prompt, ask)
+            return prepared, prompt
+
+        prepared, prompt = await asyncio.get_running_loop().run_in_executor(self._threads, ready)
+        return await self._engine.answer(prepared, prompt, ask)
 
 
 def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment:

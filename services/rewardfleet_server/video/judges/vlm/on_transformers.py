@@ -52,7 +52,7 @@ class TransformersEngine:
         try:
             model = AutoModelForImageTextToText.from_pretrained(checkpoint.path, dtype="auto")
             self._model = model.to(device).eval()
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        except Exception as error:
             raise ValueError(
                 f"--model-path {checkpoint.path} on --device {device}: {error}"
             ) from error
@@ -76,9 +76,7 @@ class TransformersEngine:
     def failure(self) -> str | None:
         return None
 
-    async def answer(self, conversation: Conversation, ask: Ask) -> list[Answer]:
-        prompt = self._checkpoint.prompt(conversation)
-        self._checkpoint.check_length(conversation, prompt, ask)
+    async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
         job = _Job(conversation, prompt, ask, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if self._running is None or self._running.done():

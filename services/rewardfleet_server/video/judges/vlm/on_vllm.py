@@ -17,7 +17,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.video.settings import VideoSettings, select_gpus
+from rewardfleet_server.video.settings import (
+    VideoSettings,
+    prepare_engine_environment,
+    select_gpus,
+)
 
 from . import Answer, Ask, Conversation, Picture, Video
 from .checkpoint import Checkpoint
@@ -49,7 +53,7 @@ class VllmEngine:
         tensor_parallel_size: int,
         gpu_memory_utilization: float,
     ) -> None:
-        self._checkpoint = checkpoint
+        prepare_engine_environment()
         if current_platform.is_cpu():
             if "gpu_ids" in settings.model_fields_set:
                 raise ValueError(f"--gpu-ids {settings.gpu_ids}: this vLLM runs on the CPU")
@@ -88,9 +92,7 @@ class VllmEngine:
     def failure(self) -> str | None:
         return "the vLLM engine died" if self._engine.errored else None
 
-    async def answer(self, conversation: Conversation, ask: Ask) -> list[Answer]:
-        prompt = self._checkpoint.prompt(conversation)
-        self._checkpoint.check_length(conversation, prompt, ask)
+    async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
         try:
             (engine_input,) = await self._engine.renderer.render_cmpl_async(
                 [parse_model_prompt(self._engine.model_config, _model_input(prompt, conversation))]

@@ -1,0 +1,29 @@
+"""What each process that vLLM starts for a service does first (entry point `vllm.general_plugins`).
+
+vLLM ends its processes when it is shut down, but not when the process that started them is killed;
+they would keep the GPU.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+
+from vllm.platforms import current_platform
+
+from rewardfleet_server.serve import yield_to_event_loop
+from rewardfleet_server.video.settings import started_by_service
+
+_PR_SET_PDEATHSIG = 1
+
+
+def begin() -> None:
+    """Have the kernel kill this process when its parent ends, where a service of ours began it."""
+    parent = multiprocessing.parent_process()
+    if parent is None or not started_by_service():
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent.pid:  # it ended before we asked
+        os._exit(1)
+    if current_platform.is_cpu():
+        yield_to_event_loop()

@@ -1,0 +1,178 @@
+"""Real engines on tiny random checkpoints, behind real servers in processes of their own."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.testing import wait_until
+from rewardfleet_server.video.frames import Clip, decode_video
+
+VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
+TASK = "put both the alphabet soup and the tomato sauce in the basket"
+_START_SECONDS = 150.0
+
+#: Where nothing is downloaded and no GPU is there.
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("REWARDFLEET_")},
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+if importlib.util.find_spec("vllm") is None:  # then it is `make test`, without the engines
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(scope="session")
+def videos() -> list[Path]:
+    return sorted(VIDEOS.glob("*.mp4"))
+
+
+@pytest.fixture(scope="session")
+def clip(videos: list[Path]) -> Clip:
+    stop = threading.Event()
+    return decode_video(str(videos[0]), count=16, max_pixels=200_704, stop=stop)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from .tiny_checkpoint import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("qwen2_5"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from .tiny_checkpoint import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("qwen3"), "qwen3_vl")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service in a process of its own, and a client of it."""
+
+    process: subprocess.Popen[str]
+    client: httpx.Client
+    log: Path
+
+    def score(self, backend: str | None = None, **body: object) -> httpx.Response:
+        options = {"task_text": TASK, "backend": backend, "max_pixels": 12544, **body}
+        return self.client.post("/score", json=options)
+
+    def engines(self) -> list[int]:
+        """The processes that vLLM runs for it, the engine's core first."""
+        named = {
+            pid: Path(f"/proc/{pid}/comm").read_text() for pid in _descendants(self.process.pid)
+        }
+        return [pid for pid, name in named.items() if name.startswith("VLLM::")]
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [one for child in map(int, children) for one in (child, *_descendants(child))]
+
+
+def in_flight(url: str) -> float:
+    metrics = httpx.get(f"{url}/metrics", trust_env=False).text
+    lines = [line for line in metrics.splitlines() if line.startswith("rewardfleet_in_flight{")]
+    return float(lines[0].rpartition(" ")[2])
+
+
+@contextmanager
+def serving_video(log: Path, *flags: object) -> Iterator[Running]:
+    port_line = "Uvicorn running on http://127.0.0.1:"
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*command, "--video-root", VIDEOS, "--enforce-eager", *map(str, flags)],
+            stderr=stream,
+            stdout=stream,
+            text=True,
+            env=ENVIRONMENT,
+        )
+    try:
+        wait_until(
+            lambda: port_line in log.read_text() or process.poll() is not None, _START_SECONDS
+        )
+        assert process.poll() is None, log.read_text()[-3000:]
+        port = int(log.read_text().partition(port_line)[2].partition(" ")[0])
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
+        ) as client:
+            yield Running(process, client, log)
+    finally:
+        leftover = _descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        wait_until(lambda: not any(map(alive, leftover)))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be buried does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Running]:
+    """All three judges in one service; PRIMO-R1 may say 48 tokens."""
+    log = tmp_path_factory.mktemp("service") / "log"
+    backends = ("qwen2_5_vl_vllm", "PRIMO-R1", "transformers")
+    with serving_video(
+        log,
+        *(flag for name in backends for flag in ("--backend", name)),
+        *("--model-path", checkpoint, "--max-model-len", 8192, "--cache-mb", 0),
+        *("--primo-max-model-len", 8192, "--primo-max-tokens", 48, "--device", "cpu"),
+    ) as running:
+        yield running
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused() -> Refused:
+    """Start a service that must not start; give what it said."""
+
+    def start(*flags: object, seconds: float = 60) -> str:
+        command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
+        done = subprocess.run(
+            [*command, *map(str, flags)],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            timeout=seconds,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr[-2000:]
+        return done.stderr.strip().splitlines()[-1]
+
+    return start

@@ -1,0 +1,254 @@
+"""What the judges with a model answer over HTTP."""
+
+import asyncio
+import base64
+import json
+import math
+from pathlib import Path
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+
+from rewardfleet import RewardFleet
+from rewardfleet_server.testing import wait_until
+from rewardfleet_server.video.frames import Clip
+
+from .conftest import TASK, Running, in_flight, serving_video
+
+JUDGES = ["qwen2_5_vl_vllm", "PRIMO-R1", "transformers"]
+READOUTS = ["text", "constrained", "probability", "rubric"]
+
+
+@pytest.mark.parametrize("backend", ["qwen2_5_vl_vllm", "transformers"])
+@pytest.mark.parametrize("readout", READOUTS)
+def test_each_readout_answers_or_abstains(
+    service: Running, videos: list[Path], backend: str, readout: str
+):
+    """A random model's words hold no score; what it may only choose from does."""
+    kwargs = {"readout": readout}
+    answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs).json()
+    assert answer["provenance"]["readout"].startswith(readout), answer
+    if readout == "text":
+        assert (answer["status"], answer["score"]) == ("abstained", None)
+        assert "token limit" in answer["model_output"]
+    else:
+        assert answer["status"] == "ok" and 0 <= answer["score"] <= 1
+    if readout == "constrained":
+        assert answer["score"] == int(answer["model_output"]) / 100
+
+
+def test_thirty_two_callers_at_once_share_the_batch(service: Running, videos: list[Path]):
+    """Each gets what he would have got alone, and all together take far less than one by one."""
+    url = str(service.client.base_url)
+
+    async def ask(fleet: RewardFleet, number: int) -> tuple[float | None, float]:
+        answer = await fleet.video.score(
+            f"{TASK} {number}",
+            str(videos[number]),
+            max_pixels=12544,
+            backend_kwargs={"readout": "constrained"},
+        )
+        return answer.score, answer.timing_ms.total
+
+    async def all_of_them() -> tuple[list, list]:
+        async with RewardFleet(video=url) as fleet:
+            alone = [await ask(fleet, number) for number in range(8)]
+            together = await asyncio.gather(*(ask(fleet, number) for number in range(32)))
+        return alone, together
+
+    alone, together = asyncio.run(all_of_them())
+    assert all(score is not None for score, _ in together)
+    # A token more or less in the batch may turn a near tie of a random model.
+    same = sum(ours == theirs for (ours, _), (theirs, _) in zip(alone, together, strict=False))
+    assert same >= 6
+    assert max(took for _, took in together) < 0.75 * 4 * sum(took for _, took in alone)
+
+
+def test_probabilities_are_those_of_a_direct_forward(
+    service: Running, videos: list[Path], clip: Clip, checkpoint: Path
+):
+    """vLLM's and transformers' log-probabilities agree with a plain forward to 1e-2."""
+    yes, no = _direct_logprobs(clip, checkpoint)
+    for backend in ("qwen2_5_vl_vllm", "transformers"):
+        kwargs = {"readout": "probability"}
+        answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs).json()
+        total = answer["components"]["labels_logprob"]
+        assert math.log(answer["score"]) + total == pytest.approx(yes, abs=1e-2), backend
+        assert math.log(1 - answer["score"]) + total == pytest.approx(no, abs=1e-2), backend
+
+
+def _direct_logprobs(clip: Clip, folder: Path) -> tuple[float, float]:
+    """Of yes and of no, by transformers alone, from the frames as they are."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    from rewardfleet_server.video.prompts import YES_OR_NO
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    content = [{"type": "video"}, {"type": "text", "text": YES_OR_NO.render(TASK)}]
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    inputs = processor(
+        text=[prompt],
+        videos=[np.stack(clip.frames)],
+        video_metadata=[VideoMetadata(clip.total, fps=clip.fps, frames_indices=list(clip.indices))],
+        size={"shortest_edge": 12544, "longest_edge": 12544},
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    with torch.inference_mode():
+        logprobs = model(**inputs).logits[0, -1].log_softmax(-1)
+
+    def of(*spellings: str) -> float:
+        tokens = [processor.tokenizer.encode(text, add_special_tokens=False) for text in spellings]
+        ids = [token for token, *more in tokens if not more]
+        return float(torch.logsumexp(logprobs[ids], 0))
+
+    return of("Yes", "yes", " Yes", " yes"), of("No", "no", " No", " no")
+
+
+@pytest.mark.parametrize("backend", ["qwen2_5_vl_vllm", "transformers"])
+def test_the_way_in_does_not_matter(service: Running, videos: list[Path], backend: str):
+    """A path, the file's bytes, and all its frames as PNG with their rate."""
+    path = videos[0]
+    capture = cv2.VideoCapture(str(path))
+    frames = []
+    while (frame := capture.read()[1]) is not None:
+        frames.append(base64.b64encode(cv2.imencode(".png", frame)[1]).decode())
+    fps = capture.get(cv2.CAP_PROP_FPS)
+    ways = [
+        {"video_path": str(path)},
+        {"video_base64": base64.b64encode(path.read_bytes()).decode()},
+        {"frames_base64": frames, "fps": fps},
+    ]
+    kwargs = {"readout": "probability"}
+    answers = [service.score(backend, **way, backend_kwargs=kwargs).json() for way in ways]
+    scores = [answer["score"] for answer in answers]
+    assert None not in scores, answers
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+    assert scores[2] == pytest.approx(scores[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("backend", JUDGES)
+@pytest.mark.parametrize("nframes", [1, 2, 3, 5, 15])
+def test_any_number_of_frames_can_be_judged(
+    service: Running, videos: list[Path], backend: str, nframes: int
+):
+    """The seed's server failed on 1, 3, 7, 11 and 15."""
+    answer = service.score(backend, video_path=str(videos[1]), nframes=nframes)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["provenance"]["frames"]["indices"]) == nframes
+
+
+@pytest.mark.parametrize("backend", ["qwen2_5_vl_vllm", "transformers"])
+def test_a_curve_rises_with_the_clip_and_ends_in_its_score(
+    service: Running, videos: list[Path], backend: str
+):
+    kwargs = {"readout": "probability", "curve": 4}
+    answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs).json()
+    curve = answer["curve"]
+    assert curve["frames"] == sorted(curve["frames"]) and len(curve["values"]) == 4
+    assert curve["frames"][-1] == answer["provenance"]["frames"]["total"] - 1
+    assert curve["values"][-1] == answer["score"]
+    assert -1 <= answer["components"]["value_order_correlation"] <= 1
+
+
+def test_a_prefix_of_a_curve_has_the_value_of_that_prefix_alone(
+    service: Running, videos: list[Path]
+):
+    """Reuse of what was read already changes nothing: a curve of fewer moments agrees."""
+    one, two = (
+        service.score(
+            video_path=str(videos[0]), backend_kwargs={"readout": "probability", "curve": count}
+        ).json()["curve"]
+        for count in (8, 4)
+    )
+    for frame, value in zip(two["frames"], two["values"], strict=True):
+        assert one["values"][one["frames"].index(frame)] == pytest.approx(value, abs=5e-3)
+
+
+def test_primo_abstains_on_a_cut_thought(service: Running, videos: list[Path]):
+    answer = service.score("primo_r1_vllm", video_path=str(videos[0])).json()
+    assert (answer["status"], answer["score"], answer["backend"]) == (
+        "abstained",
+        None,
+        "PRIMO-R1",
+    )
+    assert "cut by the token limit" in answer["model_output"]
+    assert answer["provenance"]["sampling"] == {
+        "temperature": 0.1,
+        "top_p": 0.001,
+        "max_tokens": 48,
+    }
+
+
+def test_who_hangs_up_takes_his_request_out_of_the_batch(service: Running, videos: list[Path]):
+    """And the next one is answered."""
+    with pytest.raises(httpx.ReadTimeout):
+        service.client.post(
+            "/score",
+            json={
+                "task_text": TASK,
+                "video_path": str(videos[2]),
+                "nframes": 64,
+                "backend_kwargs": {"readout": "text"},
+            },
+            timeout=0.4,
+        )
+    url = str(service.client.base_url)
+    wait_until(lambda: in_flight(url) == 0)
+    assert '"status":499' in service.log.read_text().replace(" ", "")
+    answer = service.score(video_path=str(videos[2]), backend_kwargs={"readout": "rubric"})
+    assert answer.json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("backend", "kwargs", "said"),
+    [
+        ("qwen2_5_vl_vllm", {"readout": "stars"}, "it has: text, constrained, probability, rubric"),
+        ("PRIMO-R1", {"readout": "probability"}, "unknown to PRIMO-R1; it has: text"),
+        ("qwen2_5_vl_vllm", {"prompt_template": "{task} {frames}"}, "{frames} is not accepted"),
+        ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
+        ("PRIMO-R1", {"user_prompt": "{0}"}, "is not accepted"),
+        ("qwen2_5_vl_vllm", {"n": 3}, "temperature above 0"),
+        ("qwen2_5_vl_vllm", {"n": 1000}, "n:"),
+        ("transformers", {"curve": 1}, "curve:"),
+        ("qwen2_5_vl_vllm", {"beams": 2}, "beams"),
+    ],
+)
+def test_bad_options_are_named(
+    service: Running, videos: list[Path], backend: str, kwargs: dict, said: str
+):
+    answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs)
+    assert answer.status_code == 422, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_more_frames_than_the_context_holds_are_refused(service: Running, videos: list[Path]):
+    answer = service.score(video_path=str(videos[-1]), nframes=128, max_pixels=1_605_632)
+    assert answer.status_code == 422
+    assert "send fewer nframes or a smaller max_pixels" in answer.json()["detail"]
+
+
+def test_samples_differ_and_give_a_mean_and_a_spread(
+    tmp_path: Path, checkpoint: Path, videos: list[Path]
+):
+    with serving_video(
+        tmp_path / "log",
+        *("--backend", "transformers", "--model-path", checkpoint, "--device", "cpu"),
+        *("--temperature", 1.5, "--top-p", 1.0, "--readout", "constrained"),
+    ) as running:
+        answer = running.score(video_path=str(videos[0]), backend_kwargs={"n": 8}).json()
+        again = running.score(video_path=str(videos[0]), backend_kwargs={"n": 8}).json()
+    numbers = [int(text) / 100 for text in answer["model_output"].split("\n---\n")]
+    assert len(set(numbers)) > 1
+    assert answer["score"] == pytest.approx(np.mean(numbers))
+    assert answer["components"]["spread"] == pytest.approx(np.std(numbers))
+    assert answer["components"]["samples"] == 8
+    assert again["cached"] is False
+    assert json.dumps(answer["model_output"]) != json.dumps(again["model_output"])

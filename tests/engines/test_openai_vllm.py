@@ -1,0 +1,66 @@
+"""vLLM's own OpenAI server behind the judge `openai`."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.testing import wait_until
+
+from .conftest import ENVIRONMENT, Running, serving_video
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("openai") / "log"
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)),
+        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
+        *("--enforce-eager", "--max-model-len", "8192", "--mm-processor-cache-gb", "0"),
+    ]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env=ENVIRONMENT)
+    try:
+        wait_until(lambda: _answers(port) or process.poll() is not None, 150)
+        assert process.poll() is None, log.read_text()[-3000:]
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("send", ["images", "video"])
+@pytest.mark.parametrize("readout", ["text", "probability"])
+def test_it_judges_behind_the_judge_openai(
+    tmp_path: Path, endpoint: str, videos: list[Path], send: str, readout: str
+):
+    """A random model says nothing that can be read, and is never sure: it abstains."""
+    with serving_video(
+        tmp_path / "log",
+        *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
+        *("--openai-send", send, "--readout", readout),
+    ) as running:
+        answer = _ask(running, videos[0])
+    assert answer["backend"] == "openai"
+    assert answer["status"] == "abstained"
+    assert ("lies between" if readout == "probability" else "token limit") in answer["model_output"]
+
+
+def _ask(running: Running, video: Path) -> dict:
+    answer = running.score(video_path=str(video), nframes=8)
+    assert answer.status_code == 200, answer.text
+    body: dict = answer.json()
+    return body

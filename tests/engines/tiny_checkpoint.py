@@ -1,0 +1,194 @@
+"""Makes a tiny random checkpoint of the Qwen-VL family that vLLM and transformers load as real.
+
+    python tiny_checkpoint.py FOLDER [qwen2_5_vl | qwen3_vl]
+
+Nothing is downloaded: the tokenizer is trained on the text below, the weights are random with a
+fixed seed. 0.7 million parameters, a few seconds.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
+
+_SPECIAL = [
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>"),
+    *("<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+]
+_CORPUS = [
+    "The pictures are frames of one video, in order. A robot was told to put the bowl on the plate",
+    "Is the task wholly done in the last frame? Answer yes or no. Grade it from 1 to 5, 0 to 100.",
+    "<think> <planning> <observation> <reasoning> </think> <answer> 42 3.14 </answer>",
+    *("Yes", "No", "yes", "no", " Yes", " No", " yes", " no", "1", "2", "3", "4", "5"),
+] * 8
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if loop.first and m['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' or 'image' in c or 'image_url' in c %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c['type'] == 'video' or 'video' in c %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: Of the published checkpoints' processors: pixels of a frame, least and most.
+_PIXELS = {"shortest_edge": 3136, "longest_edge": 12_845_056}
+
+
+def make_checkpoint(folder: Path, kind: str = "qwen2_5_vl", *, context: int = 32768) -> Path:
+    """Write a checkpoint; return its folder."""
+    hf.set_seed(0)
+    tokenizer = _tokenizer(context)
+    model, processor = _MAKERS[kind](tokenizer, context)
+    model.generation_config = hf.GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    # bfloat16, as the published ones are.
+    model.to(torch.bfloat16).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    # Older loaders read the picture settings from here alone.
+    settings = folder / "preprocessor_config.json"
+    if not settings.exists():
+        own = processor.image_processor.to_dict()
+        content = {**own, "processor_class": type(processor).__name__}
+        settings.write_text(json.dumps(content, default=str))
+    return folder
+
+
+def _tokenizer(context: int) -> Any:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=False))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        _CORPUS,
+        BpeTrainer(
+            vocab_size=1024 - len(_SPECIAL),
+            min_frequency=1,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in _SPECIAL]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=_TEMPLATE,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _ids(tokenizer: Any) -> dict[str, int]:
+    names = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    return {key: tokenizer.convert_tokens_to_ids(name) for key, name in names.items()}
+
+
+def _text_config(tokenizer: Any, context: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": (len(tokenizer) + 63) // 64 * 64,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": context,
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        **more,
+    }
+
+
+def _qwen2_5(tokenizer: Any, context: int) -> tuple[Any, Any]:
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e6}
+    config = hf.Qwen2_5_VLConfig(
+        text_config=_text_config(tokenizer, context, rope_parameters=rope),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "fullatt_block_indexes": [1],
+            "window_size": 112,
+            "tokens_per_second": 2,
+        },
+        tie_word_embeddings=False,
+        **_ids(tokenizer),
+    )
+    processor = hf.Qwen2_5_VLProcessor(
+        image_processor=hf.Qwen2VLImageProcessor(size=_PIXELS),
+        video_processor=hf.Qwen2VLVideoProcessor(size=_PIXELS, do_sample_frames=False),
+        tokenizer=tokenizer,
+        chat_template=_TEMPLATE,
+    )
+    return hf.Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+def _qwen3(tokenizer: Any, context: int) -> tuple[Any, Any]:
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+        "rope_theta": 5e6,
+    }
+    config = hf.Qwen3VLConfig(
+        text_config=_text_config(tokenizer, context, head_dim=32, rope_parameters=rope),
+        vision_config={
+            "depth": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        tie_word_embeddings=False,
+        **_ids(tokenizer),
+    )
+    half = [0.5] * 3
+    processor = hf.Qwen3VLProcessor(
+        image_processor=hf.Qwen2VLImageProcessor(
+            patch_size=16, size=_PIXELS, image_mean=half, image_std=half
+        ),
+        video_processor=hf.Qwen3VLVideoProcessor(size=_PIXELS, do_sample_frames=False),
+        tokenizer=tokenizer,
+        chat_template=_TEMPLATE,
+    )
+    return hf.Qwen3VLForConditionalGeneration(config), processor
+
+
+_MAKERS = {"qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3}
+
+
+if __name__ == "__main__":
+    make_checkpoint(Path(sys.argv[1]), *sys.argv[2:3])
