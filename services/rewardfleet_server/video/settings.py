@@ -4,7 +4,15 @@ import os
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, DirectoryPath, Field, FilePath, HttpUrl, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    DirectoryPath,
+    Field,
+    FilePath,
+    HttpUrl,
+    PositiveInt,
+    field_validator,
+)
 from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import ServerSettings
@@ -71,6 +79,14 @@ class VideoSettings(ServerSettings):
     frame_pixels: PositiveInt = Field(50176, description="Pixels of a frame for the judge `transformers`; 50176 is 224x224. More sees finer, and takes longer on a CPU.")
     # fmt: on
 
+    @field_validator("gpu_ids")
+    @classmethod
+    def _gpu_numbers(cls, value: str) -> str:
+        ids = value.split(",")
+        if not all(name.isdecimal() for name in ids) or len(set(ids)) < len(ids):
+            raise ValueError(f"{value!r}: give numbers, each once, like 0 or 0,1")
+        return value
+
     @property
     def backends(self) -> list[str]:
         """The judges to load; the first is the default."""
@@ -93,11 +109,8 @@ def select_gpus(settings: VideoSettings, needed: int) -> None:
     import torch  # noqa: PLC0415 - only where a model is loaded
 
     if "gpu_ids" in settings.model_fields_set:
-        ids = settings.gpu_ids.split(",")
-        if not all(name.isdecimal() for name in ids) or len(set(ids)) < len(ids):
-            raise ValueError(f"--gpu-ids {settings.gpu_ids}: give numbers, like 0 or 0,1")
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids
-        if torch.cuda.device_count() < len(ids):
+        if torch.cuda.device_count() < len(settings.gpu_ids.split(",")):
             raise ValueError(f"--gpu-ids {settings.gpu_ids}: this machine does not have them all")
     shown = torch.cuda.device_count()
     if shown < needed:

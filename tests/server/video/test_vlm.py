@@ -89,6 +89,12 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, judge: str, given
         load_judge(judge, settings(model_path=str(tmp_path), **given))
 
 
+@pytest.mark.parametrize("ids", ["zero", "0,0", "", "0;1", "-1", "0,"])
+def test_gpus_are_numbers_each_once(ids: str):
+    with pytest.raises(ValueError, match="give numbers, each once, like 0 or 0,1"):
+        settings(gpu_ids=ids)
+
+
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1"])
 def test_a_judge_without_a_model_asks_for_one(judge: str):
     with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
