@@ -30,6 +30,8 @@ _NUMBER = StructuredOutputsParams(regex=r"100|[1-9]?[0-9]")
 #: Pictures and videos of one conversation: a curve shows its frames as pairs.
 _MOST_MEDIA = 64
 _SHUTDOWN_SECONDS = 10.0
+#: Characters of its reasons, some of which list all that it knows.
+_MAX_REASON = 300
 
 
 class VllmEngine:
@@ -77,8 +79,9 @@ class VllmEngine:
         try:
             self._engine = AsyncLLM.from_engine_args(arguments)
         except Exception as error:
+            reason = " ".join(str(error).split())[:_MAX_REASON]
             raise ValueError(
-                f"--model-path {checkpoint.path}: vLLM could not load it: {error}"
+                f"--model-path {checkpoint.path}: vLLM could not load it: {reason}"
             ) from error
 
     @property
