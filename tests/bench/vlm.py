@@ -60,15 +60,18 @@ def main() -> int:
         subprocess.run([sys.executable, maker, folder / "model"], check=True)
         clips = copies(folder / "clips")
         bare = Bare(folder / "model")
-        with service(folder) as port:
-            bare.all_at_once(clips[:8])  # each way once, so that none pays for first times
-            over_http(port, clips[:8])
-            bare.one_by_one(clips[:2])
-            seed, seed_stages = bare.one_by_one(clips)
-            at_once, ours = [], []
-            for round_ in range(3):
-                at_once.append(bare.all_at_once(clips))
-                ours.append(over_http(port, clips, f"{TASK} {round_}"))
+        try:
+            with service(folder) as port:
+                bare.all_at_once(clips[:8])  # each way once, so that none pays for first times
+                over_http(port, clips[:8])
+                bare.one_by_one(clips[:2])
+                seed, seed_stages = bare.one_by_one(clips)
+                at_once, ours = [], []
+                for number in range(3):
+                    at_once.append(bare.all_at_once(clips))
+                    ours.append(over_http(port, clips, f"{TASK} {number}"))
+        finally:
+            bare.close()
     return report(seed, seed_stages, at_once, ours)
 
 
@@ -123,6 +126,9 @@ class Bare:
         self._llm = LLM(model=str(model), **ENGINE)
         self._tokenizer = self._llm.get_tokenizer()
         self._sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
 
     def one_by_one(self, clips: list[Path]) -> tuple[float, dict[str, float]]:
         from qwen_vl_utils import process_vision_info
