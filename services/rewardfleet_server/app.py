@@ -206,8 +206,7 @@ def _add_health_routes(
     async def readyz() -> dict[str, str]:
         if admission.draining:
             raise Unavailable("the service is shutting down")
-        scorer.check_ready()
-        return {"status": "ready"}
+        return {"status": "ready", **(scorer.check_ready() or {})}
 
 
 def _add_metrics_route(app: RewardApp, telemetry: Telemetry, keys: Keys | None) -> None:

@@ -1,0 +1,99 @@
+"""The system calls that a program may make: a short list of what may, not of what may not.
+
+What a program is refused beside: to make processes, to run other programs, to signal or trace
+anybody, to open sockets, to change namespaces or mounts, to leave anything in the kernel that
+outlives it. What is on no list does not exist for it (ENOSYS), as on an older kernel.
+"""
+
+import errno
+import tempfile
+
+_ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile
+copy_file_range fadvise64 readahead fallocate truncate ftruncate fsync fdatasync flock
+open openat openat2 creat close close_range dup dup2 dup3 pipe pipe2 umask
+stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat
+renameat2 link linkat symlink symlinkat chmod fchmod fchmodat utime utimes utimensat futimesat
+getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
+sendto recvfrom recvmsg shutdown getsockopt getsockname getpeername
+mmap munmap mprotect mremap madvise mincore msync mlock mlock2 munlock brk
+arch_prctl set_tid_address set_robust_list get_robust_list futex futex_waitv rseq membarrier
+exit exit_group wait4 waitid restart_syscall
+getpid gettid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid
+getresgid capget uname sysinfo times getrusage getrlimit setrlimit getpriority getcpu getrandom
+sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max
+sched_get_priority_min
+clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time alarm pause getitimer
+setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
+""".split()
+
+#: Answered with EPERM, which says more to the reader of a traceback than ENOSYS.
+_REFUSED = """
+fork vfork execve execveat kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open
+pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
+socket connect bind listen accept accept4 sendmsg sendmmsg
+unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
+request_key io_uring_setup memfd_create memfd_secret shmget semget msgget mq_open
+chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr setuid setgid setreuid
+setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
+sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
+""".split()
+
+#: Commands of fcntl: copies, flags, locks, pipe sizes and seals; none that names a process.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+#: Requests of ioctl: is it a terminal, how large, how much is there to read, flags.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+#: Options of prctl: names of threads and of memory, and harmless questions.
+_PRCTL = (3, 15, 16, 39, 0x53564D41)
+
+_CLONE_THREAD = 0x00010000
+#: Everything that would make clone more than a thread, in flags of its first argument.
+_CLONE_WATCHED = _CLONE_THREAD | 0x7E020000
+_AF_UNIX, _SOCK_STREAM = 1, 1
+
+
+def compiled_filter() -> bytes:
+    """Return the filter as a program for the kernel.
+
+    Raises:
+        RuntimeError: libseccomp is not installed.
+    """
+    import pyseccomp as seccomp  # noqa: PLC0415 - says itself, on import, that its library is missing
+
+    def equals(index: int, value: int) -> object:
+        return seccomp.Arg(index, seccomp.EQ, value)
+
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
+    rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)  # a search tree, as each call pays for the filter
+    for name in _known(seccomp, _ALLOWED):
+        rules.add_rule(seccomp.ALLOW, name)
+    for name in _known(seccomp, _REFUSED):
+        rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
+        for value in values:
+            rules.add_rule(seccomp.ALLOW, name, equals(1, value))
+    for value in _PRCTL:
+        rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
+    rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # of nobody but itself
+    # Pairs only, which asyncio needs, and of the one kind that cannot name another receiver.
+    stream = seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, _SOCK_STREAM)
+    rules.add_rule(seccomp.ALLOW, "socketpair", equals(0, _AF_UNIX), stream)
+    thread = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_WATCHED, _CLONE_THREAD)
+    rules.add_rule(seccomp.ALLOW, "clone", thread)
+    process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
+    rules.add_rule(seccomp.ERRNO(errno.EPERM), "clone", process)
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _known(seccomp: object, names: list[str]) -> list[str]:
+    """Those that this machine's architecture has."""
+    resolve = seccomp.resolve_syscall  # type: ignore[attr-defined] # it has no types
+    arch = seccomp.system_arch()  # type: ignore[attr-defined] # likewise
+    return [name for name in names if resolve(arch, name) >= 0]

@@ -1,0 +1,503 @@
+"""The warden: what runs inside a jail, a warm fork server for one program after another.
+
+It is alone in there: it gets its source by a pipe, imports the standard library only, and knows
+no expected output. Each run of a program is a fork of its own, which takes its limits and its
+seccomp filter upon itself before the program's first line; it can make no process and send no
+signal, so that nothing of it is left when it has ended. What a run wrote is handed outside as it
+is; the verdict is made there.
+
+A message is two lengths, a JSON object and bytes. From outside come runs (the program with a
+submission's first, then standard input) and, while one is under way, an empty object: stop it.
+"""
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import itertools
+import json
+import linecache
+import marshal
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+
+LENGTHS = struct.Struct("!II")
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SECCOMP_MODE_FILTER = 2
+
+#: Landlock's syscalls and rights, which the C library has no names for.
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_RULE_PATH_BENEATH = 1
+READ_FILE, READ_DIR, WRITE_FILE, EXECUTE = 1 << 2, 1 << 3, 1 << 1, 1 << 0
+#: All rights on files that a kernel of this version of Landlock knows.
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+ALL_FILE_RIGHTS = (1 << 16) - 1  # from version 5 on
+
+ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+#: The main thread's stack may grow to this; more than Linux leaves it is of no use.
+STACK_BYTES = 120 * 2**20
+MAX_DESCRIPTORS = 256
+#: How deep a returned value may be nested.
+MAX_DEPTH = 100
+#: Whole numbers up to this go as JSON numbers, larger ones in hexadecimal.
+MAX_PLAIN_INT = 2**63
+#: What follows a fork is looked at this often at most.
+SHORTEST_LOOK_SECONDS = 0.002
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Filter(ctypes.Structure):
+    """The kernel's `struct sock_fprog`."""
+
+    _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+
+def main():
+    # Out of the way of the descriptors that a run gets.
+    given = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS))
+    given.close()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    orders, seccomp = receive(channel)
+    missing = preload(orders["preload"])
+    with open("/proc/self/statm") as statm:
+        base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    os.environ.clear()
+    os.chdir(orders["writable"][0] if orders["writable"] else "/")
+    libc.prctl(PR_SET_DUMPABLE, 0)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    landlock = restrict_files(orders["readable"], orders["writable"]) if orders["landlock"] else 0
+    warden = Warden(channel, orders, base_bytes, seccomp)
+    gc.collect()
+    gc.freeze()
+    send(channel, {"landlock": landlock, "python": sys.version.split()[0], "missing": missing})
+    while True:
+        warden.serve(*receive(channel))
+
+
+def preload(names):
+    """Import what programs usually import; return the names that are not to be had."""
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def restrict_files(readable, writable):
+    """Close all files to this process and its children, but for these; also TCP, where it can.
+
+    Returns Landlock's version; 0 where the kernel has none.
+    """
+    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
+    if version < 1:
+        return 0
+    rights = FILE_RIGHTS.get(version, ALL_FILE_RIGHTS)
+    handled = (rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)  # files, TCP, scopes
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    attributes = struct.pack("QQQ", *handled)[:size]
+    ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, size, 0))
+    devices = [("/dev/" + name, READ_FILE | WRITE_FILE) for name in ("null", "zero", "full")]
+    devices += [("/dev/" + name, READ_FILE) for name in ("random", "urandom")]
+    allowed = [(path, READ_FILE | READ_DIR) for path in readable] + devices
+    allowed += [(path, rights & ~EXECUTE) for path in writable]
+    for path, wanted in allowed:
+        if not os.path.exists(path):
+            continue
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if not os.path.isdir(path):
+            wanted &= READ_FILE | WRITE_FILE
+        rule = struct.pack("=Qi", wanted, place)
+        checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0))
+        os.close(place)
+    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+    return version
+
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
+    return result
+
+
+# The channel
+
+
+def receive(channel):
+    header_size, blob_size = LENGTHS.unpack(receive_exactly(channel, LENGTHS.size))
+    header = json.loads(receive_exactly(channel, header_size))
+    return header, receive_exactly(channel, blob_size)
+
+
+def receive_exactly(channel, size):
+    content = bytearray(size)
+    view, got = memoryview(content), 0
+    while got < size:
+        count = channel.recv_into(view[got:])
+        if not count:
+            os._exit(0)  # the service has gone
+        got += count
+    return content
+
+
+def send(channel, header, *blobs):
+    text = json.dumps(header).encode()
+    channel.sendall(LENGTHS.pack(len(text), sum(map(len, blobs))) + text)
+    for blob in blobs:
+        channel.sendall(blob)
+
+
+# One run, seen from the parent
+
+
+class Warden:
+    """Runs programs, one at a time."""
+
+    def __init__(self, channel, orders, base_bytes, seccomp):
+        self.channel = channel
+        self.writable = orders["writable"]
+        self.processes = orders["processes"]
+        self.base_bytes = base_bytes
+        self.filter_bytes = bytes(seccomp)
+        self.filter = Filter(len(seccomp) // 8, self.filter_bytes)
+        self.cores = len(os.sched_getaffinity(0))
+        self.source = ""
+        self.code = None  # the program, compiled by its first run
+
+    def serve(self, order, stdin):
+        if not order:
+            return  # a stop that came after the end
+        started = time.monotonic()
+        if "source" in order:
+            self.source, self.code = order.pop("source"), None
+        files = Files(stdin, wants_code=self.code is None)
+        pid = os.fork()
+        if not pid:
+            try:
+                Run(self, order, files).go()
+            finally:
+                os._exit(1)
+        forked = time.monotonic()
+        stopped, status, usage = self.watch(pid, order, started)
+        ended = time.monotonic()
+        if self.code is None:
+            self.code = files.sealed_code()
+        most = order["output_bytes"] + 1
+        outputs = [contents(file, most) for file in (files.out, files.err, files.report)]
+        files.close()
+        odd = self.clear()
+        cleaned = time.monotonic()
+        header = {
+            "exit": os.waitstatus_to_exitcode(status),
+            "stopped": stopped,
+            "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1000,
+            "fork_ms": (forked - started) * 1000,
+            "run_ms": (ended - forked) * 1000,
+            "clean_ms": (cleaned - ended) * 1000,
+            "lengths": [len(output) for output in outputs],
+            "odd": odd,
+        }
+        send(self.channel, header, *outputs)
+
+    def watch(self, pid, order, started):
+        """Wait for the run's end, or make it end; the limit is its CPU, not the clock."""
+        process = os.pidfd_open(pid)
+        cpu_clock = (~pid << 3) | 2
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.register(self.channel, select.POLLIN)
+        stopped, cpu_left = "", order["cpu_s"]
+        while True:
+            wall_left = started + order["wall_s"] - time.monotonic()
+            seconds = min(max(cpu_left / self.cores, SHORTEST_LOOK_SECONDS), max(wall_left, 0))
+            events = poll.poll(seconds * 1000 + 1)
+            if any(descriptor == process for descriptor, _ in events):
+                break
+            if events:
+                receive(self.channel)
+                stopped = "caller"
+            else:
+                cpu_left = order["cpu_s"] - time.clock_gettime(cpu_clock)
+                wall_left = started + order["wall_s"] - time.monotonic()
+                stopped = "cpu" if cpu_left <= 0 else "wall" if wall_left <= 0 else ""
+            if stopped:
+                os.kill(pid, signal.SIGKILL)
+                break
+        os.close(process)
+        _, status, usage = os.wait4(pid, 0)
+        return stopped, status, usage
+
+    def clear(self):
+        """Take away what the run left; return whether something is there that cannot be."""
+        try:
+            for folder in self.writable:
+                for entry in list(os.scandir(folder)):
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path)
+                    else:
+                        os.unlink(entry.path)
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        except (OSError, RecursionError):
+            return True
+        return True  # there is a child: a run that made one
+
+
+class Files:
+    """What a run reads and writes, in memory; nothing blocks, whoever reads late or never."""
+
+    def __init__(self, stdin, *, wants_code):
+        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        write_all(self.stdin, stdin)
+        fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, ALL_SEALS)
+        os.lseek(self.stdin, 0, os.SEEK_SET)
+        self.out = os.memfd_create("stdout", os.MFD_CLOEXEC)
+        self.err = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self.report = os.memfd_create("report", os.MFD_CLOEXEC)
+        sealable = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        self.code = os.memfd_create("code", sealable) if wants_code else None
+
+    def sealed_code(self):
+        """The compiled program, where the run left one that the program could not change."""
+        if fcntl.fcntl(self.code, fcntl.F_GET_SEALS) != ALL_SEALS:
+            return None
+        return contents(self.code, os.fstat(self.code).st_size)
+
+    def close(self):
+        for file in (self.stdin, self.out, self.err, self.report, self.code):
+            if file is not None:
+                os.close(file)
+
+
+def contents(file, most):
+    size = min(os.fstat(file).st_size, most)
+    parts, place = [], 0
+    while place < size:
+        part = os.pread(file, size - place, place)
+        if not part:
+            break
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
+
+
+def write_all(file, content):
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+# One run, seen from the child
+
+
+class Run:
+    """The forked process: it gives up what it must not have, then becomes the program."""
+
+    def __init__(self, warden, order, files):
+        self.warden = warden
+        self.order = order
+        self.files = files
+
+    def go(self):
+        self.take_files()
+        self.take_limits()
+        code = self.compiled()
+        limit(resource.RLIMIT_FSIZE, self.order["output_bytes"] + 1)
+        checks = self.order["checks"]
+        name = "program" if checks else "__main__"  # tested programs are imported
+        module = types.ModuleType(name)
+        module.__dict__.update(__builtins__=builtins, __file__="program.py")
+        sys.modules[name] = module
+        sys.argv = ["program.py"]
+        status = self.run_program(code, module.__dict__)
+        if checks:
+            if not status:
+                for check in checks:
+                    self.tell({"nonce": check["nonce"], **self.answer(check, module.__dict__)})
+            flush()
+            os._exit(status)
+        try:
+            threading._shutdown()
+            atexit._run_exitfuncs()
+        except BaseException as error:
+            self.show(error)
+        flush()
+        os._exit(status)
+
+    def take_files(self):
+        files = self.files
+        for number, file in enumerate((files.stdin, files.out, files.err)):
+            os.dup2(file, number)
+        kept = sorted(file for file in (files.report, files.code) if file is not None)
+        for before, after in itertools.pairwise((2, *kept, 2 * MAX_DESCRIPTORS)):
+            os.closerange(before + 1, after)
+        sys.stdin = sys.__stdin__ = open(
+            0, encoding="utf-8", errors="surrogateescape", closefd=False
+        )
+        sys.stdout = sys.__stdout__ = open(
+            1, "w", encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False
+        )
+        sys.stderr = sys.__stderr__ = self.err = open(
+            2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+        )
+
+    def take_limits(self):
+        order, warden = self.order, self.warden
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
+        cpu_s = int(order["cpu_s"]) + 2  # should the warden be late
+        limit(resource.RLIMIT_CPU, cpu_s)
+        limit(resource.RLIMIT_AS, warden.base_bytes + order["memory_bytes"])
+        limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
+        limit(resource.RLIMIT_NPROC, warden.processes)
+        limit(resource.RLIMIT_CORE, 0)
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES)
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+        if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(warden.filter), 0, 0):
+            os._exit(1)
+
+    def compiled(self):
+        """The program's code. The first run compiles it, and seals it for the others."""
+        if self.warden.code is not None:
+            return marshal.loads(self.warden.code)
+        try:
+            code = compile(self.warden.source, "program.py", "exec", dont_inherit=True)
+        except Exception as error:  # whatever the compiler makes of it
+            self.tell({"failed": "compile"})
+            self.show(error)
+            os._exit(1)
+        with contextlib.suppress(ValueError, OSError):
+            write_all(self.files.code, marshal.dumps(code))
+            fcntl.fcntl(self.files.code, fcntl.F_ADD_SEALS, ALL_SEALS)
+        os.close(self.files.code)
+        return code
+
+    def run_program(self, code, namespace):
+        """Run setup and program; return the exit status."""
+        try:
+            if self.order["setup"]:
+                exec(compile(self.order["setup"], "setup.py", "exec"), namespace)
+            exec(code, namespace)
+        except SystemExit as exit_:
+            if self.order["checks"]:
+                self.tell({"failed": "exit"})
+                return 1
+            if exit_.code is None or isinstance(exit_.code, int):
+                return (exit_.code or 0) & 255
+            print(exit_.code, file=self.err)
+            return 1
+        except BaseException as error:
+            self.tell({"failed": "memory" if isinstance(error, MemoryError) else "exception"})
+            self.show(error)
+            return 1
+        return 0
+
+    def answer(self, check, namespace):
+        """Do one check; return the value that the program gave, or what came instead."""
+        try:
+            if "call" in check:
+                value = find(namespace, check["call"])(*check["args"])
+            elif "eval" in check:
+                value = eval(compile(check["eval"], "test.py", "eval"), namespace)
+            else:
+                exec(compile(check["assert"], "test.py", "exec"), namespace)
+                return {"held": True}
+            return {"value": plain(value)}
+        except BaseException as error:
+            self.show(error)
+            return {"raised": type(error).__name__}
+
+    def tell(self, line):
+        write_all(self.files.report, json.dumps(line).encode() + b"\n")
+
+    def show(self, error):
+        """Print a traceback that begins with the program's own first line."""
+        with contextlib.suppress(BaseException):
+            lines = self.warden.source.splitlines(keepends=True)
+            linecache.cache["program.py"] = (len(self.warden.source), None, lines, "program.py")
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            traceback.print_exception(error, file=self.err)
+
+
+def limit(kind, amount):
+    """Set a limit for good; never above what was inherited."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        amount = min(amount, hard)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def flush():
+    for stream in {sys.stdout, sys.__stdout__, sys.stderr}:
+        with contextlib.suppress(BaseException):
+            stream.flush()
+
+
+def find(namespace, name):
+    if name in namespace:
+        return namespace[name]
+    if "Solution" in namespace:
+        return getattr(namespace["Solution"](), name)
+    raise NameError(f"the program defines no {name!r}")
+
+
+def plain(value, depth=0):
+    """A value of built-in types as JSON, kinds told apart; what is none, by its type's name.
+
+    A subclass goes as what it is built on, by the base's own methods: its `__eq__` is not asked.
+    """
+    if depth > MAX_DEPTH:
+        return {"other": "a value nested too deep"}
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
+        value = value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        number = int.__add__(value, 0)
+        return number if abs(number) < MAX_PLAIN_INT else {"int": hex(number)}
+    if isinstance(value, float):
+        number = float.__add__(value, 0.0)
+        return number if number - number == 0 else {"float": repr(number)}
+    if isinstance(value, complex):
+        number = complex.__add__(value, 0)
+        return {"complex": [repr(number.real), repr(number.imag)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": bytes(value).hex()}
+    for base, name in ((tuple, "tuple"), (set, "set"), (frozenset, "set")):
+        if isinstance(value, base):
+            return {name: [plain(item, depth + 1) for item in base.__iter__(value)]}
+    if isinstance(value, list):
+        return [plain(item, depth + 1) for item in list.__iter__(value)]
+    if isinstance(value, dict):
+        items = dict.items(value)
+        return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in items]}
+    return {"other": kind.__name__}
+
+
+if __name__ == "__main__":
+    main()
