@@ -110,7 +110,7 @@ class CodeRequest(Request):
         description="pass_rate: the score is the share of tests passed. all_pass: 1 or 0, and the "
         "tests after the first failure are skipped.",
     )
-    limits: Limits = Field(default_factory=lambda: Limits())
+    limits: Limits = Limits()
     language: Literal["python"] = "python"
 
 
@@ -139,11 +139,13 @@ class Verdict(Response):
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU that the run took.")
     wall_ms: float = Field(0.0, description="Milliseconds by the clock.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
-    stderr: str = Field("", description="The first 1000 bytes of standard error; a long one's last.")
+    stderr: str = Field(
+        "", description="The first 1000 bytes of standard error; a long one's last."
+    )
 
 
 class CodeTiming(Timing):
-    """Where the time of a submission went, in milliseconds; `backend` is the sum of the last four."""
+    """Where the time of a submission went, in milliseconds. The last four make up `backend`."""
 
     fork: float = Field(0.0, description="Making processes.")
     run: float = Field(0.0, description="The program's own.")
@@ -160,4 +162,4 @@ class CodeScore(Score):
     suspicious: list[str] = Field(
         default_factory=list, description="What an honest program would not have done."
     )
-    timing_ms: CodeTiming = Field(default_factory=lambda: CodeTiming())
+    timing_ms: CodeTiming = Field(default_factory=CodeTiming)

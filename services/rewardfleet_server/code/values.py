@@ -14,7 +14,7 @@ from typing import Any
 _KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
 
 
-def same(given: Any, expected: Any, *, as_json: bool) -> bool:
+def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 - one for each kind
     """Whether a program gave the value expected.
 
     Args:
@@ -25,7 +25,8 @@ def same(given: Any, expected: Any, *, as_json: bool) -> bool:
     if expected is None or isinstance(expected, bool):
         return given is expected
     if isinstance(expected, int | float | complex):
-        return _number(given) == expected
+        number = _number(given)
+        return number is not None and bool(number == expected)
     if isinstance(expected, str):
         return isinstance(given, str) and given == expected
     if isinstance(expected, bytes):
@@ -77,7 +78,7 @@ def _content(given: Any, kind: str) -> Any:
     return None
 
 
-def _number(given: Any) -> int | float | complex | None:
+def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - likewise
     if isinstance(given, bool):
         return None
     if isinstance(given, int | float):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rewardfleet.wire.code import (
-    AssertTests,
     FunctionalTests,
     Outcome,
     StdioTests,
@@ -75,11 +74,10 @@ def trials(tests: Tests) -> Sequence[Trial]:
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
-        asked = [
+        return [
             Asked(Run(checks=(_call(tests, index),)), (Value(case.expected, as_json=True),))
             for index, case in enumerate(tests.cases)
         ]
-        return asked
     questions = [_question(case, index) for index, case in enumerate(tests.cases)]
     groups = [questions] if tests.together else [[question] for question in questions]
     return [
@@ -234,10 +232,12 @@ def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
 # Any run
 
 
-def failure(ended: Ended, bounds: Bounds) -> Outcome | None:
+def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - one for each outcome
     """Why a run failed, whatever it was to do; None where it ended well."""
     if ended.stopped == "died":
         return Outcome.RUNTIME_ERROR
+    if ended.stopped == "files":
+        return Outcome.OUTPUT_LIMIT
     if ended.stopped or ended.cpu_ms > bounds.cpu_s * 1000:
         return Outcome.TIME_LIMIT
     written = max(len(ended.stdout), len(ended.stderr), len(ended.report))

@@ -69,14 +69,15 @@ class Ended:
 
     Attributes:
         exit_code: As Python's `subprocess` has it: of a signal, its number below 0.
-        stopped: Which limit ended it, if one did; `died` where the whole jail did.
+        stopped: Which limit ended it, if one did (`files`: it made too many); `died` where the
+            whole jail did.
         stdout: At most one byte more than the bound; likewise `stderr` and `report`.
         report: What answers there are to the checks: lines of JSON. The program may have written
             to it too.
     """
 
     exit_code: int = 0
-    stopped: Literal["", "cpu", "wall", "died"] = ""
+    stopped: Literal["", "cpu", "wall", "files", "died"] = ""
     stdout: bytes = b""
     stderr: bytes = b""
     report: bytes = b""

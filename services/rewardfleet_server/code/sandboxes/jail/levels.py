@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Level = Literal["bubblewrap", "landlock", "none-unsafe"]
 
@@ -131,7 +131,7 @@ def spawn(command: Sequence[str], channel: int, errors: int) -> subprocess.Popen
         channel: Descriptor of its end of the channel.
         errors: Descriptor of a file for what it says when it cannot start.
     """
-    return subprocess.Popen(  # noqa: S603 - from `cell`
+    process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `cell`
         [*command, str(channel)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -142,9 +142,10 @@ def spawn(command: Sequence[str], channel: int, errors: int) -> subprocess.Popen
         start_new_session=True,
         **_as_jail_user(),
     )
+    return process
 
 
-def _as_jail_user() -> dict[str, object]:
+def _as_jail_user() -> dict[str, Any]:
     user = jail_user()
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 
@@ -152,11 +153,11 @@ def _as_jail_user() -> dict[str, object]:
 def _namespaces(prefixes: Sequence[str]) -> Iterator[str]:
     yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
     yield from ("--as-pid-1", "--hostname", "jail", "--ro-bind", "/usr", "/usr")
-    for path in ("/lib", "/lib32", "/lib64", "/bin"):
-        if os.path.islink(path):
-            yield from ("--symlink", os.readlink(path), path)
-        elif os.path.isdir(path):
-            yield from ("--ro-bind", path, path)
+    for place in map(Path, ("/lib", "/lib32", "/lib64", "/bin")):
+        if place.is_symlink():
+            yield from ("--symlink", str(place.readlink()), str(place))
+        elif place.is_dir():
+            yield from ("--ro-bind", str(place), str(place))
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         yield from ("--ro-bind-try", path, path)
     for path in prefixes:
@@ -175,7 +176,7 @@ def _tasks_of_user() -> int:
         if place.name.isdigit():
             try:
                 if place.stat().st_uid == user:
-                    count += len(os.listdir(place / "task"))
+                    count += sum(1 for _ in (place / "task").iterdir())
             except OSError:  # it has ended
                 continue
     return count

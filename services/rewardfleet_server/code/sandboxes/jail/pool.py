@@ -84,6 +84,7 @@ class Jail:
         """See `Sandbox.run`."""
         asked = time.monotonic()
         worker = await self._idle.get()
+        worker.ready()
         waited = time.monotonic() - asked
         running = asyncio.get_running_loop().run_in_executor(
             self._threads, partial(worker.run, job, look)
@@ -94,7 +95,8 @@ class Jail:
             await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
-            worker.stop()
+            if not running.done():  # else the worker may be somebody else's by now
+                worker.stop()
             raise
         except NoJail as error:
             raise Unavailable(f"no jail can be had now: {error}", retry_after=1) from error

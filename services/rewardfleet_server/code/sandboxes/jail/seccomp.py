@@ -7,6 +7,7 @@ outlives it. What is on no list does not exist for it (ENOSYS), as on an older k
 
 import errno
 import tempfile
+from typing import Any
 
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile
@@ -29,7 +30,7 @@ sched_get_priority_min
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time alarm pause getitimer
 setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
-""".split()
+"""
 
 #: Answered with EPERM, which says more to the reader of a traceback than ENOSYS.
 _REFUSED = """
@@ -41,10 +42,11 @@ request_key io_uring_setup memfd_create memfd_secret shmget semget msgget mq_ope
 chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr setuid setgid setreuid
 setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
 sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
-""".split()
+"""
 
-#: Commands of fcntl: copies, flags, locks, pipe sizes and seals; none that names a process.
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+#: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no
+#: locks of ranges, which take the kernel's memory without bound.
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1031, 1032, 1033, 1034)
 #: Requests of ioctl: is it a terminal, how large, how much is there to read, flags.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 #: Options of prctl: names of threads and of memory, and harmless questions.
@@ -62,9 +64,10 @@ def compiled_filter() -> bytes:
     Raises:
         RuntimeError: libseccomp is not installed.
     """
-    import pyseccomp as seccomp  # noqa: PLC0415 - says itself, on import, that its library is missing
+    # On import it says itself that its library is missing.
+    import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
 
-    def equals(index: int, value: int) -> object:
+    def equals(index: int, value: int) -> Any:
         return seccomp.Arg(index, seccomp.EQ, value)
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
@@ -92,8 +95,7 @@ def compiled_filter() -> bytes:
         return file.read()
 
 
-def _known(seccomp: object, names: list[str]) -> list[str]:
+def _known(seccomp: Any, names: str) -> list[str]:
     """Those that this machine's architecture has."""
-    resolve = seccomp.resolve_syscall  # type: ignore[attr-defined] # it has no types
-    arch = seccomp.system_arch()  # type: ignore[attr-defined] # likewise
-    return [name for name in names if resolve(arch, name) >= 0]
+    arch = seccomp.system_arch()
+    return [name for name in names.split() if seccomp.resolve_syscall(arch, name) >= 0]

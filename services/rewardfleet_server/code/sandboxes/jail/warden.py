@@ -33,6 +33,7 @@ import threading
 import time
 import traceback
 import types
+from typing import Any, NoReturn
 
 LENGTHS = struct.Struct("!II")
 
@@ -56,10 +57,12 @@ MAX_DESCRIPTORS = 256
 MAX_DEPTH = 100
 #: Whole numbers up to this go as JSON numbers, larger ones in hexadecimal.
 MAX_PLAIN_INT = 2**63
-#: What follows a fork is looked at this often at most.
-SHORTEST_LOOK_SECONDS = 0.002
+#: How often a run is looked at, at most and at least.
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.25
+#: Files that a run may make in each folder: their names take memory that no size counts.
+MAX_FILES = 10_000
 
-libc = ctypes.CDLL(None, use_errno=True)
+libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class Filter(ctypes.Structure):
@@ -68,7 +71,7 @@ class Filter(ctypes.Structure):
     _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
 
 
-def main():
+def main() -> None:
     # Out of the way of the descriptors that a run gets.
     given = socket.socket(fileno=int(sys.argv[1]))
     channel = socket.socket(fileno=fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS))
@@ -92,7 +95,7 @@ def main():
         warden.serve(*receive(channel))
 
 
-def preload(names):
+def preload(names: list[str]) -> list[str]:
     """Import what programs usually import; return the names that are not to be had."""
     missing = []
     for name in names:
@@ -103,7 +106,7 @@ def preload(names):
     return missing
 
 
-def restrict_files(readable, writable):
+def restrict_files(readable: list[str], writable: list[str]) -> int:
     """Close all files to this process and its children, but for these; also TCP, where it can.
 
     Returns Landlock's version; 0 where the kernel has none.
@@ -124,9 +127,8 @@ def restrict_files(readable, writable):
         if not os.path.exists(path):
             continue
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        if not os.path.isdir(path):
-            wanted &= READ_FILE | WRITE_FILE
-        rule = struct.pack("=Qi", wanted, place)
+        fitting = wanted if os.path.isdir(path) else wanted & (READ_FILE | WRITE_FILE)
+        rule = struct.pack("=Qi", fitting, place)
         checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0))
         os.close(place)
     checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
@@ -134,22 +136,22 @@ def restrict_files(readable, writable):
     return version
 
 
-def checked(result):
+def checked(result: Any) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
-    return result
+    return int(result)
 
 
 # The channel
 
 
-def receive(channel):
+def receive(channel: socket.socket) -> tuple[dict[str, Any], bytearray]:
     header_size, blob_size = LENGTHS.unpack(receive_exactly(channel, LENGTHS.size))
     header = json.loads(receive_exactly(channel, header_size))
     return header, receive_exactly(channel, blob_size)
 
 
-def receive_exactly(channel, size):
+def receive_exactly(channel: socket.socket, size: int) -> bytearray:
     content = bytearray(size)
     view, got = memoryview(content), 0
     while got < size:
@@ -160,7 +162,7 @@ def receive_exactly(channel, size):
     return content
 
 
-def send(channel, header, *blobs):
+def send(channel: socket.socket, header: dict[str, Any], *blobs: bytes) -> None:
     text = json.dumps(header).encode()
     channel.sendall(LENGTHS.pack(len(text), sum(map(len, blobs))) + text)
     for blob in blobs:
@@ -173,7 +175,9 @@ def send(channel, header, *blobs):
 class Warden:
     """Runs programs, one at a time."""
 
-    def __init__(self, channel, orders, base_bytes, seccomp):
+    def __init__(
+        self, channel: socket.socket, orders: dict[str, Any], base_bytes: int, seccomp: bytearray
+    ) -> None:
         self.channel = channel
         self.writable = orders["writable"]
         self.processes = orders["processes"]
@@ -182,9 +186,9 @@ class Warden:
         self.filter = Filter(len(seccomp) // 8, self.filter_bytes)
         self.cores = len(os.sched_getaffinity(0))
         self.source = ""
-        self.code = None  # the program, compiled by its first run
+        self.code: bytes | None = None  # the program, compiled by its first run
 
-    def serve(self, order, stdin):
+    def serve(self, order: dict[str, Any], stdin: bytearray) -> None:
         if not order:
             return  # a stop that came after the end
         started = time.monotonic()
@@ -219,36 +223,45 @@ class Warden:
         }
         send(self.channel, header, *outputs)
 
-    def watch(self, pid, order, started):
+    def watch(
+        self, pid: int, order: dict[str, Any], started: float
+    ) -> tuple[str, int, resource.struct_rusage]:
         """Wait for the run's end, or make it end; the limit is its CPU, not the clock."""
         process = os.pidfd_open(pid)
         cpu_clock = (~pid << 3) | 2
         poll = select.poll()
         poll.register(process, select.POLLIN)
         poll.register(self.channel, select.POLLIN)
-        stopped, cpu_left = "", order["cpu_s"]
-        while True:
-            wall_left = started + order["wall_s"] - time.monotonic()
-            seconds = min(max(cpu_left / self.cores, SHORTEST_LOOK_SECONDS), max(wall_left, 0))
-            events = poll.poll(seconds * 1000 + 1)
+        stopped, cpu_left, wall_left = "", order["cpu_s"], order["wall_s"]
+        while not stopped:
+            seconds = max(min(cpu_left / self.cores, LONGEST_LOOK_SECONDS), SHORTEST_LOOK_SECONDS)
+            events = poll.poll(min(seconds, wall_left) * 1000 + 1)
             if any(descriptor == process for descriptor, _ in events):
                 break
             if events:
                 receive(self.channel)
                 stopped = "caller"
-            else:
-                cpu_left = order["cpu_s"] - time.clock_gettime(cpu_clock)
-                wall_left = started + order["wall_s"] - time.monotonic()
-                stopped = "cpu" if cpu_left <= 0 else "wall" if wall_left <= 0 else ""
-            if stopped:
-                os.kill(pid, signal.SIGKILL)
-                break
+            cpu_left = order["cpu_s"] - time.clock_gettime(cpu_clock)
+            wall_left = started + order["wall_s"] - time.monotonic()
+            if min(cpu_left, wall_left) <= 0:
+                stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
+            elif self.is_crowded():
+                stopped = stopped or "files"
+        if stopped:
+            os.kill(pid, signal.SIGKILL)
         os.close(process)
         _, status, usage = os.wait4(pid, 0)
         return stopped, status, usage
 
-    def clear(self):
-        """Take away what the run left; return whether something is there that cannot be."""
+    def is_crowded(self) -> bool:
+        """Whether a folder holds more files than it should."""
+        states = [os.statvfs(folder) for folder in self.writable]
+        return any(state.f_files - state.f_ffree > MAX_FILES for state in states)
+
+    def clear(self) -> bool:
+        """Take away what the run left; return whether that cannot be done, or takes too long."""
+        if self.is_crowded():
+            return True
         try:
             for folder in self.writable:
                 for entry in list(os.scandir(folder)):
@@ -267,7 +280,7 @@ class Warden:
 class Files:
     """What a run reads and writes, in memory; nothing blocks, whoever reads late or never."""
 
-    def __init__(self, stdin, *, wants_code):
+    def __init__(self, stdin: bytearray, *, wants_code: bool) -> None:
         self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         write_all(self.stdin, stdin)
         fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, ALL_SEALS)
@@ -278,19 +291,19 @@ class Files:
         sealable = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.code = os.memfd_create("code", sealable) if wants_code else None
 
-    def sealed_code(self):
+    def sealed_code(self) -> bytes | None:
         """The compiled program, where the run left one that the program could not change."""
-        if fcntl.fcntl(self.code, fcntl.F_GET_SEALS) != ALL_SEALS:
+        if self.code is None or fcntl.fcntl(self.code, fcntl.F_GET_SEALS) != ALL_SEALS:
             return None
         return contents(self.code, os.fstat(self.code).st_size)
 
-    def close(self):
+    def close(self) -> None:
         for file in (self.stdin, self.out, self.err, self.report, self.code):
             if file is not None:
                 os.close(file)
 
 
-def contents(file, most):
+def contents(file: int, most: int) -> bytes:
     size = min(os.fstat(file).st_size, most)
     parts, place = [], 0
     while place < size:
@@ -302,7 +315,7 @@ def contents(file, most):
     return b"".join(parts)
 
 
-def write_all(file, content):
+def write_all(file: int, content: bytes | bytearray) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(file, view) :]
@@ -314,12 +327,12 @@ def write_all(file, content):
 class Run:
     """The forked process: it gives up what it must not have, then becomes the program."""
 
-    def __init__(self, warden, order, files):
+    def __init__(self, warden: Warden, order: dict[str, Any], files: Files) -> None:
         self.warden = warden
         self.order = order
         self.files = files
 
-    def go(self):
+    def go(self) -> NoReturn:
         self.take_files()
         self.take_limits()
         code = self.compiled()
@@ -335,34 +348,31 @@ class Run:
             if not status:
                 for check in checks:
                     self.tell({"nonce": check["nonce"], **self.answer(check, module.__dict__)})
-            flush()
+            self.flush()
             os._exit(status)
         try:
-            threading._shutdown()
+            threading._shutdown()  # type: ignore[attr-defined] # joins threads, as Python's end does
             atexit._run_exitfuncs()
         except BaseException as error:
             self.show(error)
-        flush()
+        self.flush()
         os._exit(status)
 
-    def take_files(self):
+    def take_files(self) -> None:
         files = self.files
         for number, file in enumerate((files.stdin, files.out, files.err)):
             os.dup2(file, number)
         kept = sorted(file for file in (files.report, files.code) if file is not None)
         for before, after in itertools.pairwise((2, *kept, 2 * MAX_DESCRIPTORS)):
             os.closerange(before + 1, after)
-        sys.stdin = sys.__stdin__ = open(
-            0, encoding="utf-8", errors="surrogateescape", closefd=False
-        )
-        sys.stdout = sys.__stdout__ = open(
-            1, "w", encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False
-        )
-        sys.stderr = sys.__stderr__ = self.err = open(
-            2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
-        )
+        kept_open: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+        sys.stdin = open(0, errors="surrogateescape", **kept_open)
+        sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **kept_open)
+        sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept_open)
+        vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+        self.out, self.err = sys.stdout, sys.stderr
 
-    def take_limits(self):
+    def take_limits(self) -> None:
         order, warden = self.order, self.warden
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
@@ -378,23 +388,25 @@ class Run:
         if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(warden.filter), 0, 0):
             os._exit(1)
 
-    def compiled(self):
+    def compiled(self) -> types.CodeType:
         """The program's code. The first run compiles it, and seals it for the others."""
         if self.warden.code is not None:
-            return marshal.loads(self.warden.code)
+            code: types.CodeType = marshal.loads(self.warden.code)
+            return code
         try:
             code = compile(self.warden.source, "program.py", "exec", dont_inherit=True)
         except Exception as error:  # whatever the compiler makes of it
             self.tell({"failed": "compile"})
             self.show(error)
             os._exit(1)
-        with contextlib.suppress(ValueError, OSError):
-            write_all(self.files.code, marshal.dumps(code))
-            fcntl.fcntl(self.files.code, fcntl.F_ADD_SEALS, ALL_SEALS)
-        os.close(self.files.code)
+        place = self.files.code
+        if place is not None:
+            write_all(place, marshal.dumps(code))
+            fcntl.fcntl(place, fcntl.F_ADD_SEALS, ALL_SEALS)
+            os.close(place)
         return code
 
-    def run_program(self, code, namespace):
+    def run_program(self, code: types.CodeType, namespace: dict[str, Any]) -> int:
         """Run setup and program; return the exit status."""
         try:
             if self.order["setup"]:
@@ -414,7 +426,7 @@ class Run:
             return 1
         return 0
 
-    def answer(self, check, namespace):
+    def answer(self, check: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
         """Do one check; return the value that the program gave, or what came instead."""
         try:
             if "call" in check:
@@ -429,10 +441,16 @@ class Run:
             self.show(error)
             return {"raised": type(error).__name__}
 
-    def tell(self, line):
+    def flush(self) -> None:
+        """Also what the program put in the place of the two."""
+        for stream in (sys.stdout, self.out, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+
+    def tell(self, line: dict[str, Any]) -> None:
         write_all(self.files.report, json.dumps(line).encode() + b"\n")
 
-    def show(self, error):
+    def show(self, error: BaseException) -> None:
         """Print a traceback that begins with the program's own first line."""
         with contextlib.suppress(BaseException):
             lines = self.warden.source.splitlines(keepends=True)
@@ -441,7 +459,7 @@ class Run:
             traceback.print_exception(error, file=self.err)
 
 
-def limit(kind, amount):
+def limit(kind: int, amount: int) -> None:
     """Set a limit for good; never above what was inherited."""
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
@@ -449,13 +467,7 @@ def limit(kind, amount):
     resource.setrlimit(kind, (amount, amount))
 
 
-def flush():
-    for stream in {sys.stdout, sys.__stdout__, sys.stderr}:
-        with contextlib.suppress(BaseException):
-            stream.flush()
-
-
-def find(namespace, name):
+def find(namespace: dict[str, Any], name: str) -> Any:
     if name in namespace:
         return namespace[name]
     if "Solution" in namespace:
@@ -463,7 +475,7 @@ def find(namespace, name):
     raise NameError(f"the program defines no {name!r}")
 
 
-def plain(value, depth=0):
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each kind of value
     """A value of built-in types as JSON, kinds told apart; what is none, by its type's name.
 
     A subclass goes as what it is built on, by the base's own methods: its `__eq__` is not asked.
@@ -478,25 +490,33 @@ def plain(value, depth=0):
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
-        number = int.__add__(value, 0)
-        return number if abs(number) < MAX_PLAIN_INT else {"int": hex(number)}
+        whole = int.__add__(value, 0)
+        return whole if abs(whole) < MAX_PLAIN_INT else {"int": hex(whole)}
     if isinstance(value, float):
         number = float.__add__(value, 0.0)
         return number if number - number == 0 else {"float": repr(number)}
     if isinstance(value, complex):
-        number = complex.__add__(value, 0)
-        return {"complex": [repr(number.real), repr(number.imag)]}
+        pair = complex.__add__(value, 0)
+        return {"complex": [repr(pair.real), repr(pair.imag)]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": bytes(value).hex()}
-    for base, name in ((tuple, "tuple"), (set, "set"), (frozenset, "set")):
-        if isinstance(value, base):
-            return {name: [plain(item, depth + 1) for item in base.__iter__(value)]}
-    if isinstance(value, list):
-        return [plain(item, depth + 1) for item in list.__iter__(value)]
     if isinstance(value, dict):
-        items = dict.items(value)
-        return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in items]}
+        pairs = dict.items(value)
+        return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in pairs]}
+    for base, name in BASES:
+        if isinstance(value, base):
+            items = [plain(item, depth + 1) for item in base.__iter__(value)]
+            return items if base is list else {name: items}
     return {"other": kind.__name__}
+
+
+#: What a sequence is told as, by what it is built on.
+BASES: tuple[tuple[Any, str], ...] = (
+    (list, ""),
+    (tuple, "tuple"),
+    (set, "set"),
+    (frozenset, "set"),
+)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ _PRELOAD = (
     "abc array ast bisect cmath collections collections.abc contextlib copy dataclasses datetime "
     "decimal enum fractions functools heapq io itertools json math numbers operator os queue "
     "random re statistics string sys textwrap threading time typing"
-).split()
+)
 
 
 class NoJail(Exception):
@@ -64,6 +64,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._stopped = threading.Event()
+        self._sending = threading.Lock()
         self.hello: Mapping[str, Any] = {}  #: what the warden said of itself
 
     def start(self) -> None:
@@ -78,7 +79,7 @@ class Worker:
         errors = os.memfd_create("errors")
         cell = self.orders.cell
         orders = {
-            "preload": [*_PRELOAD, *self.orders.preload],
+            "preload": [*_PRELOAD.split(), *self.orders.preload],
             "readable": cell.readable,
             "writable": cell.writable,
             "processes": cell.processes,
@@ -105,13 +106,16 @@ class Worker:
             self.close()
             raise NoJail("landlock: this kernel has none")
 
+    def ready(self) -> None:
+        """Forget that the job before was stopped."""
+        self._stopped.clear()
+
     def run(self, job: Job, look: Callable[[Ended], bool]) -> None:
         """Run a job; see `Sandbox.run`.
 
         Raises:
             NoJail: There is none to be had now.
         """
-        self._stopped.clear()
         self.start()
         source: str | None = job.program
         for run in job.runs:
@@ -144,7 +148,9 @@ class Worker:
             ended, odd = self._run(order, b"in", _PROBE_LIMITS["wall_s"])
         except JailDied as error:
             self.close()
-            raise NoJail(f"{self.orders.cell.level}: a known-good program ended the jail") from error
+            raise NoJail(
+                f"{self.orders.cell.level}: a known-good program ended the jail"
+            ) from error
         said = ended.stdout.decode(errors="replace")
         if odd or ended.exit_code or said != "in\n":
             self.close()
@@ -152,14 +158,20 @@ class Worker:
             raise NoJail(f"{self.orders.cell.level}: does not hold: {what[-300:]}")
 
     def stop(self) -> None:
-        """Make the job under way end soon; from any thread."""
+        """Make the job under way end soon. From any thread, while there is a job."""
         self._stopped.set()
+        self._tell_to_stop()
+
+    def _tell_to_stop(self) -> None:
         channel = self._channel
-        if channel is not None:
+        # Whoever is sending right now looks again when he has sent.
+        if channel is not None and self._sending.acquire(blocking=False):
             try:
                 _send(channel, {}, b"")
-            except OSError:
-                return  # the jail has died, and its thread sees so
+            except JailDied:
+                log.debug("the jail that was to stop is gone already")
+            finally:
+                self._sending.release()
 
     def close(self) -> None:
         """End the jail."""
@@ -176,7 +188,10 @@ class Worker:
         if channel is None:
             raise JailDied
         channel.settimeout(wall_s + _LATE_SECONDS)
-        _send(channel, order, stdin)
+        with self._sending:
+            _send(channel, order, stdin)
+        if self._stopped.is_set():
+            self._tell_to_stop()
         header, blob = _receive(channel)
         outputs, place = [], 0
         for length in header["lengths"]:
