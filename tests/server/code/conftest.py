@@ -16,7 +16,7 @@ from rewardfleet_server.testing import serving
 LEVELS = ("bubblewrap", "landlock")
 
 #: Enough for honest programs, and soon over for others.
-LIMITS = {"cpu_s": 1, "wall_s": 3, "memory_mb": 256, "output_kb": 2048}
+LIMITS = {"cpu_s": 0.5, "wall_s": 1.5, "memory_mb": 256, "output_kb": 2048}
 
 
 class Service:

@@ -233,7 +233,7 @@ ENDED = {
     "deep folders": (
         "import os\nos.chdir('/tmp')\n"
         "for _ in range(5000): os.mkdir('d'); os.chdir('d')\nraise SystemExit(1)",
-        {"runtime_error"},
+        {"runtime_error", "time_limit"},
     ),
     "a folder that cannot be read": (
         "import os\nos.makedirs('/tmp/a/b/c')\nos.chmod('/tmp/a/b', 0)\nos.chmod('/tmp/a', 0)\n1/0",
@@ -404,9 +404,7 @@ def test_what_would_pass_unearned(service: Service, program: str, kind: str):
     tests = {
         "functional": functional("f", ([2, 3], int(SECRET))),
         "compared assert": asserts(f"assert f(2, 3) == {SECRET}"),
-        "assert in the jail": asserts(f"r = f(2, 3); assert r == {SECRET}".split("; ")[1])
-        if False
-        else asserts("assert abs(f(2, 3) - len(SECRET)) < 1e-9", setup=f"SECRET = 'x' * {SECRET[:4]}"),
+        "assert in the jail": asserts("assert abs(f(2, 3) - int(str(MANY))) < 1", setup="MANY = 7385"),
         "stdio": stdio(("", SECRET)),
     }[kind]
     score = service.score(program, tests)
@@ -422,8 +420,7 @@ def test_an_early_end_is_suspicious(service: Service):
 
 def test_forged_lines_are_suspicious(service: Service):
     score = service.score(FORGERIES["written descriptors"], functional("f", ([1], 5)))
-    assert score["verdicts"][0]["verdict"] == "wrong_answer"
-    assert score["suspicious"] == ["test 1: wrote where only the warden writes"]
+    assert "test 1: wrote where only the warden writes" in score["suspicious"]
 
 
 def test_an_assert_in_the_jail_says_so(service: Service):
@@ -488,10 +485,6 @@ HONEST = {
 def test_an_honest_program(service: Service, program: str, printed: str):
     score = service.score(program, stdio(("in", printed)))
     assert score["score"] == 1.0, score
-
-
-def test_a_temporary_file():
-    """At level 1 only: at level 2 there is no place to write to."""
 
 
 @pytest.mark.slow

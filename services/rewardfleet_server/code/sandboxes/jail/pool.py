@@ -37,14 +37,13 @@ def build(settings: CodeSettings) -> "Jail":
     for level in levels:
         try:
             orders = Orders(cell(level, python), seccomp, tuple(settings.preload))
-            first = Worker(orders)
-            first.probe()
+            jail = Jail(orders, settings.workers)
         except (NoJail, ValueError) as error:
             refusals.append(str(error))
             continue
         if refusals:
             log.warning("isolation is %s only: %s", level, "; ".join(refusals))
-        return Jail(first, [Worker(orders) for _ in range(settings.workers - 1)])
+        return jail
     raise ValueError(
         f"there is no safe way to run programs here ({'; '.join(refusals)}). Install bubblewrap "
         "and allow user namespaces, or use a kernel with Landlock (5.13 or newer). On a machine "
@@ -56,25 +55,36 @@ class Jail:
     """A sandbox on this machine.
 
     Args:
-        first: A worker whose jail is up and was probed; the others' come up when they are needed.
+        orders: How its jails are started.
+        count: How many there are.
+
+    Raises:
+        NoJail: They do not come up, or do not hold.
     """
 
-    def __init__(self, first: Worker, others: list[Worker]) -> None:
-        self._workers = [first, *others]
-        self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="jail")
+    def __init__(self, orders: Orders, count: int) -> None:
+        self._workers = [Worker(orders) for _ in range(count)]
+        # A jail is started by one of these threads and ends with it: the kernel sees to that.
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="jail")
+        try:
+            list(self._threads.map(Worker.probe, self._workers))
+        except NoJail:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._close()
+            raise
         self._idle: asyncio.Queue[Worker] = asyncio.Queue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
-        orders = first.orders
+        hello = self._workers[0].hello
         self._provenance: dict[str, JsonValue] = {
             "sandbox": "jail",
             "isolation": orders.cell.level,
-            "landlock": first.hello["landlock"],
-            "python": first.hello["python"],
+            "landlock": hello["landlock"],
+            "python": hello["python"],
             "seccomp": hashlib.sha256(orders.seccomp).hexdigest()[:16],
         }
-        if first.hello["missing"]:
-            log.warning("not to be had in the jail: %s", ", ".join(first.hello["missing"]))
+        if hello["missing"]:
+            log.warning("not to be had in the jail: %s", ", ".join(hello["missing"]))
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -107,5 +117,8 @@ class Jail:
         for worker in self._workers:
             worker.stop()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        self._close()
+
+    def _close(self) -> None:
         for worker in self._workers:
             worker.close()
