@@ -23,14 +23,14 @@ def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 
         as_json: Whether tuples pass for lists, as what is expected came as JSON, which has none.
     """
     if expected is None or isinstance(expected, bool):
-        return given is expected
+        return bool(given is expected)
     if isinstance(expected, int | float | complex):
         number = _number(given)
         return number is not None and bool(number == expected)
     if isinstance(expected, str):
         return isinstance(given, str) and given == expected
     if isinstance(expected, bytes):
-        return _content(given, "bytes") == expected.hex()
+        return bool(_content(given, "bytes") == expected.hex())
     if isinstance(expected, list | tuple):
         listed = given if isinstance(given, list) and isinstance(expected, list) else None
         if listed is None and (as_json or isinstance(expected, tuple)):

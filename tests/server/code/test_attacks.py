@@ -120,7 +120,9 @@ REFUSED = {
         "os.chroot('/tmp')",
         "call(56, 0x10000000 | 17, 0, 0, 0, 0)",
     ),
-    "other users": tried("os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"),
+    "other users": tried(
+        "os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"
+    ),
     "leave something in the kernel": tried(
         "call(29, 77, 4096, 0o1666)",  # shmget
         "call(64, 77, 1, 0o1666)",  # semget
@@ -172,8 +174,10 @@ def test_without_a_jail_the_same_program_escapes(name: str):
 ENDED = {
     "fork bomb": ("import os\nwhile True: os.fork()", {"runtime_error"}),
     "thread bomb": (
-        "import threading, time\nthreading.stack_size(32768)\n"
-        "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        (
+            "import threading, time\nthreading.stack_size(32768)\n"
+            "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+        ),
         {"runtime_error"},
     ),
     "4 GB at once": ("x = bytearray(4 << 30)", {"memory_limit"}),
@@ -189,21 +193,27 @@ ENDED = {
         {"output_limit"},
     ),
     "endless stdout, told to stop": (
-        "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "while True:\n  try: os.write(1, b'x' * 1000)\n  except OSError: pass",
+        (
+            "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "while True:\n  try: os.write(1, b'x' * 1000)\n  except OSError: pass"
+        ),
         {"time_limit", "output_limit"},
     ),
     "endless loop": ("while True: pass", {"time_limit"}),
     "endless loop in threads": (
-        "import threading\ndef loop():\n  while True: pass\n"
-        "for _ in range(8): threading.Thread(target=loop).start()",
+        (
+            "import threading\ndef loop():\n  while True: pass\n"
+            "for _ in range(8): threading.Thread(target=loop).start()"
+        ),
         {"time_limit"},
     ),
     "endless loop in C": ("x = 10 ** 10 ** 9", {"time_limit", "memory_limit"}),
     "sleep": ("import time\ntime.sleep(1000)", {"time_limit"}),
     "ignored signals": (
-        "import signal\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, 1)\n"
-        "while True: pass",
+        (
+            "import signal\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, 1)\n"
+            "while True: pass"
+        ),
         {"time_limit"},
     ),
     "blocked signals": (
@@ -226,13 +236,17 @@ ENDED = {
     "deeper source": ("x = " + "-" * 200_000 + "1", {"compile_error"}),
     "exit by exception": ("raise KeyboardInterrupt", {"runtime_error"}),
     "many files": (
-        "import os\nos.chdir('/tmp')\nn = 0\n"
-        "while True:\n  os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))\n  n += 1",
+        (
+            "import os\nos.chdir('/tmp')\nn = 0\n"
+            "while True:\n  os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))\n  n += 1"
+        ),
         {"output_limit", "time_limit", "runtime_error"},
     ),
     "deep folders": (
-        "import os\nos.chdir('/tmp')\n"
-        "for _ in range(5000): os.mkdir('d'); os.chdir('d')\nraise SystemExit(1)",
+        (
+            "import os\nos.chdir('/tmp')\n"
+            "for _ in range(5000): os.mkdir('d'); os.chdir('d')\nraise SystemExit(1)"
+        ),
         {"runtime_error", "time_limit"},
     ),
     "a folder that cannot be read": (
@@ -311,8 +325,8 @@ FORGERIES = {
         "def f(*a):\n  while True: pass"
     ),
     "always equal": (
-        "class Any:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\n"
-        "  __hash__ = None\ndef f(*a): return Any()"
+        "class Any:\n  def __eq__(self, other): return True\n"
+        "  def __ne__(self, other): return False\n  __hash__ = None\ndef f(*a): return Any()"
     ),
     "an int that is always equal": (
         "class Any(int):\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\n"
@@ -404,7 +418,9 @@ def test_what_would_pass_unearned(service: Service, program: str, kind: str):
     tests = {
         "functional": functional("f", ([2, 3], int(SECRET))),
         "compared assert": asserts(f"assert f(2, 3) == {SECRET}"),
-        "assert in the jail": asserts("assert abs(f(2, 3) - int(str(MANY))) < 1", setup="MANY = 7385"),
+        "assert in the jail": asserts(
+            "assert abs(f(2, 3) - int(str(MANY))) < 1", setup="MANY = 7385"
+        ),
         "stdio": stdio(("", SECRET)),
     }[kind]
     score = service.score(program, tests)
@@ -452,14 +468,18 @@ def test_input_that_is_never_read(service: Service):
 
 HONEST = {
     "a thread with a large stack": (
-        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(128 << 20)\n"
-        "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
-        "threading.Thread(target=lambda: print(depth(50000))).start()",
+        (
+            "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(128 << 20)\n"
+            "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
+            "threading.Thread(target=lambda: print(depth(50000))).start()"
+        ),
         "50000",
     ),
     "a pool of threads": (
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "print(sum(ThreadPoolExecutor(4).map(int, '123')))",
+        (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "print(sum(ThreadPoolExecutor(4).map(int, '123')))"
+        ),
         "6",
     ),
     "asyncio": ("import asyncio\nasync def m(): print(5)\nasyncio.run(m())", "5"),
@@ -470,7 +490,10 @@ HONEST = {
     "atexit": ("import atexit\natexit.register(print, 'in')", "in"),
     "main": ("if __name__ == '__main__': print(input())", "in"),
     "dataclass": (
-        "from dataclasses import dataclass\n@dataclass(order=True)\nclass A:\n  x: 'int'\nprint(A(1))",
+        (
+            "from dataclasses import dataclass\n@dataclass(order=True)\n"
+            "class A:\n  x: 'int'\nprint(A(1))"
+        ),
         "A(x=1)",
     ),
     "its own stack limit": (

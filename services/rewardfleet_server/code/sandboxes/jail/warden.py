@@ -111,7 +111,7 @@ def restrict_files(readable: list[str], writable: list[str]) -> int:
 
     Returns Landlock's version; 0 where the kernel has none.
     """
-    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
+    version = int(libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
     if version < 1:
         return 0
     rights = FILE_RIGHTS.get(version, ALL_FILE_RIGHTS)
