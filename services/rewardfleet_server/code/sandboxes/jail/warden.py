@@ -33,6 +33,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 LENGTHS = struct.Struct("!II")
@@ -63,6 +64,9 @@ SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.25
 MAX_FILES = 10_000
 
 libc: Any = ctypes.CDLL(None, use_errno=True)
+#: The C library's: Python's own renews locks of threads that a warden does not have, and half of
+#: a run's time goes there. It would renew `random`'s state, too; so a run is like the one before.
+fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
 
 class Filter(ctypes.Structure):
@@ -87,12 +91,24 @@ def main() -> None:
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     landlock = restrict_files(orders["readable"], orders["writable"]) if orders["landlock"] else 0
+    open_streams()
     warden = Warden(channel, orders, base_bytes, seccomp)
     gc.collect()
     gc.freeze()
     send(channel, {"landlock": landlock, "python": sys.version.split()[0], "missing": missing})
     while True:
         warden.serve(*receive(channel))
+
+
+def open_streams() -> None:
+    """Make the standard streams once for all runs, each of which puts its own files below them."""
+    for number in range(3):
+        os.dup2(os.memfd_create("none"), number)
+    kept_open: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+    sys.stdin = open(0, errors="surrogateescape", **kept_open)
+    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **kept_open)
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept_open)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
 
 
 def preload(names: list[str]) -> list[str]:
@@ -195,7 +211,7 @@ class Warden:
         if "source" in order:
             self.source, self.code = order.pop("source"), None
         files = Files(stdin, wants_code=self.code is None)
-        pid = os.fork()
+        pid = fork()
         if not pid:
             try:
                 Run(self, order, files).go()
@@ -331,6 +347,7 @@ class Run:
         self.warden = warden
         self.order = order
         self.files = files
+        self.out, self.err = sys.stdout, sys.stderr
 
     def go(self) -> NoReturn:
         self.take_files()
@@ -365,12 +382,6 @@ class Run:
         kept = sorted(file for file in (files.report, files.code) if file is not None)
         for before, after in itertools.pairwise((2, *kept, 2 * MAX_DESCRIPTORS)):
             os.closerange(before + 1, after)
-        kept_open: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
-        sys.stdin = open(0, errors="surrogateescape", **kept_open)
-        sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **kept_open)
-        sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept_open)
-        vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
-        self.out, self.err = sys.stdout, sys.stderr
 
     def take_limits(self) -> None:
         order, warden = self.order, self.warden
