@@ -73,9 +73,8 @@ def bench(level: str) -> bool:
         ratio = ours / other
         limit = {">= 4": ratio >= 4, "<= 1/6": ratio <= 1 / 6, "<= 2": ratio <= 2}[bound]
         all_held = all_held and limit
-        print(
-            f"{name:50} {ours:9.2f} {other:9.2f} {ratio:7.2f} {bound:>7} {'' if limit else 'MISSED'}"
-        )
+        figures = f"{ours:9.2f} {other:9.2f} {ratio:7.2f} {bound:>7}"
+        print(f"{name:50} {figures} {'' if limit else 'MISSED'}")
     print("ms a test by stage: " + ", ".join(f"{name} {ms:.2f}" for name, ms in stages.items()))
     print(f"{BURST} submissions at once: {answered} answered in {burst_s:.1f} s, ", end="")
     print(f"{peak_mib:.0f} MiB at most in all processes")

@@ -69,7 +69,7 @@ class AssertTests(Request):
     """Asserts that hold when the program is right."""
 
     kind: Literal["asserts"]
-    setup: str = Field(
+    setup: Annotated[str, AfterValidator(_without_nul)] = Field(
         "",
         max_length=MAX_PROGRAM,
         description="Source that is run before the program, e.g. imports that it may rely on.",
