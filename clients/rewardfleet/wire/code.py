@@ -1,5 +1,6 @@
 """`POST /score` and `POST /score/batch` of the code service."""
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -23,6 +24,17 @@ def _without_nul(text: str) -> str:
 Source = Annotated[
     str, StringConstraints(max_length=MAX_PROGRAM, min_length=1), AfterValidator(_without_nul)
 ]
+
+
+def _finite(value: JsonValue) -> JsonValue:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("NaN and infinities are not JSON") from None
+    return value
+
+
+FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
 
 class StdioCase(Request):
@@ -51,8 +63,8 @@ class StdioTests(Request):
 class FunctionalCase(Request):
     """What a function is called with, and what it shall return."""
 
-    args: list[JsonValue]
-    expected: JsonValue
+    args: list[FiniteJson]
+    expected: FiniteJson
 
 
 class FunctionalTests(Request):

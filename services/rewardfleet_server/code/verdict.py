@@ -248,8 +248,9 @@ def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - 
     if ended.exit_code == 0:
         return None
     for line in _lines(ended.report):
-        if line.get("failed") in _FAILURES:
-            return _FAILURES[line["failed"]]
+        why = line.get("failed")
+        if isinstance(why, str) and why in _FAILURES:
+            return _FAILURES[why]
     # A program cannot send signals. So it was the kernel, for want of memory.
     is_killed = ended.exit_code == -signal.SIGKILL
     return Outcome.MEMORY_LIMIT if is_killed else Outcome.RUNTIME_ERROR

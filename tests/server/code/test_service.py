@@ -203,19 +203,7 @@ def test_a_python_that_is_none(tmp_path):
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_outlives_a_service_that_is_killed(level: str):
     server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "rewardfleet_server",
-            "serve",
-            "code",
-            "--port",
-            "0",
-            "--isolation",
-            level,
-            "--workers",
-            "2",
-        ],
+        f"{sys.executable} -m rewardfleet_server serve code --port 0 --isolation {level}".split(),
         stderr=subprocess.DEVNULL,
     )
     try:

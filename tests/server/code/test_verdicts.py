@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.extract import program_of
-from rewardfleet_server.code.sandboxes import Bounds, Ended
+from rewardfleet_server.code.sandboxes import Bounds, Check, Ended, Run
 from rewardfleet_server.code.sandboxes.jail.warden import plain
 from rewardfleet_server.code.values import same
-from rewardfleet_server.code.verdict import failure, trials
+from rewardfleet_server.code.verdict import Asked, Value, failure, trials
 
 BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 
@@ -181,6 +181,32 @@ def test_whatever_a_program_writes_in_a_values_place_is_compared_without_harm(
     written: object, expected: object
 ):
     assert same(written, expected, as_json=True) in {True, False}
+
+
+lines = st.fixed_dictionaries(
+    {},
+    optional={
+        "nonce": st.just("n") | json_values,
+        "value": json_values
+        | st.dictionaries(st.sampled_from(["other", "set", "int"]), json_values),
+        "raised": json_values,
+        "held": json_values,
+        "failed": json_values,
+    },
+)
+
+
+@given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
+def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
+    written: list[object], compared: bool, exit_code: int
+):
+    run = Run(checks=(Check("eval", "f()", "n"),))
+    trial = Asked(run, (Value([1, {2}], as_json=False) if compared else None,))
+    report = b"\n".join(json.dumps(line).encode() for line in written)
+    judged = trial.judge(Ended(exit_code=exit_code, report=report), BOUNDS)
+    assert len(judged.verdicts) == 1
+    held = any(isinstance(line, dict) and line.get("held") is True for line in written)
+    assert judged.verdicts[0].verdict != "accepted" or (held and not compared)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import struct
@@ -73,8 +74,10 @@ class Worker:
         Raises:
             NoJail: It did not come up.
         """
-        if self._process is not None:
-            return
+        if self._channel is not None:
+            if not _is_closed(self._channel):
+                return
+            self.close()  # it died while nobody was in it, which no program answers for
         ours, theirs = socket.socketpair()
         errors = os.memfd_create("errors")
         cell = self.orders.cell
@@ -210,6 +213,13 @@ class Worker:
             clean_ms=header["clean_ms"],
         )
         return ended, header["odd"]
+
+
+def _is_closed(channel: socket.socket) -> bool:
+    """Whether the other end has gone: a warden that is not asked says nothing."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _order(job: Job, run: Run, source: str | None) -> dict[str, Any]:
