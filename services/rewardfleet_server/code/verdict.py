@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rewardfleet.wire.code import (
+    MAX_TESTS,
     FunctionalTests,
     Outcome,
     StdioTests,
@@ -21,7 +22,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
-from .sandboxes import Bounds, Check, Ended, Run
+from .sandboxes import MAX_REPORT_BYTES, Bounds, Check, Ended, Run
 from .values import is_plain, same
 
 #: Bytes of standard output and error that a verdict shows.
@@ -40,6 +41,9 @@ _RAISED = {
     "MemoryError": Outcome.MEMORY_LIMIT,
     "SystemExit": Outcome.EXITED_EARLY,
 }
+
+#: Lines of a report that are looked at: more than there can be checks.
+_MOST_LINES = MAX_TESTS + 10
 
 _NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -120,7 +124,10 @@ class Printed:
     def _is_right(self, printed: bytes) -> bool:
         if self.tests.checker == "exact":
             return _unix(printed) == _unix(self.expected)
-        got, expected = printed.split(), self.expected.split()
+        expected = self.expected.split()
+        got = printed.split(None, len(expected))  # no more words than the test is worth
+        if got and len(got) > len(expected):
+            return False
         if got == expected:
             return True
         if self.tests.checker == "tokens" or len(got) != len(expected):
@@ -240,8 +247,9 @@ def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - 
         return Outcome.OUTPUT_LIMIT
     if ended.stopped or ended.cpu_ms > bounds.cpu_s * 1000:
         return Outcome.TIME_LIMIT
-    written = max(len(ended.stdout), len(ended.stderr), len(ended.report))
-    if written > bounds.output_bytes or ended.exit_code == -signal.SIGXFSZ:
+    written = max(len(ended.stdout), len(ended.stderr))
+    is_too_much = written > bounds.output_bytes or len(ended.report) > MAX_REPORT_BYTES
+    if is_too_much or ended.exit_code == -signal.SIGXFSZ:
         return Outcome.OUTPUT_LIMIT
     if ended.exit_code == -signal.SIGXCPU:
         return Outcome.TIME_LIMIT
@@ -258,7 +266,9 @@ def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - 
 
 def _lines(report: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a report; what cannot be read is empty, as nothing the warden writes is."""
-    for line in report.splitlines():
+    for line in report.split(b"\n", _MOST_LINES):
+        if not line:
+            continue
         try:
             read = json.loads(line)
         except (ValueError, RecursionError):

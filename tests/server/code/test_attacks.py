@@ -12,7 +12,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .conftest import Service, asserts, descendants, functional, stdio
+from .conftest import LIMITS, Service, asserts, descendants, functional, stdio
 
 HELD = stdio(("", "held"))
 
@@ -408,6 +408,25 @@ def f(*a):
 """,
 }
 
+HUGE = {
+    "a report of empty lines": "import os\nwhile True: os.write(number, b'\\n' * 65536)",
+    "a report of lists": "import os\nos.write(number, b'[' + b'[],' * 500_000 + b'[]]\\n')",
+    "many words": "import sys\nsys.stdout.write('x ' * 1_000_000)",
+}
+
+
+@pytest.mark.parametrize("program", HUGE.values(), ids=HUGE)
+def test_what_is_written_takes_the_service_no_time(service: Service, program: str):
+    find = (
+        "import os\nfor number in range(3, 256):\n"
+        "  try: os.write(number, b'')\n  except OSError: continue\n  break\n"
+    )
+    started = time.monotonic()
+    score = service.score(find + program, stdio(("", "x")), limits={**LIMITS, "output_kb": 60_000})
+    assert score["score"] == 0.0
+    assert time.monotonic() - started < 5
+
+
 #: What no program above can know.
 SECRET = "73856093"
 
@@ -466,6 +485,15 @@ def test_input_that_is_never_read(service: Service):
     assert service.verdict("print('done')", tests) == "accepted"
 
 
+#: With PYTHONHASHSEED=0, in which the jails run.
+SET_ORDER = subprocess.run(
+    [sys.executable, "-c", "print(''.join({'a', 'b', 'c', 'd', 'e'}))"],
+    env={"PYTHONHASHSEED": "0"},
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout
+
 HONEST = {
     "a thread with a large stack": (
         (
@@ -500,7 +528,8 @@ HONEST = {
         "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, 1 << 26))\nprint(1)",
         "1",
     ),
-    "sets in the same order": ("print(*{'a', 'b', 'c'} & {'a', 'b'}) if 0 else print('in')", "in"),
+    "sets in the same order": ("print(''.join({'a', 'b', 'c', 'd', 'e'}))", SET_ORDER),
+    "random in the same order": ("import random\nprint(random.random())", "0.8444218515250481"),
 }
 
 

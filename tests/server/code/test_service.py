@@ -193,6 +193,14 @@ def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
         pool.build(settings)
 
 
+def test_no_isolation_must_be_asked_for_in_words():
+    with served_code("none-unsafe", workers=1) as service:
+        assert service.client.get("/readyz").json()["isolation"] == "none-unsafe"
+        score = service.score("print(open('/etc/passwd').read()[:4])", stdio(("", "root")))
+        assert (score["score"], score["isolation"]) == (1.0, "none-unsafe")
+        assert service.verdict("import os\nos.fork()", stdio(("", ""))) == "runtime_error"
+
+
 def test_a_python_that_is_none(tmp_path):
     (tmp_path / "python").write_text("#!/bin/false\n")
     with pytest.raises(ValueError, match="--python"):

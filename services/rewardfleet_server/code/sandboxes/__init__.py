@@ -14,6 +14,10 @@ from pydantic import JsonValue
 SANDBOXES: dict[str, str] = {"jail": "rewardfleet_server.code.sandboxes.jail.pool:build"}
 
 
+#: Bytes of a run's answers to its checks. Read as JSON, they take many times that.
+MAX_REPORT_BYTES = 4 * 2**20
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What one run may take.

@@ -23,6 +23,7 @@ import linecache
 import marshal
 import mmap
 import os
+import random
 import resource
 import select
 import shutil
@@ -66,7 +67,7 @@ MAX_FILES = 10_000
 
 libc: Any = ctypes.CDLL(None, use_errno=True)
 #: The C library's: Python's own renews locks of threads that a warden does not have, and half of
-#: a run's time goes there. It would renew `random`'s state, too; so a run is like the one before.
+#: a run's time goes there. It would also give `random` another state in each run.
 fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
 
@@ -84,6 +85,7 @@ def main() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     orders, seccomp = receive(channel)
     missing = preload(orders["preload"])
+    random.seed(0)
     with open("/proc/self/statm") as statm:
         base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
     copy_libraries_pages()
@@ -244,8 +246,9 @@ class Warden:
         ended = time.monotonic()
         if self.code is None:
             self.code = files.sealed_code()
-        most = order["output_bytes"] + 1
-        outputs = [contents(file, most) for file in (files.out, files.err, files.report)]
+        most, most_report = order["output_bytes"] + 1, order["report_bytes"] + 1
+        outputs = [contents(file, most) for file in (files.out, files.err)]
+        outputs.append(contents(files.report, most_report))
         files.close()
         odd = self.clear()
         cleaned = time.monotonic()
