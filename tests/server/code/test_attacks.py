@@ -4,8 +4,10 @@ Where a program tries what must not be, it prints `held` when it was refused: ac
 the jail held. After each, the next program is unharmed, and no process is left.
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -162,6 +164,47 @@ def test_what_is_refused(service: Service, program: str):
     assert score["isolation"] == service.level
 
 
+def test_files_of_its_own_user_on_the_host(service: Service):
+    """Landlock watches neither modes nor times, and its first versions no truncation."""
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="rewardfleet-test-") as file:
+        file.write(b"untouched")
+        file.flush()
+        os.chmod(file.name, 0o644)
+        if os.geteuid() == 0:
+            os.chown(file.name, 65534, 65534)
+        before = os.stat(file.name)
+        attempts = (
+            "os.chmod(name, 0o777)",
+            "os.chmod(name, 0o777, follow_symlinks=False)",
+            "os.utime(name, (1, 1))",
+            "os.truncate(name, 0)",
+            "os.open(name, os.O_RDONLY | os.O_TRUNC)",
+            "os.open(name, os.O_RDONLY)",
+            "open(name, 'w')",
+            "open(name, 'r+')",
+            "os.unlink(name)",
+            "os.rename(name, name + 'x')",
+            "os.link(name, name + 'x')",
+            "os.setxattr(name, 'user.x', b'x')",
+        )
+        setup = f"""
+name = {file.name!r}
+os.chmod = lambda *a, old=os.chmod, **k: refused(old, *a, **k)
+def refused(call, *args, **fields):
+    try:
+        call(*args, **fields)
+    except NotImplementedError as error:
+        raise OSError from error
+"""
+        assert service.score(tried(*attempts, setup=setup), HELD)["score"] == 1.0
+        after = os.stat(file.name)
+        assert (after.st_mode, after.st_mtime, after.st_size) == (
+            before.st_mode,
+            before.st_mtime,
+            len(b"untouched"),
+        )
+
+
 @pytest.mark.parametrize("name", ["read /etc/passwd", "read /proc of others", "network"])
 def test_without_a_jail_the_same_program_escapes(name: str):
     """So that the tests above can fail."""
@@ -250,7 +293,7 @@ ENDED = {
         {"runtime_error", "time_limit"},
     ),
     "a folder that cannot be read": (
-        "import os\nos.makedirs('/tmp/a/b/c')\nos.chmod('/tmp/a/b', 0)\nos.chmod('/tmp/a', 0)\n1/0",
+        "import os\nos.umask(0o777)\nos.mkdir('/tmp/a')\nos.open('/tmp/b', os.O_CREAT)\n1/0",
         {"runtime_error"},
     ),
 }

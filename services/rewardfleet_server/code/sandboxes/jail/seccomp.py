@@ -1,21 +1,23 @@
 """The system calls that a program may make: a short list of what may, not of what may not.
 
 What a program is refused beside: to make processes, to run other programs, to signal or trace
-anybody, to open sockets, to change namespaces or mounts, to leave anything in the kernel that
-outlives it. What is on no list does not exist for it (ENOSYS), as on an older kernel.
+anybody, to open sockets, to change namespaces or mounts, to change what Landlock does not watch
+(modes, owners and times of files), to leave anything in the kernel that outlives it. What is on
+no list does not exist for it (ENOSYS), as on an older kernel.
 """
 
 import errno
+import os
 import tempfile
 from typing import Any
 
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile
-copy_file_range fadvise64 readahead fallocate truncate ftruncate fsync fdatasync flock
-open openat openat2 creat close close_range dup dup2 dup3 pipe pipe2 umask
+copy_file_range fadvise64 readahead fallocate ftruncate fsync fdatasync flock
+creat close close_range dup dup2 dup3 pipe pipe2 umask
 stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
 getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat
-renameat2 link linkat symlink symlinkat chmod fchmod fchmodat utime utimes utimensat futimesat
+renameat2 link linkat symlink symlinkat
 getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
@@ -39,11 +41,14 @@ pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
 socket connect bind listen accept accept4 sendmsg sendmmsg
 unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
 request_key io_uring_setup memfd_create memfd_secret shmget semget msgget mq_open
-chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr setuid setgid setreuid
+chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr
+chmod fchmod fchmodat utime utimes utimensat futimesat truncate setuid setgid setreuid
 setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
 sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
 """
 
+#: Flags of open: without truncation, or for writing.
+_OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
 #: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no
 #: locks of ranges, which take the kernel's memory without bound.
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1031, 1032, 1033, 1034)
@@ -76,6 +81,16 @@ def compiled_filter() -> bytes:
         rules.add_rule(seccomp.ALLOW, name)
     for name in _known(seccomp, _REFUSED):
         rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    # Old versions of Landlock do not know that reading may truncate.
+    for name, index in (("open", 1), ("openat", 2)):
+        for mask, value in (
+            (os.O_TRUNC, 0),
+            (os.O_ACCMODE, os.O_WRONLY),
+            (os.O_ACCMODE, os.O_RDWR),
+        ):
+            for known in _known(seccomp, name):
+                flags = seccomp.Arg(index, seccomp.MASKED_EQ, mask, value)
+                rules.add_rule(seccomp.ALLOW, known, flags)
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         for value in values:
             rules.add_rule(seccomp.ALLOW, name, equals(1, value))
