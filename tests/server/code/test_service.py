@@ -16,6 +16,7 @@ from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cli import main
 from rewardfleet_server.code.sandboxes import Ended
 from rewardfleet_server.code.sandboxes.jail import levels, pool
+from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
 from rewardfleet_server.code.sandboxes.jail.worker import NoJail, Worker
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
@@ -188,7 +189,8 @@ def test_without_any_level_it_does_not_start(monkeypatch: pytest.MonkeyPatch, ca
 def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
     """As at the level that is none, where a file of the host can be read."""
     settings = CodeSettings(_cli_parse_args=False, workers=1, isolation="none-unsafe")
-    monkeypatch.setattr(pool, "compiled_filter", lambda: b"\x06\0\0\0\0\0\xff\x7f")  # all allowed
+    allow_all = b"\x06\0\0\0\0\0\xff\x7f"
+    monkeypatch.setattr(pool, "compiled_filters", lambda: Filters(allow_all, allow_all))
     with pytest.raises(ValueError, match="could signal"):
         pool.build(settings)
 

@@ -15,7 +15,7 @@ from rewardfleet_server.code.sandboxes import Ended, Job
 from rewardfleet_server.code.settings import CodeSettings
 
 from .levels import LADDER, Level, cell, find_python
-from .seccomp import compiled_filter
+from .seccomp import compiled_filters
 from .worker import NoJail, Orders, Worker
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def build(settings: CodeSettings) -> "Jail":
     """
     python = find_python(settings.python)
     try:
-        seccomp = compiled_filter()
+        seccomp = compiled_filters()
     except (RuntimeError, ImportError) as error:
         raise ValueError(f"no jail without libseccomp2 and pyseccomp: {error}") from error
     levels: tuple[Level, ...] = LADDER if settings.isolation == "auto" else (settings.isolation,)
@@ -81,7 +81,7 @@ class Jail:
             "isolation": orders.cell.level,
             "landlock": hello["landlock"],
             "python": hello["python"],
-            "seccomp": hashlib.sha256(orders.seccomp).hexdigest()[:16],
+            "seccomp": hashlib.sha256(orders.seccomp.warden + orders.seccomp.run).hexdigest()[:16],
         }
         if hello["missing"]:
             log.warning("not to be had in the jail: %s", ", ".join(hello["missing"]))

@@ -9,6 +9,7 @@ no list does not exist for it (ENOSYS), as on an older kernel.
 import errno
 import os
 import tempfile
+from dataclasses import dataclass
 from typing import Any
 
 _ALLOWED = """
@@ -34,13 +35,19 @@ setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
 """
 
+#: What the warden needs beside, and takes from each run: a small filter on top of the large one
+#: that the run inherits, as the kernel takes long over a large one.
+_WARDENS = """
+fork vfork kill pidfd_open memfd_create
+"""
+
 #: Answered with EPERM, which says more to the reader of a traceback than ENOSYS.
 _REFUSED = """
-fork vfork execve execveat kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open
+execve execveat tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
 pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
 socket connect bind listen accept accept4 sendmsg sendmmsg
 unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
-request_key io_uring_setup memfd_create memfd_secret shmget semget msgget mq_open
+request_key io_uring_setup memfd_secret shmget semget msgget mq_open
 chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr
 chmod fchmod fchmodat utime utimes utimensat futimesat truncate setuid setgid setreuid
 setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
@@ -57,14 +64,24 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 #: Options of prctl: names of threads and of memory, and harmless questions.
 _PRCTL = (3, 15, 16, 39, 0x53564D41)
 
+_WARDENS_PRCTL = (1, 22)  # to end with its parent, and to take on a filter
+
 _CLONE_THREAD = 0x00010000
-#: Everything that would make clone more than a thread, in flags of its first argument.
-_CLONE_WATCHED = _CLONE_THREAD | 0x7E020000
+#: Flags of clone, in its first argument, that make namespaces.
+_CLONE_NAMESPACES = 0x7E020000
 _AF_UNIX, _SOCK_STREAM = 1, 1
 
 
-def compiled_filter() -> bytes:
-    """Return the filter as a program for the kernel.
+@dataclass(frozen=True)
+class Filters:
+    """The two filters, as programs for the kernel."""
+
+    warden: bytes
+    run: bytes
+
+
+def compiled_filters() -> Filters:
+    """Return what the warden takes upon itself, and what each run does on top.
 
     Raises:
         RuntimeError: libseccomp is not installed.
@@ -72,12 +89,28 @@ def compiled_filter() -> bytes:
     # On import it says itself that its library is missing.
     import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
 
+    return Filters(_of_warden(seccomp), _of_run(seccomp))
+
+
+def _of_run(seccomp: Any) -> bytes:
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    refused = seccomp.ERRNO(errno.EPERM)
+    for name in _known(seccomp, _WARDENS):
+        rules.add_rule(refused, name)
+    for value in _WARDENS_PRCTL:
+        rules.add_rule(refused, "prctl", seccomp.Arg(0, seccomp.EQ, value))
+    process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
+    rules.add_rule(refused, "clone", process)
+    return _exported(rules)
+
+
+def _of_warden(seccomp: Any) -> bytes:
     def equals(index: int, value: int) -> Any:
         return seccomp.Arg(index, seccomp.EQ, value)
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)  # a search tree, as each call pays for the filter
-    for name in _known(seccomp, _ALLOWED):
+    for name in _known(seccomp, _ALLOWED + _WARDENS):
         rules.add_rule(seccomp.ALLOW, name)
     for name in _known(seccomp, _REFUSED):
         rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
@@ -94,16 +127,18 @@ def compiled_filter() -> bytes:
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         for value in values:
             rules.add_rule(seccomp.ALLOW, name, equals(1, value))
-    for value in _PRCTL:
+    for value in _PRCTL + _WARDENS_PRCTL:
         rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
     rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # of nobody but itself
     # Pairs only, which asyncio needs, and of the one kind that cannot name another receiver.
     stream = seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, _SOCK_STREAM)
     rules.add_rule(seccomp.ALLOW, "socketpair", equals(0, _AF_UNIX), stream)
-    thread = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_WATCHED, _CLONE_THREAD)
-    rules.add_rule(seccomp.ALLOW, "clone", thread)
-    process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
-    rules.add_rule(seccomp.ERRNO(errno.EPERM), "clone", process)
+    same_namespaces = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NAMESPACES, 0)
+    rules.add_rule(seccomp.ALLOW, "clone", same_namespaces)
+    return _exported(rules)
+
+
+def _exported(rules: Any) -> bytes:
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)

@@ -76,6 +76,15 @@ class Filter(ctypes.Structure):
 
     _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
 
+    @classmethod
+    def of(cls, program: bytes) -> "Filter":
+        return cls(len(program) // 8, program)  # which keeps the bytes alive
+
+
+def take_filter(program: Filter) -> None:
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+
 
 def main() -> None:
     # Out of the way of the descriptors that a run gets.
@@ -97,7 +106,9 @@ def main() -> None:
     landlock = restrict_files(orders["readable"], orders["writable"]) if orders["landlock"] else 0
     open_streams()
     limit_all_runs(orders["processes"])
-    warden = Warden(channel, orders, base_bytes, seccomp)
+    split = orders["warden_filter_bytes"]
+    take_filter(Filter.of(bytes(seccomp[:split])))
+    warden = Warden(channel, orders, base_bytes, Filter.of(bytes(seccomp[split:])))
     gc.collect()
     gc.freeze()
     send(channel, {"landlock": landlock, "python": sys.version.split()[0], "missing": missing})
@@ -216,13 +227,12 @@ class Warden:
     """Runs programs, one at a time."""
 
     def __init__(
-        self, channel: socket.socket, orders: dict[str, Any], base_bytes: int, seccomp: bytearray
+        self, channel: socket.socket, orders: dict[str, Any], base_bytes: int, seccomp: Filter
     ) -> None:
         self.channel = channel
         self.writable = orders["writable"]
         self.base_bytes = base_bytes
-        self.filter_bytes = bytes(seccomp)
-        self.filter = Filter(len(seccomp) // 8, self.filter_bytes)
+        self.filter = seccomp
         self.cores = len(os.sched_getaffinity(0))
         self.empty = self.used_files()
         self.source = ""
@@ -416,8 +426,7 @@ class Run:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
         limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 2)  # should the warden be late
         limit(resource.RLIMIT_AS, warden.base_bytes + order["memory_bytes"])
-        if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(warden.filter), 0, 0):
-            os._exit(1)
+        take_filter(warden.filter)
 
     def compiled(self) -> types.CodeType:
         """The program's code. The first run compiles it, and seals it for the others."""

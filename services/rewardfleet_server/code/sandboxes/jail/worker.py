@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Ended, Job, Run
 
 from .levels import Cell, spawn
+from .seccomp import Filters
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Orders:
     """What every warden of a service is told."""
 
     cell: Cell
-    seccomp: bytes
+    seccomp: Filters
     preload: tuple[str, ...]
 
 
@@ -87,6 +88,7 @@ class Worker:
             "writable": cell.writable,
             "processes": cell.processes,
             "landlock": cell.landlock,
+            "warden_filter_bytes": len(self.orders.seccomp.warden),
         }
         try:
             self._channel = ours
@@ -96,7 +98,7 @@ class Worker:
             with self._process.stdin as stdin:
                 stdin.write(_WARDEN.read_bytes())
             ours.settimeout(_START_SECONDS)
-            _send(ours, orders, self.orders.seccomp)
+            _send(ours, orders, self.orders.seccomp.warden + self.orders.seccomp.run)
             self.hello, _ = _receive(ours)
         except (OSError, subprocess.SubprocessError, JailDied) as error:
             self.close()
@@ -120,23 +122,35 @@ class Worker:
             NoJail: There is none to be had now.
         """
         self.start()
-        source: str | None = job.program
-        for run in job.runs:
-            if self._stopped.is_set():
-                return
-            try:
-                ended, odd = self._run(_order(job, run, source), run.stdin, job.bounds.wall_s)
-            except JailDied:
-                self.close()
-                self.probe()  # in a fresh jail: else it is not the program's fault
-                look(Ended(exit_code=-signal.SIGKILL, stopped="died"))
-                return
+        try:
+            self._run_all(job, look)
+        except JailDied:
+            self.close()
+            self.probe()  # in a fresh jail: else it is not the program's fault
+            look(Ended(exit_code=-signal.SIGKILL, stopped="died"))
+        except BaseException:
+            self.close()  # an answer may be under way that nobody waits for
+            raise
+
+    def _run_all(self, job: Job, look: Callable[[Ended], bool]) -> None:
+        """Run and look; the next run is under way while the last one is looked at."""
+        wall_s = job.bounds.wall_s
+        following = [*job.runs[1:], None]
+        self._ask(_order(job, job.runs[0], job.program), job.runs[0].stdin, wall_s)
+        for run in following:
+            ended, odd = self._answer()
             if odd:
                 log.warning("a jail could not be cleared after a run, and is made anew")
                 self.close()
                 self.start()
-            source = job.program if odd else None
-            if self._stopped.is_set() or not look(ended):
+            if self._stopped.is_set():
+                return
+            if run is not None:
+                self._ask(_order(job, run, job.program if odd else None), run.stdin, wall_s)
+            if not look(ended):
+                if run is not None:
+                    self._tell_to_stop()
+                    self._answer()
                 return
 
     def probe(self) -> None:
@@ -148,7 +162,8 @@ class Worker:
         self.start()
         order = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": []}
         try:
-            ended, odd = self._run(order, b"in", _PROBE_LIMITS["wall_s"])
+            self._ask(order, b"in", _PROBE_LIMITS["wall_s"])
+            ended, odd = self._answer()
         except JailDied as error:
             self.close()
             raise NoJail(
@@ -188,7 +203,7 @@ class Worker:
             process.kill()
             process.wait(_END_SECONDS)
 
-    def _run(self, order: Mapping[str, Any], stdin: bytes, wall_s: float) -> tuple[Ended, bool]:
+    def _ask(self, order: Mapping[str, Any], stdin: bytes, wall_s: float) -> None:
         channel = self._channel
         if channel is None:
             raise JailDied
@@ -197,6 +212,11 @@ class Worker:
             _send(channel, order, stdin)
         if self._stopped.is_set():
             self._tell_to_stop()
+
+    def _answer(self) -> tuple[Ended, bool]:
+        channel = self._channel
+        if channel is None:
+            raise JailDied
         header, blob = _receive(channel)
         outputs, place = [], 0
         for length in header["lengths"]:
