@@ -333,9 +333,8 @@ class Files:
     """What a run reads and writes, in memory; nothing blocks, whoever reads late or never."""
 
     def __init__(self, stdin: bytearray, *, wants_code: bool) -> None:
-        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
         write_all(self.stdin, stdin)
-        fcntl.fcntl(self.stdin, fcntl.F_ADD_SEALS, ALL_SEALS)
         os.lseek(self.stdin, 0, os.SEEK_SET)
         self.out = os.memfd_create("stdout", os.MFD_CLOEXEC)
         self.err = os.memfd_create("stderr", os.MFD_CLOEXEC)
@@ -423,7 +422,6 @@ class Run:
     def take_limits(self) -> None:
         order, warden = self.order, self.warden
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
         limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 2)  # should the warden be late
         limit(resource.RLIMIT_AS, warden.base_bytes + order["memory_bytes"])
         take_filter(warden.filter)
@@ -504,6 +502,7 @@ def limit_all_runs(processes: int) -> None:
     limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
     limit(resource.RLIMIT_NPROC, processes)
     limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)  # which programs set for themselves
     soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES)
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
