@@ -32,7 +32,7 @@ from load import Connection, post
 
 TESTS = 20
 CALLERS = 4
-SECONDS = 6.0
+ROUNDS, SECONDS = 5, 1.5
 BURST = 500
 #: Milliseconds of CPU that SandboxFusion takes for such a test (see the README).
 SANDBOX_FUSION_CPU_MS = 21.5
@@ -53,12 +53,12 @@ def bench(level: str) -> bool:
     with service(level) as (port, pid):
         asyncio.run(submissions(port, seconds=1.5))
         rates, bares = [], []
-        for _ in range(2):  # in turns, so that a busy moment of the machine meets both
+        for _ in range(ROUNDS):  # in turns, so that a busy moment of the machine meets both
             before = cpu_seconds(pid)
-            rate, stages = asyncio.run(submissions(port, seconds=SECONDS / 2))
-            cpu_ms = (cpu_seconds(pid) - before) / (rate * SECONDS / 2) * 1000
+            rate, stages, count = asyncio.run(submissions(port, seconds=SECONDS))
+            cpu_ms = (cpu_seconds(pid) - before) / count * 1000
             rates.append(rate)
-            bares.append(bare_rate(SECONDS / 2))
+            bares.append(bare_rate(SECONDS))
         one = asyncio.run(trivial(port))
         bare = statistics.median(bare_start() for _ in range(30))
         burst_s, peak_mib, answered = asyncio.run(burst(port, pid))
@@ -110,8 +110,8 @@ print(solve_{number}(values))
 _numbers = iter(range(10**9))
 
 
-async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, float]]:
-    """Tests a second with a few callers, and milliseconds a test by stage."""
+async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, float], int]:
+    """Tests a second with a few callers, milliseconds a test by stage, and how many there were."""
     deadline = time.perf_counter() + seconds
     spent = dict.fromkeys(("http", "queue", "fork", "run", "judge", "clean"), 0.0)
     count = 0
@@ -134,7 +134,7 @@ async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, fl
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
     rate = count / (time.perf_counter() - started)
-    return rate, {stage: ms / count for stage, ms in spent.items()}
+    return rate, {stage: ms / count for stage, ms in spent.items()}, count
 
 
 def bare_rate(seconds: float) -> float:

@@ -21,7 +21,6 @@ import itertools
 import json
 import linecache
 import marshal
-import mmap
 import os
 import random
 import resource
@@ -97,7 +96,6 @@ def main() -> None:
     random.seed(0)
     with open("/proc/self/statm") as statm:
         base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    copy_libraries_pages()
     os.environ.clear()
     os.chdir(orders["writable"][0] if orders["writable"] else "/")
     libc.prctl(PR_SET_DUMPABLE, 0)
@@ -125,25 +123,6 @@ def open_streams() -> None:
     sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **kept_open)
     sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept_open)
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
-
-
-def copy_libraries_pages() -> None:
-    """Have a fork find the libraries' pages in place, not fault each in anew.
-
-    The kernel copies the page table of a file's mapping to a child only where a page of it was
-    ever written to. So one byte of each is written over with itself.
-    """
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            span, rights, _, _, inode, *_ = line.split()
-            if inode == "0" or rights not in {"r--p", "r-xp"}:
-                continue
-            first, last = (int(address, 16) for address in span.split("-"))
-            place, size = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
-            before = mmap.PROT_READ | (mmap.PROT_EXEC if "x" in rights else 0)
-            if libc.mprotect(place, size, before | mmap.PROT_WRITE) == 0:
-                ctypes.memmove(first, first, 1)
-                libc.mprotect(place, size, before)
 
 
 def preload(names: list[str]) -> list[str]:
@@ -215,9 +194,8 @@ def receive_exactly(channel: socket.socket, size: int) -> bytearray:
 
 def send(channel: socket.socket, header: dict[str, Any], *blobs: bytes) -> None:
     text = json.dumps(header).encode()
-    channel.sendall(LENGTHS.pack(len(text), sum(map(len, blobs))) + text)
-    for blob in blobs:
-        channel.sendall(blob)
+    lengths = LENGTHS.pack(len(text), sum(map(len, blobs)))
+    channel.sendall(b"".join((lengths, text, *blobs)))  # at once: each part would wake the other
 
 
 # One run, seen from the parent

@@ -265,9 +265,7 @@ def _asked(check: Check) -> dict[str, JsonValue]:
 def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes) -> None:
     text = json.dumps(header).encode()
     try:
-        channel.sendall(_LENGTHS.pack(len(text), len(blob)) + text)
-        if blob:
-            channel.sendall(blob)
+        channel.sendall(b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob)))
     except OSError as error:
         raise JailDied from error
 
