@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install demo test check bench bench-client serve lock install-engines test-engines bench-vlm bench-gpu
+.PHONY: install jail demo test check bench bench-client bench-code serve lock install-engines test-engines bench-vlm bench-gpu
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed jail
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
@@ -15,6 +15,15 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+# What the code service's jails are made of. Without them it still works where the kernel has
+# Landlock, or refuses to start and says why.
+jail:
+	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || { \
+		set -- apt-get install --yes --no-install-recommends bubblewrap libseccomp2; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+		then "$$@" >/dev/null || { apt-get update >/dev/null && "$$@" >/dev/null; } || true; fi; \
+		command -v bwrap >/dev/null || echo "for the code service, run: sudo $$*"; }
 
 demo: install  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/python -m rewardfleet_server.video.demo tests/data/libero
@@ -33,6 +42,9 @@ bench: install  ## the speed of the video service, as ratios
 
 bench-client: install  ## 16,000 calls at once over a fleet that fails, beside bare httpx
 	$(BIN)/python tests/bench/client.py
+
+bench-code: install  ## the speed of the code service, beside bare interpreters
+	$(BIN)/python tests/bench/code.py
 
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in an environment of their own
 

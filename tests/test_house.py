@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,10 @@ import rewardfleet
 from rewardfleet.endpoint import ERROR_OF_STATUS
 from rewardfleet.wire.errors import ERRORS, RETRYABLE, STATUS, ErrorKind
 from rewardfleet_server.cli import SERVICES
-from rewardfleet_server.testing import serving
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.sandboxes import SANDBOXES
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeSandbox, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import JUDGES
 from rewardfleet_server.video.settings import VideoSettings
@@ -28,6 +31,9 @@ README = (HOUSE / "README.md").read_text()
 
 #: A slice is a folder of the server.
 SLICES = sorted(path.name for path in SERVER.iterdir() if (path / "__init__.py").exists())
+
+#: The only file in which what was received is run: it runs in a jail, and nowhere else.
+WARDEN = SERVER / "code" / "sandboxes" / "jail" / "warden.py"
 
 #: The only files of the server that use the client: a command and a demo are its users.
 CLIENT_USERS = {"cli.py", "video/demo.py"}
@@ -81,7 +87,7 @@ def test_the_environment_is_read_in_settings_alone():
     readers = {
         str(path.relative_to(SERVER))
         for path in files(SERVER)
-        if re.search(r"os\.(environ\b(?!\.setdefault)|getenv)", path.read_text())
+        if re.search(r"os\.(environ\b(?!\.(setdefault|clear\())|getenv)", path.read_text())
     }
     assert readers <= {"cli.py", "settings.py", "video/settings.py"}
 
@@ -94,8 +100,8 @@ def test_clients_and_services_are_folders_not_packages():
 
 
 def test_nothing_that_is_received_can_run():
-    """No pickle, no eval, no shell."""
-    for path in [*files(CLIENT), *files(SERVER)]:
+    """No pickle, no eval, no shell; but for programs, in the jail."""
+    for path in {*files(CLIENT), *files(SERVER)} - {WARDEN}:
         for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
             assert name.partition(".")[0] not in {"pickle", "marshal", "shelve", "yaml"}, path
         for node in ast.walk(ast.parse(path.read_text())):
@@ -103,6 +109,15 @@ def test_nothing_that_is_received_can_run():
                 assert node.func.id not in {"eval", "exec", "compile"}, path
             if isinstance(node, ast.keyword) and node.arg == "shell":
                 raise AssertionError(path)
+
+
+def test_the_warden_is_imported_by_nobody_and_imports_the_standard_library_alone():
+    """Its source is handed to the jail as it is."""
+    for name in imports(WARDEN, SERVER):
+        assert name.partition(".")[0] in sys.stdlib_module_names, name
+    for path in {*files(CLIENT), *files(SERVER)} - {WARDEN}:
+        for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
+            assert not name.endswith("warden"), path
 
 
 def test_importing_the_client_loads_nothing_of_the_server():
@@ -123,6 +138,7 @@ def test_importing_a_service_loads_no_model_library():
     program = """
 import sys
 import rewardfleet_server.video.app, rewardfleet_server.video.main
+import rewardfleet_server.code.app, rewardfleet_server.code.main
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
@@ -157,7 +173,7 @@ def test_the_tables_of_errors_are_equal():
 
 
 def test_every_lazy_name_leads_somewhere():
-    for target in [*SERVICES.values(), *JUDGES.values()]:
+    for target in [*SERVICES.values(), *JUDGES.values(), *SANDBOXES.values()]:
         module, _, attribute = target.partition(":")
         path = HOUSE / "services" / Path(*module.split(".")).with_suffix(".py")
         assert f"def {attribute}(" in path.read_text()
@@ -169,15 +185,16 @@ def test_every_lazy_name_leads_somewhere():
 def test_every_error_setting_metric_and_endpoint_is_documented():
     for kind, status in STATUS.items():
         assert f"| `{kind}` | {status} |" in README
-    for name, field in VideoSettings.model_fields.items():
+    for name, field in {**VideoSettings.model_fields, **CodeSettings.model_fields}.items():
         flag = f"--{name.replace('_', '-')}"
         assert re.search(rf"^\| `{flag}` \|", README, re.MULTILINE), flag
         assert field.description
     source = (SERVER / "telemetry.py").read_text()
     for metric in re.findall(r'"(rewardfleet_\w+)"', source):
         assert metric in README, metric
-    app = create_app(VideoSettings(_cli_parse_args=False, references=None))
-    for path in app.openapi()["paths"]:
+    video = create_app(VideoSettings(_cli_parse_args=False, references=None))
+    code = create_code_app(CodeSettings(_cli_parse_args=False), FakeSandbox())
+    for path in [*video.openapi()["paths"], *code.openapi()["paths"]]:
         assert f" {path}" in README, path
 
 
@@ -205,18 +222,25 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[str]:
+def at_the_services() -> Iterator[Callable[[str], str]]:
     settings = VideoSettings(
         _cli_parse_args=False, video_root=[HOUSE / "tests" / "data" / "libero"]
     )
-    with serving(create_app(settings)) as url:
-        yield url
+    with (
+        serving(create_app(settings)) as video,
+        serving(create_code_app(CodeSettings(_cli_parse_args=False))) as code,
+    ):
+        yield lambda text: text.replace("http://127.0.0.1:18080", video).replace(
+            "http://127.0.0.1:18081", code
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", blocks("python"), ids=lambda program: program[:30])
-def test_the_readmes_programs_run(program: str, service: str, tmp_path: Path):
-    program = program.replace("http://127.0.0.1:18080", service)
+def test_the_readmes_programs_run(
+    program: str, at_the_services: Callable[[str], str], tmp_path: Path
+):
+    program = at_the_services(program)
     if "await " in program and "asyncio.run" not in program:
         program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\n"
         program += "asyncio.run(main())\n"
@@ -237,10 +261,10 @@ def test_the_readmes_programs_run(program: str, service: str, tmp_path: Path):
 @pytest.mark.parametrize(
     "commands", [block for block in blocks("sh") if block.startswith("curl")], ids=lambda x: x[:60]
 )
-def test_the_readmes_curl_lines_are_answered(commands: str, service: str):
+def test_the_readmes_curl_lines_are_answered(commands: str, at_the_services: Callable[[str], str]):
     strict = 'set -e; curl() { command curl --fail-with-body --silent --show-error "$@"; }\n'
     done = subprocess.run(
-        ["bash", "-c", strict + commands.replace("http://127.0.0.1:18080", service)],
+        ["bash", "-c", strict + at_the_services(commands)],
         capture_output=True,
         text=True,
         timeout=60,

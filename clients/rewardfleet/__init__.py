@@ -3,8 +3,21 @@
 `rewardfleet.blocking` has the same for synchronous code.
 """
 
-from .client import Abstained, RewardFleet, VideoClient
+from .client import CodeClient, RewardFleet, VideoClient, code_request
 from .clips import ClipLike, video_request
+from .service import Abstained
+from .wire.code import (
+    AssertTests,
+    CodeRequest,
+    CodeScore,
+    FunctionalCase,
+    FunctionalTests,
+    Limits,
+    Outcome,
+    StdioCase,
+    StdioTests,
+    Verdict,
+)
 from .wire.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -27,27 +40,39 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Abstained",
+    "AssertTests",
     "BackendFailed",
     "ClipLike",
+    "CodeClient",
+    "CodeRequest",
+    "CodeScore",
     "DeadlineExceeded",
     "ErrorKind",
     "Forbidden",
+    "FunctionalCase",
+    "FunctionalTests",
     "InternalError",
     "InvalidRequest",
+    "Limits",
     "NotFound",
+    "Outcome",
     "Overloaded",
     "Problem",
     "RewardFleet",
     "RewardFleetError",
     "Score",
     "Status",
+    "StdioCase",
+    "StdioTests",
     "Timing",
     "TooLarge",
     "Unauthorized",
     "Unavailable",
+    "Verdict",
     "VideoClient",
     "VideoHealth",
     "VideoRequest",
     "VideoScore",
+    "code_request",
     "video_request",
 ]

@@ -15,11 +15,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 from . import client
 from .clips import ClipLike
+from .wire.code import CodeRequest, CodeScore
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 T = TypeVar("T")
 
-__all__ = ["RewardFleet", "VideoClient"]
+__all__ = ["CodeClient", "RewardFleet", "VideoClient"]
 
 
 class _Worker:
@@ -122,13 +123,44 @@ class VideoClient:
         return self._loop.run(self._video.health())
 
 
+class CodeClient:
+    """`rewardfleet.CodeClient`, call by call."""
+
+    def __init__(self, loop: _Loop, code: client.CodeClient) -> None:
+        self._loop = loop
+        self._code = code
+
+    def score(
+        self, revision: str, tests: client.TestsLike, **options: Unpack[client.CodeOptions]
+    ) -> CodeScore:
+        """See `rewardfleet.CodeClient.score`."""
+        return self._loop.run(self._code.score(revision, tests, **options))
+
+    def score_batch(self, requests: Sequence[CodeRequest]) -> list[CodeScore]:
+        """See `rewardfleet.CodeClient.score_batch`."""
+        return self._loop.run(self._code.score_batch(requests))
+
+    def reward(
+        self, revision: str, tests: client.TestsLike, **options: Unpack[client.CodeOptions]
+    ) -> float:
+        """See `rewardfleet.CodeClient.reward`."""
+        return self._loop.run(self._code.reward(revision, tests, **options))
+
+    def rewards(self, requests: Sequence[CodeRequest]) -> list[float]:
+        """See `rewardfleet.CodeClient.rewards`."""
+        return self._loop.run(self._code.rewards(requests))
+
+
 class RewardFleet:
     """`rewardfleet.RewardFleet`; takes the same arguments."""
 
     def __init__(self, **options: Any) -> None:
         self._fleet = client.RewardFleet(**options)
         self._loop = _Loop()
-        self.video = VideoClient(self._loop, self._fleet.video)
+        if options.get("video") is not None:
+            self.video = VideoClient(self._loop, self._fleet.video)
+        if options.get("code") is not None:
+            self.code = CodeClient(self._loop, self._fleet.code)
 
     def close(self) -> None:
         """Close the connections and end the thread."""

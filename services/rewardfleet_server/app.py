@@ -221,8 +221,7 @@ def _add_health_routes(
             raise Unavailable("the service is shutting down")
         if reason := service.failure():
             raise Unavailable(reason)
-        service.scorer.check_ready()
-        return {"status": "ready"}
+        return {"status": "ready", **(service.scorer.check_ready() or {})}
 
 
 def _add_metrics_route(app: RewardApp, telemetry: Telemetry, keys: Keys | None) -> None:

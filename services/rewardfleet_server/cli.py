@@ -15,7 +15,10 @@ import rewardfleet
 _SERVER_EXTRA = "pip install 'rewardfleet[server]'"
 
 #: What serves each service, as `module:attribute`; imported only when it is asked for.
-SERVICES: dict[str, str] = {"video": "rewardfleet_server.video.main:serve"}
+SERVICES: dict[str, str] = {
+    "video": "rewardfleet_server.video.main:serve",
+    "code": "rewardfleet_server.code.main:serve",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

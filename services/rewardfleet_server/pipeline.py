@@ -94,8 +94,8 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return what all answers of `backend` have in common."""
 
-    def check_ready(self) -> None:
-        """Raise `Unavailable` where the service could not score now."""
+    def check_ready(self) -> Mapping[str, str] | None:
+        """Raise `Unavailable` where the service could not score now; else what `/readyz` adds."""
 
 
 class CallerGone(Exception):

@@ -6,10 +6,18 @@ Each field is a flag (`--max-waiting 100`) and an environment variable
 
 import ipaddress
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, FilePath, PositiveInt, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def _split_at_commas(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+#: Repeated flags come joined by commas.
+NameList = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
 class ServerSettings(BaseSettings):

@@ -13,10 +13,11 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 
+from .code.sandboxes import Ended, Job
 from .video.frames import Clip
 from .video.judges import Judgment
 
-__all__ = ["FakeJudge", "serving", "wait_until"]
+__all__ = ["FakeJudge", "FakeSandbox", "serving", "wait_until"]
 
 _START_SECONDS = 10.0
 
@@ -74,6 +75,41 @@ class FakeJudge:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         yield
+
+
+class FakeSandbox:
+    """A sandbox in which every program prints what it reads, and answers nothing else.
+
+    Args:
+        ended: How each run ends instead.
+        wait_s: How long each run takes.
+        error: What it raises instead.
+    """
+
+    def __init__(
+        self, ended: Ended | None = None, *, wait_s: float = 0.0, error: Exception | None = None
+    ) -> None:
+        self._ended = ended
+        self._wait_s = wait_s
+        self._error = error
+        self.jobs: list[Job] = []  #: what it was given, in order
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {"sandbox": "fake", "isolation": "none-unsafe"}
+
+    async def run(self, job: Job, look: Callable[[Ended], bool]) -> float:
+        self.jobs.append(job)
+        for run in job.runs:
+            await asyncio.sleep(self._wait_s)
+            if self._error is not None:
+                raise self._error
+            if not await asyncio.to_thread(look, self._ended or Ended(stdout=run.stdin)):
+                break
+        return 0.0
+
+    async def aclose(self) -> None:
+        pass
 
 
 class _QuickServer(uvicorn.Server):

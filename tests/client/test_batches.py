@@ -7,7 +7,7 @@ import copy
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, client, video_request
+from rewardfleet import RewardFleet, clips, service, video_request
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
@@ -62,7 +62,7 @@ async def test_no_part_has_more_items_than_a_service_takes(replica):
 
 
 async def test_parts_are_small_enough_in_bytes(replica, monkeypatch):
-    monkeypatch.setattr(client, "_MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(service, "_MAX_BATCH_BYTES", 10_000)
     clips = [bytes(size) for size in (3000, 3000, 3000, 20_000, 10, 10)]
     batch = [video_request(f"task {i}", clip) for i, clip in enumerate(clips)]
     only = await replica()
@@ -76,7 +76,7 @@ async def test_the_size_of_a_request_is_known_before_it_is_written():
     for clip in (b"x", b"xy", b"xyz", bytes(1000), [b"a", b"bc"], "clip.mp4"):
         request = video_request('größe "1"', clip, backend_kwargs={"a": ["b"]})
         written = len(request.model_dump_json().encode())
-        assert abs(client.body_bytes(request) - written) < 100
+        assert abs(clips.body_bytes(request) - written) < 100
 
 
 async def test_items_that_may_succeed_later_are_tried_again_as_items(serve: Serve):

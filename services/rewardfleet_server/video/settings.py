@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.settings import NameList, ServerSettings
 
 #: Tells the processes of an engine that a service of ours began them.
 _MARK = "REWARDFLEET_ENGINE"
@@ -26,12 +26,7 @@ def _split(value: object) -> object:
     return re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
 
 
-def _split_at_commas(value: object) -> object:
-    return value.split(",") if isinstance(value, str) else value
-
-
 PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
-NameList = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
 class VideoSettings(ServerSettings):

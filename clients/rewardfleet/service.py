@@ -1,0 +1,217 @@
+"""What the clients of all services have in common: items one by one, in batches, as rewards."""
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from .coalesce import Coalescer
+from .endpoint import Endpoint
+from .replicas import backoff
+from .wire.errors import ERRORS, BackendFailed, InvalidRequest, RewardFleetError
+from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
+
+RequestT = TypeVar("RequestT", bound=Request)
+ScoreT = TypeVar("ScoreT", bound=Score)
+
+log = logging.getLogger(__name__)
+
+#: Bytes of one batch's body at most: below what the services take (64 MiB).
+_MAX_BATCH_BYTES = 48 * 2**20
+
+OnFailure = Literal["raise"] | float
+
+
+class Abstained(RewardFleetError):
+    """The judge answered, without a usable verdict; `score` has its words."""
+
+    def __init__(self, score: Score) -> None:
+        said = getattr(score, "model_output", "")
+        super().__init__(f"judge {score.backend} abstained: {said[:200]}")
+        self.score = score
+
+
+@dataclass(frozen=True)
+class RewardRule:
+    """How a score becomes a reward, and what a failure becomes."""
+
+    on_failure: OnFailure
+    binary_reward: bool
+    success_threshold: float
+
+    def reward(self, score: Score) -> float:
+        if score.error is not None:
+            return self.failed(ERRORS[score.error.kind].of(score.error))
+        if score.score is None:
+            return self.failed(Abstained(score))
+        if self.binary_reward:
+            return float(score.score >= self.success_threshold)
+        return score.score
+
+    def failed(self, error: RewardFleetError) -> float:
+        if self.on_failure == "raise":
+            raise error
+        log.warning("no reward, %s is used instead: %s", self.on_failure, error)
+        return self.on_failure
+
+
+class ServiceClient(Generic[RequestT, ScoreT]):
+    """One service of the fleet.
+
+    Args:
+        score_type: The model of an item's answer.
+        body_bytes: Says how large an item is as JSON, give or take.
+        coalesce_s: Seconds that a call waits for others, to travel with them; 0 for none.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        rule: RewardRule,
+        *,
+        score_type: type[ScoreT],
+        body_bytes: Callable[[RequestT], int],
+        coalesce_s: float,
+    ) -> None:
+        self._endpoint = endpoint
+        self._rule = rule
+        self._score_type = score_type
+        self._body_bytes = body_bytes
+        self._coalescer = (
+            Coalescer(self._answers, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
+            if coalesce_s
+            else None
+        )
+
+    async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
+        """Have several items judged; one that fails carries its own `error`.
+
+        Many items travel in several requests, side by side, and are joined in order. An item
+        whose error is retryable is tried again by itself.
+
+        Raises:
+            RewardFleetError: All that was sent was refused as a whole, or nothing was given.
+        """
+        if not requests:
+            raise InvalidRequest("items: a batch has 1 item or more")
+        parts = self._split(list(requests))
+        answers = await self._parts(parts, self._endpoint.deadline())
+        failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
+        if len(failures) == len(answers):
+            raise failures[0]
+        return [
+            self._score_type(score=None, status=Status.ERROR, error=answer.problem())
+            if isinstance(answer, RewardFleetError)
+            else answer
+            for answer in _joined(parts, answers)
+        ]
+
+    async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
+        """Have several items judged and return their rewards, in the same order.
+
+        Raises:
+            RewardFleetError: Only where `on_failure` is "raise".
+        """
+        try:
+            scores = await self.score_batch(requests)
+        except RewardFleetError as error:
+            return [self._rule.failed(error) for _ in requests]
+        return [self._rule.reward(score) for score in scores]
+
+    async def _one(self, request: RequestT, deadline: float) -> ScoreT:
+        if self._coalescer is not None:
+            return await self._coalescer.ask(request, deadline)
+        return await self._endpoint.post("/score", request, self._score_type, deadline=deadline)
+
+    async def _answers(
+        self, requests: list[RequestT], deadline: float
+    ) -> list[ScoreT | RewardFleetError]:
+        """Answer what the coalescer gathered; a failure of the whole is each one's own."""
+        if len(requests) == 1:
+            return [await self._alone(requests[0], deadline)]
+        parts = self._split(requests)
+        return _joined(parts, await self._parts(parts, deadline))
+
+    def _split(self, requests: list[RequestT]) -> list[list[RequestT]]:
+        """Split a batch into parts that are small enough in items and in bytes."""
+        most = self._endpoint.batch_items(len(requests))
+        parts: list[list[RequestT]] = []
+        size = 0
+        for request in requests:
+            added = self._body_bytes(request)
+            if not parts or len(parts[-1]) >= most or size + added > _MAX_BATCH_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(request)
+            size += added
+        return parts
+
+    async def _parts(
+        self, parts: list[list[RequestT]], deadline: float
+    ) -> list[list[ScoreT | RewardFleetError] | RewardFleetError]:
+        return await asyncio.gather(*(self._part(part, deadline) for part in parts))
+
+    async def _part(
+        self, requests: list[RequestT], deadline: float
+    ) -> list[ScoreT | RewardFleetError] | RewardFleetError:
+        """Send one request for several items; return their answers, or why there are none."""
+        batch = BatchRequest[Any].model_construct(items=requests)
+        try:
+            response = await self._endpoint.post(
+                "/score/batch",
+                batch,
+                BatchResponse[self._score_type],  # type: ignore[name-defined] # made at run time
+                samples=len(requests),
+                deadline=deadline,
+            )
+        except RewardFleetError as error:
+            return error
+        if len(response.results) != len(requests):
+            return BackendFailed(f"{len(response.results)} results came for {len(requests)} items")
+        return await asyncio.gather(
+            *(
+                self._settled(request, _with_provenance(score, response), deadline)
+                for request, score in zip(requests, response.results, strict=True)
+            )
+        )
+
+    async def _settled(
+        self, request: RequestT, score: ScoreT, deadline: float
+    ) -> ScoreT | RewardFleetError:
+        """Try an item of a batch again where its error says that this may help."""
+        if score.error is None:
+            return score
+        error = ERRORS[score.error.kind].of(score.error)
+        pause = (error.retry_after or 0.0) + backoff(1)
+        if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
+            return error
+        await asyncio.sleep(pause)
+        return await self._alone(request, deadline)
+
+    async def _alone(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
+        try:
+            return await self._endpoint.post("/score", request, self._score_type, deadline=deadline)
+        except RewardFleetError as error:
+            return error
+
+
+def _joined(
+    parts: list[list[RequestT]], answers: list[list[ScoreT | RewardFleetError] | RewardFleetError]
+) -> list[ScoreT | RewardFleetError]:
+    """Put the answers in the order of the requests; the failure of a part is that of its items."""
+    joined: list[ScoreT | RewardFleetError] = []
+    for part, answer in zip(parts, answers, strict=True):
+        if isinstance(answer, RewardFleetError):  # each caller gets an exception of his own
+            joined += [ERRORS[answer.kind].of(answer.problem()) for _ in part]
+        else:
+            joined += answer
+    return joined
+
+
+def _with_provenance(score: ScoreT, response: BatchResponse[ScoreT]) -> ScoreT:
+    """Give an item what the service tells once for the whole batch, as a single answer has it."""
+    shared = copy.deepcopy(response.provenance.get(score.backend, {}))
+    score.provenance = {**shared, **score.provenance}
+    return score

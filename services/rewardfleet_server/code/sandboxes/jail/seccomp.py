@@ -1,0 +1,151 @@
+"""The system calls that a program may make: a short list of what may, not of what may not.
+
+What a program is refused beside: to make processes, to run other programs, to signal or trace
+anybody, to open sockets, to change namespaces or mounts, to change what Landlock does not watch
+(modes, owners and times of files), to leave anything in the kernel that outlives it. What is on
+no list does not exist for it (ENOSYS), as on an older kernel.
+"""
+
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+_ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile
+copy_file_range fadvise64 readahead fallocate ftruncate fsync fdatasync flock
+creat close close_range dup dup2 dup3 pipe pipe2 umask
+stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat
+getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat
+renameat2 link linkat symlink symlinkat
+getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
+sendto recvfrom recvmsg shutdown getsockopt getsockname getpeername
+mmap munmap mprotect mremap madvise mincore msync mlock mlock2 munlock brk
+arch_prctl set_tid_address set_robust_list get_robust_list futex futex_waitv rseq membarrier
+exit exit_group wait4 waitid restart_syscall
+getpid gettid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid
+getresgid capget uname sysinfo times getrusage getrlimit setrlimit getpriority getcpu getrandom
+sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max
+sched_get_priority_min
+clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time alarm pause getitimer
+setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
+"""
+
+#: What the warden needs beside, and takes from each run: a small filter on top of the large one
+#: that the run inherits, as the kernel takes long over a large one.
+_WARDENS = """
+fork vfork kill pidfd_open memfd_create
+"""
+
+#: Answered with EPERM, which says more to the reader of a traceback than ENOSYS.
+_REFUSED = """
+execve execveat tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
+pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
+socket connect bind listen accept accept4 sendmsg sendmmsg
+unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
+request_key io_uring_setup memfd_secret shmget semget msgget mq_open
+chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr
+chmod fchmod fchmodat utime utimes utimensat futimesat truncate setuid setgid setreuid
+setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
+sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
+"""
+
+#: Flags of open: without truncation, or for writing.
+_OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
+#: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no
+#: locks of ranges, which take the kernel's memory without bound.
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1031, 1032, 1033, 1034)
+#: Requests of ioctl: is it a terminal, how large, how much is there to read, flags.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+#: Options of prctl: names of threads and of memory, and harmless questions.
+_PRCTL = (3, 15, 16, 39, 0x53564D41)
+
+_WARDENS_PRCTL = (1, 22)  # to end with its parent, and to take on a filter
+
+_CLONE_THREAD = 0x00010000
+#: Flags of clone, in its first argument, that make namespaces.
+_CLONE_NAMESPACES = 0x7E020000
+_AF_UNIX, _SOCK_STREAM = 1, 1
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The two filters, as programs for the kernel."""
+
+    warden: bytes
+    run: bytes
+
+
+def compiled_filters() -> Filters:
+    """Return what the warden takes upon itself, and what each run does on top.
+
+    Raises:
+        RuntimeError: libseccomp is not installed.
+    """
+    # On import it says itself that its library is missing.
+    import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
+
+    return Filters(_of_warden(seccomp), _of_run(seccomp))
+
+
+def _of_run(seccomp: Any) -> bytes:
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    refused = seccomp.ERRNO(errno.EPERM)
+    for name in _known(seccomp, _WARDENS):
+        rules.add_rule(refused, name)
+    for value in _WARDENS_PRCTL:
+        rules.add_rule(refused, "prctl", seccomp.Arg(0, seccomp.EQ, value))
+    process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
+    rules.add_rule(refused, "clone", process)
+    return _exported(rules)
+
+
+def _of_warden(seccomp: Any) -> bytes:
+    def equals(index: int, value: int) -> Any:
+        return seccomp.Arg(index, seccomp.EQ, value)
+
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
+    rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)  # a search tree, as each call pays for the filter
+    for name in _known(seccomp, _ALLOWED + _WARDENS):
+        rules.add_rule(seccomp.ALLOW, name)
+    for name in _known(seccomp, _REFUSED):
+        rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    # Old versions of Landlock do not know that reading may truncate.
+    for name, index in (("open", 1), ("openat", 2)):
+        for mask, value in (
+            (os.O_TRUNC, 0),
+            (os.O_ACCMODE, os.O_WRONLY),
+            (os.O_ACCMODE, os.O_RDWR),
+        ):
+            for known in _known(seccomp, name):
+                flags = seccomp.Arg(index, seccomp.MASKED_EQ, mask, value)
+                rules.add_rule(seccomp.ALLOW, known, flags)
+    for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
+        for value in values:
+            rules.add_rule(seccomp.ALLOW, name, equals(1, value))
+    for value in _PRCTL + _WARDENS_PRCTL:
+        rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
+    rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # of nobody but itself
+    # Pairs only, which asyncio needs, and of the one kind that cannot name another receiver.
+    stream = seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, _SOCK_STREAM)
+    rules.add_rule(seccomp.ALLOW, "socketpair", equals(0, _AF_UNIX), stream)
+    same_namespaces = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NAMESPACES, 0)
+    rules.add_rule(seccomp.ALLOW, "clone", same_namespaces)
+    return _exported(rules)
+
+
+def _exported(rules: Any) -> bytes:
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _known(seccomp: Any, names: str) -> list[str]:
+    """Those that this machine's architecture has."""
+    arch = seccomp.system_arch()
+    return [name for name in names.split() if seccomp.resolve_syscall(arch, name) >= 0]

@@ -1,0 +1,550 @@
+"""The warden: what runs inside a jail, a warm fork server for one program after another.
+
+It is alone in there: it gets its source by a pipe, imports the standard library only, and knows
+no expected output. Each run of a program is a fork of its own, which takes its limits and its
+seccomp filter upon itself before the program's first line; it can make no process and send no
+signal, so that nothing of it is left when it has ended. What a run wrote is handed outside as it
+is; the verdict is made there.
+
+A message is two lengths, a JSON object and bytes. From outside come runs (the program with a
+submission's first, then standard input) and, while one is under way, an empty object: stop it.
+"""
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import itertools
+import json
+import linecache
+import marshal
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+LENGTHS = struct.Struct("!II")
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SECCOMP_MODE_FILTER = 2
+
+#: Landlock's syscalls and rights, which the C library has no names for.
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_RULE_PATH_BENEATH = 1
+READ_FILE, READ_DIR, WRITE_FILE, EXECUTE = 1 << 2, 1 << 3, 1 << 1, 1 << 0
+#: All rights on files that a kernel of this version of Landlock knows.
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+ALL_FILE_RIGHTS = (1 << 16) - 1  # from version 5 on
+
+ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+#: The main thread's stack may grow to this; more than Linux leaves it is of no use.
+STACK_BYTES = 120 * 2**20
+MAX_DESCRIPTORS = 256
+#: How deep a returned value may be nested.
+MAX_DEPTH = 100
+#: Whole numbers up to this go as JSON numbers, larger ones in hexadecimal.
+MAX_PLAIN_INT = 2**63
+#: How often a run is looked at, at most and at least.
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.25
+#: Files that a run may make in each folder: their names take memory that no size counts.
+MAX_FILES = 10_000
+
+libc: Any = ctypes.CDLL(None, use_errno=True)
+#: The C library's: Python's own renews locks of threads that a warden does not have, and half of
+#: a run's time goes there. It would also give `random` another state in each run.
+fork: Callable[[], int] = ctypes.PyDLL(None).fork
+
+
+class Filter(ctypes.Structure):
+    """The kernel's `struct sock_fprog`."""
+
+    _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+    @classmethod
+    def of(cls, program: bytes) -> "Filter":
+        return cls(len(program) // 8, program)  # which keeps the bytes alive
+
+
+def take_filter(program: Filter) -> None:
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def main() -> None:
+    # Out of the way of the descriptors that a run gets.
+    given = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS))
+    given.close()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    orders, seccomp = receive(channel)
+    missing = preload(orders["preload"])
+    random.seed(0)
+    with open("/proc/self/statm") as statm:
+        base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    os.environ.clear()
+    os.chdir(orders["writable"][0] if orders["writable"] else "/")
+    libc.prctl(PR_SET_DUMPABLE, 0)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    landlock = restrict_files(orders["readable"], orders["writable"]) if orders["landlock"] else 0
+    open_streams()
+    limit_all_runs(orders["processes"])
+    split = orders["warden_filter_bytes"]
+    take_filter(Filter.of(bytes(seccomp[:split])))
+    warden = Warden(channel, orders, base_bytes, Filter.of(bytes(seccomp[split:])))
+    gc.collect()
+    gc.freeze()
+    send(channel, {"landlock": landlock, "python": sys.version.split()[0], "missing": missing})
+    while True:
+        warden.serve(*receive(channel))
+
+
+def open_streams() -> None:
+    """Make the standard streams once for all runs, each of which puts its own files below them."""
+    for number in range(3):
+        os.dup2(os.memfd_create("none"), number)
+    kept_open: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+    sys.stdin = open(0, errors="surrogateescape", **kept_open)
+    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **kept_open)
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept_open)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+
+
+def preload(names: list[str]) -> list[str]:
+    """Import what programs usually import; return the names that are not to be had."""
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def restrict_files(readable: list[str], writable: list[str]) -> int:
+    """Close all files to this process and its children, but for these; also TCP, where it can.
+
+    Returns Landlock's version; 0 where the kernel has none.
+    """
+    version = int(libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
+    if version < 1:
+        return 0
+    rights = FILE_RIGHTS.get(version, ALL_FILE_RIGHTS)
+    handled = (rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)  # files, TCP, scopes
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    attributes = struct.pack("QQQ", *handled)[:size]
+    ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, size, 0))
+    devices = [("/dev/" + name, READ_FILE | WRITE_FILE) for name in ("null", "zero", "full")]
+    devices += [("/dev/" + name, READ_FILE) for name in ("random", "urandom")]
+    allowed = [(path, READ_FILE | READ_DIR) for path in readable] + devices
+    allowed += [(path, rights & ~EXECUTE) for path in writable]
+    for path, wanted in allowed:
+        if not os.path.exists(path):
+            continue
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        fitting = wanted if os.path.isdir(path) else wanted & (READ_FILE | WRITE_FILE)
+        rule = struct.pack("=Qi", fitting, place)
+        checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0))
+        os.close(place)
+    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+    return version
+
+
+def checked(result: Any) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
+    return int(result)
+
+
+# The channel
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], bytearray]:
+    header_size, blob_size = LENGTHS.unpack(receive_exactly(channel, LENGTHS.size))
+    header = json.loads(receive_exactly(channel, header_size))
+    return header, receive_exactly(channel, blob_size)
+
+
+def receive_exactly(channel: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    view, got = memoryview(content), 0
+    while got < size:
+        count = channel.recv_into(view[got:])
+        if not count:
+            os._exit(0)  # the service has gone
+        got += count
+    return content
+
+
+def send(channel: socket.socket, header: dict[str, Any], *blobs: bytes) -> None:
+    text = json.dumps(header).encode()
+    lengths = LENGTHS.pack(len(text), sum(map(len, blobs)))
+    channel.sendall(b"".join((lengths, text, *blobs)))  # at once: each part would wake the other
+
+
+# One run, seen from the parent
+
+
+class Warden:
+    """Runs programs, one at a time."""
+
+    def __init__(
+        self, channel: socket.socket, orders: dict[str, Any], base_bytes: int, seccomp: Filter
+    ) -> None:
+        self.channel = channel
+        self.writable = orders["writable"]
+        self.base_bytes = base_bytes
+        self.filter = seccomp
+        self.cores = len(os.sched_getaffinity(0))
+        self.empty = self.used_files()
+        self.source = ""
+        self.code: bytes | None = None  # the program, compiled by its first run
+
+    def serve(self, order: dict[str, Any], stdin: bytearray) -> None:
+        if not order:
+            return  # a stop that came after the end
+        started = time.monotonic()
+        if "source" in order:
+            self.source, self.code = order.pop("source"), None
+        files = Files(stdin, wants_code=self.code is None)
+        pid = fork()
+        if not pid:
+            try:
+                Run(self, order, files).go()
+            finally:
+                os._exit(1)
+        forked = time.monotonic()
+        stopped, status, usage = self.watch(pid, order, started)
+        ended = time.monotonic()
+        if self.code is None:
+            self.code = files.sealed_code()
+        most, most_report = order["output_bytes"] + 1, order["report_bytes"] + 1
+        outputs = [contents(file, most) for file in (files.out, files.err)]
+        outputs.append(contents(files.report, most_report))
+        files.close()
+        odd = self.clear()
+        cleaned = time.monotonic()
+        header = {
+            "exit": os.waitstatus_to_exitcode(status),
+            "stopped": stopped,
+            "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1000,
+            "fork_ms": (forked - started) * 1000,
+            "run_ms": (ended - forked) * 1000,
+            "clean_ms": (cleaned - ended) * 1000,
+            "lengths": [len(output) for output in outputs],
+            "odd": odd,
+        }
+        send(self.channel, header, *outputs)
+
+    def watch(
+        self, pid: int, order: dict[str, Any], started: float
+    ) -> tuple[str, int, resource.struct_rusage]:
+        """Wait for the run's end, or make it end; the limit is its CPU, not the clock."""
+        process = os.pidfd_open(pid)
+        cpu_clock = (~pid << 3) | 2
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.register(self.channel, select.POLLIN)
+        stopped, cpu_left, wall_left = "", order["cpu_s"], order["wall_s"]
+        while not stopped:
+            seconds = max(min(cpu_left / self.cores, LONGEST_LOOK_SECONDS), SHORTEST_LOOK_SECONDS)
+            events = poll.poll(min(seconds, wall_left) * 1000 + 1)
+            if any(descriptor == process for descriptor, _ in events):
+                break
+            if events:
+                receive(self.channel)
+                stopped = "caller"
+            cpu_left = order["cpu_s"] - time.clock_gettime(cpu_clock)
+            wall_left = started + order["wall_s"] - time.monotonic()
+            if min(cpu_left, wall_left) <= 0:
+                stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
+            elif max(self.used_files(), default=0) > MAX_FILES:
+                stopped = stopped or "files"
+        if stopped:
+            os.kill(pid, signal.SIGKILL)
+        os.close(process)
+        _, status, usage = os.wait4(pid, 0)
+        return stopped, status, usage
+
+    def used_files(self) -> list[int]:
+        """How many files, folders and links each folder holds, itself among them."""
+        states = [os.statvfs(folder) for folder in self.writable]
+        return [state.f_files - state.f_ffree for state in states]
+
+    def clear(self) -> bool:
+        """Take away what the run left; return whether that cannot be done, or takes too long."""
+        used = self.used_files()
+        if max(used, default=0) > MAX_FILES:
+            return True
+        try:
+            for folder in self.writable if used != self.empty else ():
+                for entry in list(os.scandir(folder)):
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path)
+                    else:
+                        os.unlink(entry.path)
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        except (OSError, RecursionError):
+            return True
+        return True  # there is a child: a run that made one
+
+
+class Files:
+    """What a run reads and writes, in memory; nothing blocks, whoever reads late or never."""
+
+    def __init__(self, stdin: bytearray, *, wants_code: bool) -> None:
+        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        write_all(self.stdin, stdin)
+        os.lseek(self.stdin, 0, os.SEEK_SET)
+        self.out = os.memfd_create("stdout", os.MFD_CLOEXEC)
+        self.err = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self.report = os.memfd_create("report", os.MFD_CLOEXEC)
+        sealable = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        self.code = os.memfd_create("code", sealable) if wants_code else None
+
+    def sealed_code(self) -> bytes | None:
+        """The compiled program, where the run left one that the program could not change."""
+        if self.code is None or fcntl.fcntl(self.code, fcntl.F_GET_SEALS) != ALL_SEALS:
+            return None
+        return contents(self.code, os.fstat(self.code).st_size)
+
+    def close(self) -> None:
+        for file in (self.stdin, self.out, self.err, self.report, self.code):
+            if file is not None:
+                os.close(file)
+
+
+def contents(file: int, most: int) -> bytes:
+    size = min(os.fstat(file).st_size, most)
+    parts, place = [], 0
+    while place < size:
+        part = os.pread(file, size - place, place)
+        if not part:
+            break
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
+
+
+def write_all(file: int, content: bytes | bytearray) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+# One run, seen from the child
+
+
+class Run:
+    """The forked process: it gives up what it must not have, then becomes the program."""
+
+    def __init__(self, warden: Warden, order: dict[str, Any], files: Files) -> None:
+        self.warden = warden
+        self.order = order
+        self.files = files
+        self.out, self.err = sys.stdout, sys.stderr
+
+    def go(self) -> NoReturn:
+        self.take_files()
+        self.take_limits()
+        code = self.compiled()
+        limit(resource.RLIMIT_FSIZE, self.order["output_bytes"] + 1)
+        checks = self.order["checks"]
+        name = "program" if checks else "__main__"  # tested programs are imported
+        module = types.ModuleType(name)
+        module.__dict__.update(__builtins__=builtins, __file__="program.py")
+        sys.modules[name] = module
+        sys.argv = ["program.py"]
+        status = self.run_program(code, module.__dict__)
+        if checks:
+            if not status:
+                for check in checks:
+                    self.tell({"nonce": check["nonce"], **self.answer(check, module.__dict__)})
+            self.flush()
+            os._exit(status)
+        try:
+            if threading.active_count() > 1:
+                threading._shutdown()  # type: ignore[attr-defined] # joins them, as Python's end does
+            atexit._run_exitfuncs()
+        except BaseException as error:
+            self.show(error)
+        self.flush()
+        os._exit(status)
+
+    def take_files(self) -> None:
+        files = self.files
+        for number, file in enumerate((files.stdin, files.out, files.err)):
+            os.dup2(file, number)
+        kept = sorted(file for file in (files.report, files.code) if file is not None)
+        for before, after in itertools.pairwise((2, *kept, 2 * MAX_DESCRIPTORS)):
+            os.closerange(before + 1, after)
+
+    def take_limits(self) -> None:
+        order, warden = self.order, self.warden
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 2)  # should the warden be late
+        limit(resource.RLIMIT_AS, warden.base_bytes + order["memory_bytes"])
+        take_filter(warden.filter)
+
+    def compiled(self) -> types.CodeType:
+        """The program's code. The first run compiles it, and seals it for the others."""
+        if self.warden.code is not None:
+            code: types.CodeType = marshal.loads(self.warden.code)
+            return code
+        try:
+            code = compile(self.warden.source, "program.py", "exec", dont_inherit=True)
+        except Exception as error:  # whatever the compiler makes of it
+            self.tell({"failed": "compile"})
+            self.show(error)
+            os._exit(1)
+        place = self.files.code
+        if place is not None:
+            write_all(place, marshal.dumps(code))
+            fcntl.fcntl(place, fcntl.F_ADD_SEALS, ALL_SEALS)
+            os.close(place)
+        return code
+
+    def run_program(self, code: types.CodeType, namespace: dict[str, Any]) -> int:
+        """Run setup and program; return the exit status."""
+        try:
+            if self.order["setup"]:
+                exec(compile(self.order["setup"], "setup.py", "exec"), namespace)
+            exec(code, namespace)
+        except SystemExit as exit_:
+            if self.order["checks"]:
+                self.tell({"failed": "exit"})
+                return 1
+            if exit_.code is None or isinstance(exit_.code, int):
+                return (exit_.code or 0) & 255
+            print(exit_.code, file=self.err)
+            return 1
+        except BaseException as error:
+            self.tell({"failed": "memory" if isinstance(error, MemoryError) else "exception"})
+            self.show(error)
+            return 1
+        return 0
+
+    def answer(self, check: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+        """Do one check; return the value that the program gave, or what came instead."""
+        try:
+            if "call" in check:
+                value = find(namespace, check["call"])(*check["args"])
+            elif "eval" in check:
+                value = eval(compile(check["eval"], "test.py", "eval"), namespace)
+            else:
+                exec(compile(check["assert"], "test.py", "exec"), namespace)
+                return {"held": True}
+            return {"value": plain(value)}
+        except BaseException as error:
+            self.show(error)
+            return {"raised": type(error).__name__}
+
+    def flush(self) -> None:
+        """Also what the program put in the place of the two."""
+        for stream in (sys.stdout, self.out, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+
+    def tell(self, line: dict[str, Any]) -> None:
+        write_all(self.files.report, json.dumps(line).encode() + b"\n")
+
+    def show(self, error: BaseException) -> None:
+        """Print a traceback that begins with the program's own first line."""
+        with contextlib.suppress(BaseException):
+            lines = self.warden.source.splitlines(keepends=True)
+            linecache.cache["program.py"] = (len(self.warden.source), None, lines, "program.py")
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            traceback.print_exception(error, file=self.err)
+
+
+def limit_all_runs(processes: int) -> None:
+    """Set the limits that all runs share, and that do the warden no harm."""
+    limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
+    limit(resource.RLIMIT_NPROC, processes)
+    limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)  # which programs set for themselves
+    soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES)
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def limit(kind: int, amount: int) -> None:
+    """Set a limit for good; never above what was inherited."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        amount = min(amount, hard)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def find(namespace: dict[str, Any], name: str) -> Any:
+    if name in namespace:
+        return namespace[name]
+    if "Solution" in namespace:
+        return getattr(namespace["Solution"](), name)
+    raise NameError(f"the program defines no {name!r}")
+
+
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each kind of value
+    """A value of built-in types as JSON, kinds told apart; what is none, by its type's name.
+
+    A subclass goes as what it is built on, by the base's own methods: its `__eq__` is not asked.
+    """
+    if depth > MAX_DEPTH:
+        return {"other": "a value nested too deep"}
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
+        value = value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        whole = int.__add__(value, 0)
+        return whole if abs(whole) < MAX_PLAIN_INT else {"int": hex(whole)}
+    if isinstance(value, float):
+        number = float.__add__(value, 0.0)
+        return number if number - number == 0 else {"float": repr(number)}
+    if isinstance(value, complex):
+        pair = complex.__add__(value, 0)
+        return {"complex": [repr(pair.real), repr(pair.imag)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, dict):
+        pairs = dict.items(value)
+        return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in pairs]}
+    for base, name in BASES:
+        if isinstance(value, base):
+            items = [plain(item, depth + 1) for item in base.__iter__(value)]
+            return items if base is list else {name: items}
+    return {"other": kind.__name__}
+
+
+#: What a sequence is told as, by what it is built on.
+BASES: tuple[tuple[Any, str], ...] = (
+    (list, ""),
+    (tuple, "tuple"),
+    (set, "set"),
+    (frozenset, "set"),
+)
+
+
+if __name__ == "__main__":
+    main()

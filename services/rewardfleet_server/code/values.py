@@ -1,0 +1,123 @@
+"""Values that a program gave, as the warden writes them, compared with what was expected.
+
+JSON's null, booleans, texts, lists and finite numbers are themselves; an object has one key,
+which names the kind: `tuple`, `set`, `dict` (a list of pairs), `int` (hexadecimal), `float`
+(nan or an infinity), `complex`, `bytes` (hexadecimal), `other` (a type's name: no plain value).
+
+The comparison is by type and value, and no code of the program's takes part in it. A whole
+number and a floating-point one are alike where Python calls them equal; a boolean is no number.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+_KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
+
+
+def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 - one for each kind
+    """Whether a program gave the value expected.
+
+    Args:
+        given: As the warden wrote it, or as the program did who wrote in its place.
+        expected: Of built-in types.
+        as_json: Whether tuples pass for lists, as what is expected came as JSON, which has none.
+    """
+    if expected is None or isinstance(expected, bool):
+        return bool(given is expected)
+    if isinstance(expected, int | float | complex):
+        number = _number(given)
+        return number is not None and bool(number == expected)
+    if isinstance(expected, str):
+        return isinstance(given, str) and given == expected
+    if isinstance(expected, bytes):
+        return bool(_content(given, "bytes") == expected.hex())
+    if isinstance(expected, list | tuple):
+        listed = given if isinstance(given, list) and isinstance(expected, list) else None
+        if listed is None and (as_json or isinstance(expected, tuple)):
+            listed = _content(given, "tuple")
+        return (
+            isinstance(listed, list)
+            and len(listed) == len(expected)
+            and all(
+                same(one, other, as_json=as_json)
+                for one, other in zip(listed, expected, strict=True)
+            )
+        )
+    if isinstance(expected, dict):
+        return _same_dict(_content(given, "dict"), expected, as_json=as_json)
+    if isinstance(expected, set | frozenset):
+        items = _content(given, "set")
+        return (
+            isinstance(items, list)
+            and len(items) == len(expected)  # and so no more work than the test is worth
+            and {_frozen(item) for item in items} == {_frozen_literal(each) for each in expected}
+        )
+    return False
+
+
+def is_plain(given: Any) -> bool:
+    """Whether a value is of built-in types, at its top at least."""
+    return _content(given, "other") is None
+
+
+def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool) -> bool:
+    if not isinstance(pairs, list) or len(pairs) != len(expected):
+        return False
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return False
+    given = {_frozen(key): value for key, value in pairs}
+    wanted = {_frozen_literal(key): value for key, value in expected.items()}
+    return given.keys() == wanted.keys() and all(
+        same(given[key], wanted[key], as_json=as_json) for key in wanted
+    )
+
+
+def _content(given: Any, kind: str) -> Any:
+    if isinstance(given, dict) and len(given) == 1:
+        return given.get(kind)
+    return None
+
+
+def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - likewise
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int | float):
+        return given
+    try:
+        if (text := _content(given, "int")) is not None:
+            return int(str(text), 16)
+        if (text := _content(given, "float")) is not None:
+            return float(str(text))
+        if (parts := _content(given, "complex")) is not None:
+            real, imaginary = parts
+            return complex(float(str(real)), float(str(imaginary)))
+    except (ValueError, TypeError):
+        return None
+    return None
+
+
+def _frozen(given: Any) -> Hashable:
+    """What can be an item of a set or a key: alike where it is the same, unlike otherwise."""
+    if given is None or isinstance(given, bool | str):
+        return type(given).__name__, given
+    number = _number(given)
+    if number is not None:
+        return "number", number
+    for kind in ("tuple", "set"):
+        items = _content(given, kind)
+        if isinstance(items, list):
+            frozen = [_frozen(item) for item in items]
+            return kind, frozenset(frozen) if kind == "set" else tuple(frozen)
+    return "bytes", str(_content(given, "bytes"))
+
+
+def _frozen_literal(value: Any) -> Hashable:
+    if value is None or isinstance(value, bool | str):
+        return type(value).__name__, value
+    if isinstance(value, int | float | complex):
+        return "number", value
+    if isinstance(value, tuple):
+        return "tuple", tuple(map(_frozen_literal, value))
+    if isinstance(value, frozenset):
+        return "set", frozenset(map(_frozen_literal, value))
+    return "bytes", value.hex()

@@ -1,0 +1,304 @@
+"""From tests to runs of the program, and from how these ended to verdicts.
+
+All of it is done outside the jail, and is pure: what is expected stays here.
+"""
+
+import ast
+import json
+import re
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rewardfleet.wire.code import (
+    MAX_TESTS,
+    FunctionalTests,
+    Outcome,
+    StdioTests,
+    Tests,
+    Verdict,
+)
+from rewardfleet.wire.errors import InvalidRequest
+
+from .sandboxes import MAX_REPORT_BYTES, Bounds, Check, Ended, Run
+from .values import is_plain, same
+
+#: Bytes of standard output and error that a verdict shows.
+_HEAD = 1000
+
+#: What the warden says of a program that failed before it was asked anything.
+_FAILURES = {
+    "compile": Outcome.COMPILE_ERROR,
+    "memory": Outcome.MEMORY_LIMIT,
+    "exit": Outcome.EXITED_EARLY,
+    "exception": Outcome.RUNTIME_ERROR,
+}
+#: What became of a check that raised; everything else is a runtime error.
+_RAISED = {
+    "AssertionError": Outcome.WRONG_ANSWER,
+    "MemoryError": Outcome.MEMORY_LIMIT,
+    "SystemExit": Outcome.EXITED_EARLY,
+}
+
+#: Lines of a report that are looked at: more than there can be checks.
+_MOST_LINES = MAX_TESTS + 10
+
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdicts of one run, and what an honest program would not have done."""
+
+    verdicts: list[Verdict]
+    suspicious: list[str] = field(default_factory=list)
+
+
+class Trial(Protocol):
+    """A run of the program, and what is expected of it."""
+
+    @property
+    def run(self) -> Run: ...
+
+    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+        """Give the verdicts of the tests that the run stands for."""
+
+
+def trials(tests: Tests) -> Sequence[Trial]:
+    """Return the runs that the tests ask for, in order.
+
+    Raises:
+        InvalidRequest: A case is no assert, or is no Python.
+    """
+    if isinstance(tests, StdioTests):
+        return [
+            Printed(Run(stdin=_encoded(case.stdin)), _encoded(case.stdout), tests)
+            for case in tests.cases
+        ]
+    if isinstance(tests, FunctionalTests):
+        return [
+            Asked(Run(checks=(_call(tests, index),)), (Value(case.expected, as_json=True),))
+            for index, case in enumerate(tests.cases)
+        ]
+    questions = [_question(case, index) for index, case in enumerate(tests.cases)]
+    groups = [questions] if tests.together else [[question] for question in questions]
+    return [
+        Asked(
+            Run(setup=tests.setup, checks=tuple(check for check, _ in group)),
+            tuple(value for _, value in group),
+        )
+        for group in groups
+    ]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _call(tests: FunctionalTests, index: int) -> Check:
+    args = tuple(tests.cases[index].args)
+    return Check("call", tests.fn_name, secrets.token_hex(16), args)
+
+
+# Programs that print
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A run that reads and prints."""
+
+    run: Run
+    expected: bytes
+    tests: StdioTests
+
+    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+        outcome = failure(ended, bounds)
+        if outcome is None:
+            outcome = Outcome.ACCEPTED if self._is_right(ended.stdout) else Outcome.WRONG_ANSWER
+        # The warden reports a failure here, and nothing else.
+        noise = [line for line in _lines(ended.report) if "failed" not in line]
+        return Judged([_verdict(outcome, ended)], _suspicions(outcome, ended, bool(noise)))
+
+    def _is_right(self, printed: bytes) -> bool:
+        if self.tests.checker == "exact":
+            return _unix(printed) == _unix(self.expected)
+        expected = self.expected.split()
+        got = printed.split(None, len(expected))  # no more words than the test is worth
+        if got and len(got) > len(expected):
+            return False
+        if got == expected:
+            return True
+        if self.tests.checker == "tokens" or len(got) != len(expected):
+            return False
+        return all(
+            one == other or _close(one, other, self.tests.tolerance)
+            for one, other in zip(got, expected, strict=True)
+        )
+
+
+def _unix(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").rstrip(b"\n")
+
+
+def _close(one: bytes, other: bytes, tolerance: float) -> bool:
+    if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+        return False
+    got, expected = float(one), float(other)
+    # The expected number is the measure: a huge one of the program's is close to nothing.
+    return abs(got - expected) <= tolerance * max(1.0, abs(expected))
+
+
+# Programs that are asked
+
+
+@dataclass(frozen=True)
+class Value:
+    """An answer that is compared here."""
+
+    expected: Any
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that is asked something; None is expected where the jail itself must judge."""
+
+    run: Run
+    expected: tuple[Value | None, ...]
+
+    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+        answers: dict[str, dict[str, Any]] = {}
+        noise = False
+        nonces = {check.nonce for check in self.run.checks}
+        for line in _lines(ended.report):
+            nonce = line.get("nonce")
+            if isinstance(nonce, str) and nonce in nonces and nonce not in answers:
+                answers[nonce] = line
+            else:
+                noise = noise or "failed" not in line
+        # A program that is silent about what it was asked ended before.
+        otherwise = failure(ended, bounds) or Outcome.EXITED_EARLY
+        verdicts, suspicious = [], _suspicions(otherwise, ended, noise)
+        for check, value in zip(self.run.checks, self.expected, strict=True):
+            answer = answers.get(check.nonce)
+            outcome = otherwise if answer is None else _outcome(answer, value)
+            by_jail = answer is not None and value is None
+            verdicts.append(_verdict(outcome, ended, by_jail=by_jail))
+            if answer is not None and not is_plain(answer.get("value")):
+                kind = str(answer["value"]["other"])[:60]
+                suspicious.append(f"answered with {kind!r}, which is no plain value")
+        if len(answers) == len(nonces):
+            suspicious = [each for each in suspicious if each != _EARLY]
+        return Judged(verdicts, suspicious)
+
+
+def _question(case: str, index: int) -> tuple[Check, Value | None]:
+    """Take an assert apart: what to ask the program, and what it should answer."""
+    try:
+        statements = ast.parse(case).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRequest(f"tests.cases.{index}: no Python: {error}") from None
+    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
+        raise InvalidRequest(f"tests.cases.{index}: give one assert statement")
+    nonce = secrets.token_hex(16)
+    test = statements[0].test
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        for asked, known in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+            literal = _literal(known)
+            if literal is not None and _is_equality(test.ops[0], literal[0]):
+                value = Value(literal[0], as_json=False)
+                return Check("eval", ast.unparse(asked), nonce), value
+    return Check("assert", case, nonce), None
+
+
+def _literal(node: ast.expr) -> tuple[Any] | None:
+    try:
+        return (ast.literal_eval(node),)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _is_equality(operator: ast.cmpop, literal: object) -> bool:
+    is_one_of_a_kind = literal is None or isinstance(literal, bool)
+    return isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_one_of_a_kind)
+
+
+def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
+    if "raised" in answer:
+        return _RAISED.get(str(answer["raised"]), Outcome.RUNTIME_ERROR)
+    if value is None:
+        return Outcome.ACCEPTED if answer.get("held") is True else Outcome.WRONG_ANSWER
+    if "value" not in answer:
+        return Outcome.WRONG_ANSWER
+    right = same(answer["value"], value.expected, as_json=value.as_json)
+    return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
+
+
+# Any run
+
+
+def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - one for each outcome
+    """Why a run failed, whatever it was to do; None where it ended well."""
+    if ended.stopped == "died":
+        return Outcome.RUNTIME_ERROR
+    if ended.stopped == "files":
+        return Outcome.OUTPUT_LIMIT
+    if ended.stopped or ended.cpu_ms > bounds.cpu_s * 1000:
+        return Outcome.TIME_LIMIT
+    written = max(len(ended.stdout), len(ended.stderr))
+    is_too_much = written > bounds.output_bytes or len(ended.report) > MAX_REPORT_BYTES
+    if is_too_much or ended.exit_code == -signal.SIGXFSZ:
+        return Outcome.OUTPUT_LIMIT
+    if ended.exit_code == -signal.SIGXCPU:
+        return Outcome.TIME_LIMIT
+    if ended.exit_code == 0:
+        return None
+    for line in _lines(ended.report):
+        why = line.get("failed")
+        if isinstance(why, str) and why in _FAILURES:
+            return _FAILURES[why]
+    # A program cannot send signals. So it was the kernel, for want of memory.
+    is_killed = ended.exit_code == -signal.SIGKILL
+    return Outcome.MEMORY_LIMIT if is_killed else Outcome.RUNTIME_ERROR
+
+
+def _lines(report: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of a report; what cannot be read is empty, as nothing the warden writes is."""
+    for line in report.split(b"\n", _MOST_LINES):
+        if not line:
+            continue
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError):
+            read = None
+        yield read if isinstance(read, dict) else {}
+
+
+_EARLY = "ended, as if well, before it had answered"
+
+
+def _suspicions(outcome: Outcome, ended: Ended, noise: bool) -> list[str]:
+    suspicious = []
+    if noise:
+        suspicious.append("wrote where only the warden writes")
+    if outcome is Outcome.EXITED_EARLY:
+        suspicious.append(_EARLY)
+    if ended.stopped == "died":
+        suspicious.append("broke its jail")
+    return suspicious
+
+
+def _verdict(outcome: Outcome, ended: Ended, *, by_jail: bool = False) -> Verdict:
+    stderr = ended.stderr
+    if len(stderr) > _HEAD:  # what ended it stands at its end
+        stderr = stderr[: _HEAD // 2] + b"\n...\n" + stderr[-_HEAD // 2 :]
+    return Verdict(
+        verdict=outcome,
+        verdict_by="jail" if by_jail else "service",
+        cpu_ms=round(ended.cpu_ms, 3),
+        wall_ms=round(ended.fork_ms + ended.run_ms, 3),
+        stdout=ended.stdout[:_HEAD].decode(errors="replace"),
+        stderr=stderr.decode(errors="replace"),
+    )

@@ -1,0 +1,92 @@
+"""The code service over real HTTP, at each level of isolation. A missing level is a failure."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.code.app import create_app
+from rewardfleet_server.code.sandboxes import Sandbox
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import serving
+
+LEVELS = ("bubblewrap", "landlock")
+
+#: Enough for honest programs, and soon over for others.
+LIMITS = {"cpu_s": 0.5, "wall_s": 1.5, "memory_mb": 256, "output_kb": 2048}
+
+
+class Service:
+    """A running service, and short ways to ask it."""
+
+    def __init__(self, client: httpx.Client, level: str) -> None:
+        self.client = client
+        self.level = level
+
+    def post(self, revision: str, tests: dict[str, object], **fields: object) -> httpx.Response:
+        body = {"revision": revision, "tests": tests, "limits": LIMITS, **fields}
+        return self.client.post("/score", json=body)
+
+    def score(self, revision: str, tests: dict[str, object], **fields: object) -> dict:
+        answer = self.post(revision, tests, **fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def verdict(self, revision: str, tests: dict[str, object], **fields: object) -> str:
+        """The verdict of the first test."""
+        return self.score(revision, tests, **fields)["verdicts"][0]["verdict"]
+
+
+def stdio(*cases: tuple[str, str], **fields: object) -> dict[str, object]:
+    listed = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in cases]
+    return {"kind": "stdio", "cases": listed, **fields}
+
+
+def functional(fn_name: str, *cases: tuple[list, object]) -> dict[str, object]:
+    listed = [{"args": args, "expected": expected} for args, expected in cases]
+    return {"kind": "functional", "fn_name": fn_name, "cases": listed}
+
+
+def asserts(*cases: str, **fields: object) -> dict[str, object]:
+    return {"kind": "asserts", "cases": list(cases), **fields}
+
+
+@contextmanager
+def served_code(
+    level: str = "auto", sandbox: Sandbox | None = None, **settings: object
+) -> Iterator[Service]:
+    app = create_app(
+        CodeSettings(_cli_parse_args=False, isolation=level, **{"workers": 2, **settings}), sandbox
+    )
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
+    ):
+        yield Service(client, level)
+
+
+@pytest.fixture(scope="session", params=LEVELS)
+def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with served_code(request.param) as service:
+        yield service
+
+
+def descendants(pid: int | None = None) -> set[int]:
+    """All processes below one, this one by default, that are not zombies."""
+    parents = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(place.name)] = int(fields[1])
+    found, grown = {pid or os.getpid()}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        grown, found = bool(more), found | more
+    return found - {pid or os.getpid()}

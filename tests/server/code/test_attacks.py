@@ -1,0 +1,601 @@
+"""Attacks on the jail, each over HTTP at both levels.
+
+Where a program tries what must not be, it prints `held` when it was refused: accepted means that
+the jail held. After each, the next program is unharmed, and no process is left.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from rewardfleet_server.testing import wait_until
+
+from .conftest import LIMITS, Service, asserts, descendants, functional, stdio
+
+HELD = stdio(("", "held"))
+#: For programs that a loaded machine makes slow.
+PATIENT = {**LIMITS, "cpu_s": 5, "wall_s": 20}
+
+
+@pytest.fixture
+def service(level_service: Service):
+    """A service that must be unharmed when the test is over."""
+    assert level_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
+    before = len(descendants())
+    yield level_service
+    score = level_service.score(
+        "import glob, os\nprint(input(), glob.glob('/tmp/*') + glob.glob('/dev/shm/*'))"
+        if level_service.level == "bubblewrap"
+        else "print(input(), [])",
+        stdio(("y", "y []"), ("z", "z []")),
+    )
+    assert score["score"] == 1.0, score
+    assert score["suspicious"] == []
+    wait_until(lambda: len(descendants()) == before)
+
+
+def tried(*attempts: str, setup: str = "") -> str:
+    """A program that prints `held` where each of these expressions raises OSError."""
+    listed = ", ".join(f"lambda: {attempt}" for attempt in attempts)
+    return f"""
+import ctypes, glob, mmap, os, resource, signal, socket, subprocess, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    if libc.syscall(number, *args) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+{setup}
+for number, attempt in enumerate([{listed}]):
+    try:
+        attempt()
+    except OSError:
+        continue
+    print("escaped by attempt", number)
+print("held")
+"""
+
+
+REFUSED = {
+    "fork": tried("os.fork()", "os.forkpty()", "call(57)", "call(58)", "call(56, 17, 0, 0, 0, 0)"),
+    "clone3": tried("call(435, (ctypes.c_uint64 * 11)(), 88)"),
+    "subprocess": tried("subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['t'], {})"),
+    "exec": tried("os.execv('/bin/true', ['true'])", "os.execv(sys.executable, ['python', '-V'])"),
+    "kill everybody": tried("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
+    "signals to every pid": tried(
+        *(f"os.kill({pid}, {number})" for pid in ("1", "2", "os.getppid()") for number in (0, 9)),
+        "[os.kill(pid, 9) for pid in range(1, 400)]",
+        "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
+        "call(234, os.getppid(), os.getppid(), 9)",  # tgkill
+        "call(129, os.getppid(), 9, (ctypes.c_char * 128)())",  # rt_sigqueueinfo
+    ),
+    "signals by fcntl": tried(
+        "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+        "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
+        setup="import fcntl",
+    ),
+    "ptrace": tried(
+        "call(101, 16, os.getppid(), 0, 0)",
+        "call(101, 0, 0, 0, 0)",
+        "call(310, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_readv
+        "open(f'/proc/{os.getppid()}/mem', 'rb')",
+    ),
+    "read /etc/passwd": tried("open('/etc/passwd')", "open('/etc/shadow')", "os.listdir('/root')"),
+    "read the host's environment": tried(
+        "open('/proc/1/environ', 'rb').read()",
+        "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        setup="assert not set(os.environ) - {'LC_CTYPE'}, os.environ",
+    ),
+    "read /proc of others": tried(
+        *(
+            f"open(f'/proc/{{os.getppid()}}/{name}', 'rb').read()"
+            for name in ("maps", "mem", "cmdline", "status")
+        ),
+        "os.listdir(f'/proc/{os.getppid()}/fd')",
+        "os.listdir('/proc')",
+    ),
+    "limits of others": tried(
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    ),
+    "network": tried(
+        "socket.socket()",
+        "socket.socket(socket.AF_UNIX)",
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "socket.create_connection(('127.0.0.1', 18081), 1)",
+        "socket.create_connection(('1.1.1.1', 53), 1)",
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
+    ),
+    "abstract sockets": tried(
+        "call(41, 1, 1, 0)",  # socket
+        "call(42, 0, b'\\x01\\x00\\x00name', 7)",  # connect
+        "call(49, 0, b'\\x01\\x00\\x00name', 7)",  # bind
+    ),
+    "namespaces and mounts": tried(
+        "call(272, 0x10000000)",  # unshare(CLONE_NEWUSER)
+        "call(272, 0x20000)",
+        "call(308, 0, 0)",  # setns
+        "call(165, b'none', b'/tmp', b'tmpfs', 0, 0)",  # mount
+        "call(166, b'/tmp', 0)",
+        "os.chroot('/tmp')",
+        "call(56, 0x10000000 | 17, 0, 0, 0, 0)",
+    ),
+    "other users": tried(
+        "os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"
+    ),
+    "leave something in the kernel": tried(
+        "call(29, 77, 4096, 0o1666)",  # shmget
+        "call(64, 77, 1, 0o1666)",  # semget
+        "call(68, 77, 0o1666)",  # msgget
+        "call(240, b'queue', 0o102, 0o666, 0)",  # mq_open
+        "call(248, b'user', b'name', b'x', 1, -3)",  # add_key
+        "call(425, 8, 0)",  # io_uring_setup
+        "call(321, 0, 0, 0)",  # bpf
+        "os.memfd_create('more')",
+    ),
+    "daemon": tried("os.setsid()", "os.fork()"),
+    "write elsewhere": tried(
+        *(f"open({path!r}, 'w')" for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/x")),
+        "os.mkdir('/usr/lib/x')",
+        "os.symlink('/etc', '/dev/link')",
+    ),
+    "raise its limits": tried(
+        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
+        # Above the hard limit is a ValueError to Python.
+        setup="""
+def raising(kind, limits, old=resource.setrlimit):
+    try:
+        old(kind, limits)
+    except ValueError as error:
+        raise OSError from error
+resource.setrlimit = raising""",
+    ),
+}
+
+
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(service: Service, program: str):
+    score = service.score(program, HELD)
+    assert score["score"] == 1.0, score["verdicts"]
+    assert score["isolation"] == service.level
+
+
+def test_files_of_its_own_user_on_the_host(service: Service):
+    """Landlock watches neither modes nor times, and its first versions no truncation."""
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="rewardfleet-test-") as file:
+        file.write(b"untouched")
+        file.flush()
+        os.chmod(file.name, 0o644)
+        if os.geteuid() == 0:
+            os.chown(file.name, 65534, 65534)
+        before = os.stat(file.name)
+        attempts = (
+            "os.chmod(name, 0o777)",
+            "os.chmod(name, 0o777, follow_symlinks=False)",
+            "os.utime(name, (1, 1))",
+            "os.truncate(name, 0)",
+            "os.open(name, os.O_RDONLY | os.O_TRUNC)",
+            "os.open(name, os.O_RDONLY)",
+            "open(name, 'w')",
+            "open(name, 'r+')",
+            "os.unlink(name)",
+            "os.rename(name, name + 'x')",
+            "os.link(name, name + 'x')",
+            "os.setxattr(name, 'user.x', b'x')",
+        )
+        setup = f"""
+name = {file.name!r}
+os.chmod = lambda *a, old=os.chmod, **k: refused(old, *a, **k)
+def refused(call, *args, **fields):
+    try:
+        call(*args, **fields)
+    except NotImplementedError as error:
+        raise OSError from error
+"""
+        assert service.score(tried(*attempts, setup=setup), HELD)["score"] == 1.0
+        after = os.stat(file.name)
+        assert (after.st_mode, after.st_mtime, after.st_size) == (
+            before.st_mode,
+            before.st_mtime,
+            len(b"untouched"),
+        )
+
+
+@pytest.mark.parametrize("name", ["read /etc/passwd", "read /proc of others", "network"])
+def test_without_a_jail_the_same_program_escapes(name: str):
+    """So that the tests above can fail."""
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED[name]], capture_output=True, text=True, check=True
+    )
+    assert "escaped" in done.stdout
+
+
+ENDED = {
+    "fork bomb": ("import os\nwhile True: os.fork()", {"runtime_error"}),
+    "thread bomb": (
+        (
+            "import threading, time\nthreading.stack_size(32768)\n"
+            "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+        ),
+        {"runtime_error"},
+    ),
+    "4 GB at once": ("x = bytearray(4 << 30)", {"memory_limit"}),
+    "4 GB slowly": ("x = []\nwhile True: x.append(bytearray(1 << 20))", {"memory_limit"}),
+    "4 GB shared": ("import mmap\nx = mmap.mmap(-1, 4 << 30)", {"memory_limit", "runtime_error"}),
+    "4 GB, caught and tried again": (
+        "x = []\nwhile True:\n  try: x.append(bytearray(1 << 20))\n  except MemoryError: pass",
+        {"time_limit"},
+    ),
+    "endless stdout": ("while True: print('x' * 1000)", {"output_limit"}),
+    "endless stderr": (
+        "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
+        {"output_limit"},
+    ),
+    "endless stdout, told to stop": (
+        (
+            "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "while True:\n  try: os.write(1, b'x' * 1000)\n  except OSError: pass"
+        ),
+        {"time_limit", "output_limit"},
+    ),
+    "endless loop": ("while True: pass", {"time_limit"}),
+    "endless loop in threads": (
+        (
+            "import threading\ndef loop():\n  while True: pass\n"
+            "for _ in range(8): threading.Thread(target=loop).start()"
+        ),
+        {"time_limit"},
+    ),
+    "endless loop in C": ("x = 10 ** 10 ** 9", {"time_limit", "memory_limit"}),
+    "sleep": ("import time\ntime.sleep(1000)", {"time_limit"}),
+    "ignored signals": (
+        (
+            "import signal\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, 1)\n"
+            "while True: pass"
+        ),
+        {"time_limit"},
+    ),
+    "blocked signals": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
+        {"time_limit"},
+    ),
+    "SIGKILL of itself": ("import os\nos.kill(os.getpid(), 9)", {"runtime_error"}),
+    "abort": ("import os\nos.abort()", {"runtime_error"}),
+    "segmentation fault": ("import ctypes\nctypes.string_at(0)", {"runtime_error"}),
+    "deep recursion": ("def f(): f()\nf()", {"runtime_error"}),
+    "deeper recursion": (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+        {"runtime_error", "memory_limit", "time_limit"},
+    ),
+    "deep recursion in C": (
+        "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)",
+        {"runtime_error", "memory_limit", "time_limit"},
+    ),
+    "deep source": ("(" * 5000 + ")" * 5000, {"compile_error"}),
+    "deeper source": ("x = " + "-" * 200_000 + "1", {"compile_error"}),
+    "exit by exception": ("raise KeyboardInterrupt", {"runtime_error"}),
+    "many files": (
+        (
+            "import os\nos.chdir('/tmp')\nn = 0\n"
+            "while True:\n  os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))\n  n += 1"
+        ),
+        {"output_limit", "time_limit", "runtime_error"},
+    ),
+    "deep folders": (
+        (
+            "import os\nos.chdir('/tmp')\n"
+            "for _ in range(5000): os.mkdir('d'); os.chdir('d')\nraise SystemExit(1)"
+        ),
+        {"runtime_error", "time_limit"},
+    ),
+    "a folder that cannot be read": (
+        "import os\nos.umask(0o777)\nos.mkdir('/tmp/a')\nos.open('/tmp/b', os.O_CREAT)\n1/0",
+        {"runtime_error"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "verdicts"), ENDED.values(), ids=ENDED)
+def test_what_is_ended(service: Service, program: str, verdicts: set[str]):
+    started = time.monotonic()
+    # What must meet another limit than that of CPU gets enough of it.
+    limits = LIMITS if "time_limit" in verdicts else PATIENT
+    score = service.score(program, stdio(("", "x")), limits=limits)
+    assert score["verdicts"][0]["verdict"] in verdicts, score
+    assert score["score"] == 0.0
+    assert time.monotonic() - started < 10
+
+
+def test_files_are_not_there_for_the_next_test(service: Service):
+    """Nor for the next test of the same submission, nor by a name that was kept open."""
+    program = """
+import glob, os
+folders = ["/tmp", "/dev/shm", "/var/tmp", "."]
+print(sorted(sum((glob.glob(folder + "/*left*") for folder in folders), [])))
+for folder in folders:
+    try:
+        with open(folder + "/left", "w") as file:
+            file.write(input() if folder == "/tmp" else "x")
+        os.makedirs(folder + "/left-too/deep")
+        os.symlink("/usr", folder + "/left-link")
+    except OSError:
+        pass
+"""
+    score = service.score(program, stdio(("1", "[]"), ("2", "[]"), ("3", "[]")))
+    assert score["score"] == 1.0, score
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
+def test_a_folder_that_is_filled(service: Service, folder: str):
+    """At the limit of each file it goes on with the next, until there is no space."""
+    program = f"""
+import os
+written = 0
+try:
+    for number in range(1000):
+        with open(f"{folder}/{{number}}", "wb") as file:
+            written += file.write(bytes(1 << 20))
+except OSError:
+    pass
+print(written <= 64 << 20)
+"""
+    assert service.verdict(program, stdio(("", "True"))) == "accepted"
+
+
+def test_state_does_not_reach_the_next_test(service: Service):
+    program = """
+import builtins, os, sys, math
+print(getattr(builtins, "left", "none"), math.pi == 3, os.environ.get("LEFT"))
+builtins.left, math.pi, os.environ["LEFT"] = "something", 3, "x"
+"""
+    score = service.score(program, stdio(("", "none False None"), ("", "none False None")))
+    assert score["score"] == 1.0
+
+
+# Programs that would pass without having done their work
+
+
+FORGERIES = {
+    "os._exit at import": "import os\nos._exit(0)",
+    "sys.exit at import": "import sys\nsys.exit(0)",
+    "sys.exit in the call": "import sys\ndef f(*a): sys.exit(0)",
+    "os._exit in the call": "import os\ndef f(*a): os._exit(0)",
+    "os._exit from atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(*a): return 1",
+    "exit in a thread": (
+        "import os, threading\nthreading.Timer(0.0, os._exit, (0,)).start()\n"
+        "def f(*a):\n  while True: pass"
+    ),
+    "always equal": (
+        "class Any:\n  def __eq__(self, other): return True\n"
+        "  def __ne__(self, other): return False\n  __hash__ = None\ndef f(*a): return Any()"
+    ),
+    "an int that is always equal": (
+        "class Any(int):\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\n"
+        "def f(*a): return Any(1)"
+    ),
+    "a list of what is always equal": (
+        "class Any(list):\n  def __eq__(self, other): return True\n  def __len__(self): return 2\n"
+        "def f(*a): return Any()"
+    ),
+    "a frame walk": """
+import sys
+def f(*args):
+    frame, found = sys._getframe(), []
+    while frame:
+        found += [repr(value) for value in frame.f_locals.values()]
+        found += [repr(value) for value in frame.f_globals.values()]
+        frame = frame.f_back
+    for text in found:
+        if "73856093" in text:
+            return 73856093 - 0
+    return 0
+""",
+    "a garbage-collector hunt": """
+import gc, sys
+def f(*args):
+    gc.collect()
+    for thing in gc.get_objects():
+        try:
+            if isinstance(thing, (dict, list, tuple)) and len(thing) < 10000:
+                values = thing.values() if isinstance(thing, dict) else thing
+                for value in list(values):
+                    if type(value) is int and value == int("7385" + "6093"):
+                        return value
+                    if type(value) is str and "7385" + "6093" in value and len(value) < 100:
+                        return int("7385" + "6093")
+        except Exception:
+            pass
+    return 0
+""",
+    "patched builtins": (
+        "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda x: 1\n"
+        "builtins.compile = builtins.eval = builtins.exec = lambda *a, **k: 73856093\n"
+        "builtins.AssertionError = ZeroDivisionError\ndef f(*a): return 0"
+    ),
+    "patched excepthook": (
+        "import sys\nsys.excepthook = lambda *a: None\nsys.unraisablehook = lambda *a: None\n"
+        "def f(*a): raise ValueError"
+    ),
+    "patched stdout": (
+        "import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\nsys.stdin = None\n"
+        "def f(*a): return 0"
+    ),
+    "patched json": (
+        "import json\njson.dumps = lambda *a, **k: '{\"held\": true}'\n"
+        "json.JSONEncoder.encode = json.dumps\ndef f(*a): return 0"
+    ),
+    "closed descriptors": "import os\nos.closerange(0, 10000)\ndef f(*a): return 0",
+    "written descriptors": """
+import os
+for number in range(3, 1000):
+    for text in (b'{"held": true}\\n', b'{"nonce": "", "held": true}\\n', b"ok\\n", b"\\0" * 100):
+        try:
+            os.write(number, text)
+        except OSError:
+            break
+def f(*a): return 0
+""",
+    "a forged answer from outside the call": """
+import os
+def f(*a):
+    for number in range(3, 1000):
+        for value in ("73856", "true", "null"):
+            try:
+                os.write(number, b'{"nonce": "%s", "value": %s, "held": true}\\n'
+                         % (b"0" * 32, value.encode()))
+            except OSError:
+                break
+    os._exit(0)
+""",
+}
+
+HUGE = {
+    "a report of empty lines": "import os\nwhile True: os.write(number, b'\\n' * 65536)",
+    "a report of lists": "import os\nos.write(number, b'[' + b'[],' * 500_000 + b'[]]\\n')",
+    "many words": "import sys\nsys.stdout.write('x ' * 1_000_000)",
+}
+
+
+@pytest.mark.parametrize("program", HUGE.values(), ids=HUGE)
+def test_what_is_written_takes_the_service_no_time(service: Service, program: str):
+    find = (
+        "import os\nfor number in range(3, 256):\n"
+        "  try: os.write(number, b'')\n  except OSError: continue\n  break\n"
+    )
+    started = time.monotonic()
+    score = service.score(find + program, stdio(("", "x")), limits={**LIMITS, "output_kb": 60_000})
+    assert score["score"] == 0.0
+    assert time.monotonic() - started < 5
+
+
+#: What no program above can know.
+SECRET = "73856093"
+
+
+@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.parametrize("kind", ["functional", "compared assert", "assert in the jail", "stdio"])
+def test_what_would_pass_unearned(service: Service, program: str, kind: str):
+    tests = {
+        "functional": functional("f", ([2, 3], int(SECRET))),
+        "compared assert": asserts(f"assert f(2, 3) == {SECRET}"),
+        "assert in the jail": asserts(
+            "assert abs(f(2, 3) - int(str(MANY))) < 1", setup="MANY = 7385"
+        ),
+        "stdio": stdio(("", SECRET)),
+    }[kind]
+    score = service.score(program, tests)
+    assert score["score"] == 0.0, score
+    assert score["verdicts"][0]["verdict"] != "skipped"
+
+
+def test_an_early_end_is_suspicious(service: Service):
+    score = service.score(FORGERIES["os._exit at import"], asserts("assert f(1) == 2"))
+    assert score["verdicts"][0]["verdict"] == "exited_early"
+    assert score["suspicious"] == ["test 1: ended, as if well, before it had answered"]
+
+
+def test_forged_lines_are_suspicious(service: Service):
+    score = service.score(FORGERIES["written descriptors"], functional("f", ([1], 5)))
+    assert "test 1: wrote where only the warden writes" in score["suspicious"]
+
+
+def test_an_assert_in_the_jail_says_so(service: Service):
+    tests = asserts("assert f(2) == 4", "assert abs(f(2) - 4) < 1", "assert f(3) in range(5, 7)")
+    score = service.score("def f(x): return 2 * x", tests)
+    assert [each["verdict_by"] for each in score["verdicts"]] == ["service", "jail", "jail"]
+    assert score["score"] == 1.0
+
+
+# Correct programs that other judges fail
+
+
+def test_a_line_of_a_megabyte(service: Service):
+    line = "x" * 2**20
+    assert service.verdict(f"print('x' * {2**20})", stdio(("", line))) == "accepted"
+
+
+def test_ten_megabytes_of_input(service: Service):
+    text = "7" * 79 + "\n"
+    tests = stdio((text * 131_072, str(131_072 * 79 * 7)))
+    program = "import sys\nprint(sum(line.count('7') * 7 for line in sys.stdin))"
+    assert service.verdict(program, tests, limits=PATIENT) == "accepted"
+
+
+def test_input_that_is_never_read(service: Service):
+    tests = stdio(("x" * 2**20, "done"))
+    assert service.verdict("print('done')", tests) == "accepted"
+
+
+#: With PYTHONHASHSEED=0, in which the jails run.
+SET_ORDER = subprocess.run(
+    [sys.executable, "-c", "print(''.join({'a', 'b', 'c', 'd', 'e'}))"],
+    env={"PYTHONHASHSEED": "0"},
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout
+
+HONEST = {
+    "a thread with a large stack": (
+        (
+            "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(128 << 20)\n"
+            "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
+            "threading.Thread(target=lambda: print(depth(50000))).start()"
+        ),
+        "50000",
+    ),
+    "a pool of threads": (
+        (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "print(sum(ThreadPoolExecutor(4).map(int, '123')))"
+        ),
+        "6",
+    ),
+    "asyncio": ("import asyncio\nasync def m(): print(5)\nasyncio.run(m())", "5"),
+    "/dev/stdin": ("print(open('/dev/stdin').read())", "in"),
+    "descriptor 0": ("print(open(0).read())", "in"),
+    "exit": ("print('in')\nexit()", "in"),
+    "exit of os": ("import os\nos.write(1, b'in')\nos._exit(0)", "in"),
+    "atexit": ("import atexit\natexit.register(print, 'in')", "in"),
+    "main": ("if __name__ == '__main__': print(input())", "in"),
+    "dataclass": (
+        (
+            "from dataclasses import dataclass\n@dataclass(order=True)\n"
+            "class A:\n  x: 'int'\nprint(A(1))"
+        ),
+        "A(x=1)",
+    ),
+    "its own stack limit": (
+        "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, 1 << 26))\nprint(1)",
+        "1",
+    ),
+    "sets in the same order": ("print(''.join({'a', 'b', 'c', 'd', 'e'}))", SET_ORDER),
+    "random in the same order": ("import random\nprint(random.random())", "0.8444218515250481"),
+}
+
+
+@pytest.mark.parametrize(("program", "printed"), HONEST.values(), ids=HONEST)
+def test_an_honest_program(service: Service, program: str, printed: str):
+    score = service.score(program, stdio(("in", printed)), limits=PATIENT)
+    assert score["score"] == 1.0, score
+
+
+@pytest.mark.slow
+def test_after_all_this_the_service_is_as_fast_as_before(level_service: Service):
+    def seconds() -> float:
+        started = time.monotonic()
+        for _ in range(10):
+            tests = stdio(*(("1", "1"),) * 10)
+            assert level_service.score("print(input())", tests)["score"] == 1.0
+        return time.monotonic() - started
+
+    before = min(seconds() for _ in range(3))
+    for name in ("endless stdout", "4 GB at once", "thread bomb", "many files", "deep folders"):
+        level_service.score(ENDED[name][0], stdio(("", "x")))
+    assert min(seconds() for _ in range(3)) < 1.5 * before

@@ -1,0 +1,107 @@
+"""Bad input gets a clear problem, and the service goes on. Over real HTTP."""
+
+import json
+
+import pytest
+
+from ..video.test_bad_input import check_problem
+from .conftest import Service, asserts, functional, served_code, stdio
+
+
+@pytest.fixture(scope="module")
+def one_service():
+    with served_code(workers=1) as service:
+        yield service
+
+
+@pytest.fixture
+def service(one_service: Service):
+    yield one_service
+    assert one_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
+
+
+GOOD = stdio(("", "1"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"language": "c++"}, "'python' (got 'c++')"),
+        ({"language": None}, "language"),
+        ({"mode": "some"}, "mode"),
+        ({"revision": ""}, "revision"),
+        ({"revision": "x" * 10_000_000}, "1000000 characters"),
+        ({"revision": "print(1)\0"}, "NUL character (at 8)"),
+        ({"revision": 7}, "revision"),
+        ({"revision": "```\na\n```\n```\nb\n```"}, "2 fences"),
+        ({"tests": None}, "tests"),
+        ({"tests": {}}, "tests"),
+        ({"tests": {"kind": "unit"}}, "stdio"),
+        ({"tests": stdio()}, "tests.stdio.cases"),
+        ({"tests": functional("f")}, "tests.functional.cases"),
+        ({"tests": asserts()}, "tests.asserts.cases"),
+        ({"tests": stdio(*[("", "1")] * 1001)}, "1000"),
+        ({"tests": {"kind": "stdio", "cases": [{"input": "x", "stdout": ""}]}}, "'tests.stdio"),
+        ({"tests": stdio(("", "1"), checker="fuzzy")}, "checker"),
+        ({"tests": stdio(("", "1"), tolerance=-1)}, "tolerance"),
+        ({"tests": functional("f; import os", ([], 1))}, "fn_name"),
+        ({"tests": functional("f", ("x", 1))}, "args"),
+        ({"tests": asserts("f(1) == 2")}, "one assert"),
+        ({"tests": asserts("assert f(1) ==")}, "no Python"),
+        ({"tests": asserts("assert f('\0')")}, "NUL"),
+        ({"tests": asserts("assert 1", setup="\0")}, "NUL"),
+        ({"limits": {"cpu_s": 1000}}, "limits.cpu_s: this service allows at most 60 (got 1000)"),
+        ({"limits": {"wall_s": 1000}}, "limits.wall_s"),
+        ({"limits": {"memory_mb": 10**6}}, "limits.memory_mb"),
+        ({"limits": {"output_kb": 10**6}}, "limits.output_kb"),
+        ({"limits": {"cpu_s": 0}}, "cpu_s"),
+        ({"limits": {"cpu_s": -1}}, "cpu_s"),
+        ({"limits": {"seconds": 1}}, "seconds"),
+        ({"colour": 1}, "accepted: revision, tests"),
+    ],
+    ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
+)
+def test_a_field_out_of_its_range(service: Service, fields: dict[str, object], said: str):
+    body = {"revision": "print(1)", "tests": GOOD, **fields}
+    check_problem(service.client.post("/score", json=body), "invalid", said)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"revision": "\\ud800", "tests": {"kind": "stdio", "cases": [{"stdout": ""}]}}',
+        b'{"revision": "1", "tests": {"kind": "stdio", "cases": [{"stdout": "\\udfff"}]}}',
+        (
+            b'{"revision": "1", "tests": {"kind": "functional", "fn_name": "f", "cases": '
+            b'[{"args": [NaN], "expected": 1}]}}'
+        ),
+        b'{"revision": "1", "tests": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["surrogate", "surrogate-expected", "nan", "deep"],
+)
+def test_a_body_that_is_not_the_json_asked_for(service: Service, content: bytes):
+    headers = {"content-type": "application/json"}
+    check_problem(service.client.post("/score", content=content, headers=headers), "invalid")
+
+
+def test_a_batch_of_ten_thousand(service: Service):
+    items = [{"revision": "print(1)", "tests": GOOD}] * 10_000
+    answer = service.client.post("/score/batch", json={"items": items})
+    check_problem(answer, "invalid")
+
+
+def test_a_bad_item_of_a_batch_fails_alone(service: Service):
+    items = [
+        {"revision": "print(1)", "tests": GOOD},
+        {"revision": "print(1)", "tests": stdio()},
+        {"revision": "print(2)", "tests": GOOD},
+    ]
+    results = service.client.post("/score/batch", json={"items": items}).json()["results"]
+    assert [each["score"] for each in results] == [1.0, None, 0.0]
+    assert results[1]["error"]["kind"] == "invalid"
+
+
+def test_odd_text_in_tests_is_no_matter(service: Service):
+    """NUL bytes and all of Unicode are data, where no Python source is asked for."""
+    text = "\0 \x7f ü 漢 🙂 \u2028"
+    assert service.verdict("print(input())", stdio((text, text), checker="exact")) == "accepted"

@@ -1,0 +1,261 @@
+"""The service as a whole: modes, readiness, and what is our failure and what the program's."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from rewardfleet import RewardFleet, blocking, code_request
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server.cli import main
+from rewardfleet_server.code.sandboxes import Ended
+from rewardfleet_server.code.sandboxes.jail import levels, pool
+from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
+from rewardfleet_server.code.sandboxes.jail.worker import NoJail, Worker
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeSandbox, wait_until
+
+from .conftest import LEVELS, LIMITS, Service, asserts, descendants, functional, served_code, stdio
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served_code(workers=1) as service:
+        yield service
+
+
+def verdicts(score: dict) -> list[str]:
+    return [each["verdict"] for each in score["verdicts"]]
+
+
+def test_readiness_tells_the_isolation(level_service: Service):
+    answer = level_service.client.get("/readyz")
+    assert answer.json() == {"status": "ready", "isolation": level_service.level}
+
+
+def test_a_score_is_the_share_of_tests_passed(service: Service):
+    tests = stdio(("1", "1"), ("2", "x"), ("3", "3"), ("4", "4"))
+    score = service.score("print(input())", tests)
+    assert (score["score"], score["pass_rate"]) == (0.75, 0.75)
+    assert verdicts(score) == ["accepted", "wrong_answer", "accepted", "accepted"]
+    assert all(each["cpu_ms"] > 0 for each in score["verdicts"])
+    assert score["verdicts"][1]["stdout"] == "2\n"
+    assert score["provenance"]["isolation"] == score["isolation"] == "bubblewrap"
+
+
+def test_all_or_nothing_stops_at_the_first_failure(service: Service):
+    tests = stdio(("1", "1"), ("2", "x"), ("3", "3"))
+    score = service.score("print(input())", tests, mode="all_pass")
+    assert score["score"] == 0.0
+    assert verdicts(score) == ["accepted", "wrong_answer", "skipped"]
+    assert service.score("print(input())", stdio(("1", "1")), mode="all_pass")["score"] == 1.0
+
+
+def test_asserts_together_run_the_program_once(service: Service):
+    program = "import time\nprint('once')\ncount = 0\ndef f():\n  global count\n  count += 1\n"
+    program += "  return count"
+    cases = ["assert f() == 1", "assert f() == 2", "assert f() == 7", "assert f() > 3"]
+    together = service.score(program, asserts(*cases, together=True))
+    assert verdicts(together) == ["accepted", "accepted", "wrong_answer", "accepted"]
+    apart = service.score(program, asserts(*cases))
+    assert verdicts(apart) == ["accepted", "wrong_answer", "wrong_answer", "wrong_answer"]
+
+
+def test_setup_comes_before_the_program(service: Service):
+    program = "def f(x): return Point(x, 1)"
+    setup = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')"
+    assert service.verdict(program, asserts("assert f(2) == (2, 1)", setup=setup)) == "accepted"
+
+
+def test_functions_and_methods(service: Service):
+    tests = functional("f", ([2, [1]], {"sum": 3}))
+    assert service.verdict("def f(x, y): return {'sum': x + y[0]}", tests) == "accepted"
+    method = "class Solution:\n  def f(self, x, y): return {'sum': x + y[0]}"
+    assert service.verdict(method, tests) == "accepted"
+    score = service.score("def g(): pass", tests)
+    assert verdicts(score) == ["runtime_error"]
+    assert "defines no 'f'" in score["verdicts"][0]["stderr"]
+
+
+def test_a_program_that_is_no_python(service: Service):
+    score = service.score("def f(:\n  pass", stdio(("", ""), ("", "")))
+    assert verdicts(score) == ["compile_error", "compile_error"]
+    assert "SyntaxError" in score["verdicts"][0]["stderr"]
+
+
+def test_a_program_that_only_times_out_gets_its_verdict(service: Service):
+    """Before the request's deadline, however many tests there are."""
+    with served_code(workers=1, max_submission_s=1) as hurried:
+        score = hurried.score("while True: pass", stdio(*[("", "")] * 20))
+    assert verdicts(score) == ["time_limit"] * 2 + ["skipped"] * 18
+
+
+def test_times_by_stage(service: Service):
+    timing = service.score("print(1)", stdio(("", "1"), ("", "1")))["timing_ms"]
+    stages = [timing[stage] for stage in ("fork", "run", "judge", "clean")]
+    assert min(stages) > 0
+    assert sum(stages) == pytest.approx(timing["backend"], abs=0.1)
+
+
+# Whose failure it is
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_jail_that_dies_while_a_program_runs_is_the_programs_failure(level: str):
+    before = descendants()
+    with served_code(level, workers=1) as service:
+        jails = descendants() - before
+        killer = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in jails])
+        killer.start()
+        score = service.score("import time\ntime.sleep(1)", stdio(("", ""), ("", "")))
+        assert verdicts(score) == ["runtime_error", "skipped"]
+        assert score["suspicious"] == ["test 1: broke its jail"]
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+
+
+def test_a_jail_that_cannot_be_had_is_our_failure(monkeypatch: pytest.MonkeyPatch):
+    """Retryable, without a score; and over as soon as there is one again."""
+    before = descendants()
+    with served_code(workers=1) as service:
+
+        def refuse(*_: object) -> None:
+            raise NoJail("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Worker, "start", refuse)
+            for pid in descendants() - before:
+                os.kill(pid, signal.SIGKILL)
+            answer = service.post("print(1)", stdio(("", "1")))
+            assert answer.status_code == 503
+            assert answer.json()["retryable"] is True
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+
+
+def test_a_sandbox_that_fails_is_no_score():
+    with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
+        body = {"items": [{"revision": "x", "tests": stdio(("", ""))}]}
+        (result,) = service.client.post("/score/batch", json=body).json()["results"]
+        assert result["score"] is None
+        assert result["error"]["kind"] == "unavailable"
+
+
+def test_a_run_that_breaks_its_jail_by_the_fake():
+    ended = Ended(exit_code=-9, stopped="died")
+    with served_code(sandbox=FakeSandbox(ended)) as service:
+        score = service.score("x", stdio(("", "")))
+        assert (score["score"], verdicts(score)) == (0.0, ["runtime_error"])
+
+
+def test_a_caller_who_hangs_up_ends_his_program(service: Service):
+    with pytest.raises(httpx.ReadTimeout):
+        service.client.post(
+            "/score",
+            json={
+                "revision": "while True: pass",
+                "tests": stdio(("", "")),
+                "limits": {"cpu_s": 30},
+            },
+            timeout=0.3,
+        )
+    started = time.monotonic()
+    assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+    assert time.monotonic() - started < 1
+
+
+# The ladder
+
+
+def test_it_climbs_down_where_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(levels.shutil, "which", lambda _: None)
+    with served_code(workers=1) as service:
+        assert service.score("print(1)", stdio(("", "1")))["isolation"] == "landlock"
+
+
+def test_without_any_level_it_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(pool, "LADDER", ("bubblewrap",))
+    monkeypatch.setattr(levels.shutil, "which", lambda _: None)
+    assert main(["serve", "code"]) == 2
+    said = capsys.readouterr().err
+    assert "apt-get install bubblewrap" in said
+    assert "none-unsafe" in said
+
+
+def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    """As at the level that is none, where a file of the host can be read."""
+    settings = CodeSettings(_cli_parse_args=False, workers=1, isolation="none-unsafe")
+    allow_all = b"\x06\0\0\0\0\0\xff\x7f"
+    monkeypatch.setattr(pool, "compiled_filters", lambda: Filters(allow_all, allow_all))
+    with pytest.raises(ValueError, match="could signal"):
+        pool.build(settings)
+
+
+def test_no_isolation_must_be_asked_for_in_words():
+    with served_code("none-unsafe", workers=1) as service:
+        assert service.client.get("/readyz").json()["isolation"] == "none-unsafe"
+        score = service.score("print(open('/etc/passwd').read()[:4])", stdio(("", "root")))
+        assert (score["score"], score["isolation"]) == (1.0, "none-unsafe")
+        assert service.verdict("import os\nos.fork()", stdio(("", ""))) == "runtime_error"
+
+
+def test_a_python_that_is_none(tmp_path):
+    (tmp_path / "python").write_text("#!/bin/false\n")
+    with pytest.raises(ValueError, match="--python"):
+        levels.find_python(tmp_path / "python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_outlives_a_service_that_is_killed(level: str):
+    server = subprocess.Popen(
+        f"{sys.executable} -m rewardfleet_server serve code --port 0 --isolation {level}".split(),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: len(descendants(server.pid)) >= 2, 20)
+        time.sleep(0.5)
+        jails = descendants(server.pid)
+        server.kill()
+        server.wait(10)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in jails))
+    finally:
+        server.kill()
+        server.wait(10)
+
+
+# The client
+
+
+async def test_the_client(service: Service):
+    url = str(service.client.base_url)
+    tests = stdio(("1", "1"), ("2", "x"))
+    async with RewardFleet(code=url) as fleet:
+        score = await fleet.code.score("print(input())", tests, limits=LIMITS)
+        assert score.pass_rate == 0.5
+        assert score.verdicts[0].verdict == "accepted"
+        assert await fleet.code.reward("print(input())", tests) == 0.5
+        requests = [code_request(f"print({number})", stdio(("", "2"))) for number in range(4)]
+        assert await fleet.code.rewards(requests) == [0.0, 0.0, 1.0, 0.0]
+        with pytest.raises(InvalidRequest, match=r"tests\.stdio\.cases"):
+            await fleet.code.score("print(1)", stdio())
+        with pytest.raises(AttributeError, match="video=URL"):
+            fleet.video  # noqa: B018 - the look is the test
+
+
+def test_the_blocking_client(service: Service):
+    with blocking.RewardFleet(code=str(service.client.base_url)) as fleet:
+        assert fleet.code.reward("print(1)", stdio(("", "1"))) == 1.0
+
+
+@pytest.mark.slow
+async def test_many_at_once_are_all_answered(service: Service):
+    async with RewardFleet(code=str(service.client.base_url)) as fleet:
+        scores = await asyncio.gather(
+            *(fleet.code.score(f"print({n})", stdio(("", f"{n}"))) for n in range(500))
+        )
+    assert [score.score for score in scores] == [1.0] * 500

@@ -1,0 +1,270 @@
+"""From tests and ends of runs to verdicts: tables, and what no program may have a say in."""
+
+import json
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.extract import program_of
+from rewardfleet_server.code.sandboxes import Bounds, Check, Ended, Run
+from rewardfleet_server.code.sandboxes.jail.warden import plain
+from rewardfleet_server.code.values import same
+from rewardfleet_server.code.verdict import Asked, Value, failure, trials
+
+BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("checker", "printed", "expected", "passes"),
+    [
+        ("exact", "1\n", "1", True),
+        ("exact", "1\r\n2\r\n", "1\n2\n", True),
+        ("exact", "1 \n", "1\n", False),
+        ("exact", "1\n\n\n", "1\n", True),
+        ("exact", " 1", "1", False),
+        ("exact", "YES", "yes", False),
+        ("exact", "", "", True),
+        ("tokens", " 1\n2 ", "1 2", True),
+        ("tokens", "12", "1 2", False),
+        ("tokens", "YES", "yes", False),
+        ("tokens", "1.0", "1", False),
+        ("tokens", "", " \n", True),
+        ("tokens", "a b", "a b c", False),
+        ("float", "1.0", "1", True),
+        ("float", "0.3333333", "0.33333333", True),
+        ("float", "0.333", "0.33333333", False),
+        ("float", "1e9", "1000000000.5", True),
+        ("float", "nan", "1", False),
+        ("float", "nan", "nan", True),
+        ("float", "inf", "1e400", False),
+        ("float", "1e999", "1", False),
+        ("float", "1_0", "10", False),
+        ("float", "0x1", "1", False),
+        ("float", "x 1.0000001", "x 1", True),
+        ("float", "y 1.0", "x 1.0", False),
+        ("float", "1 2", "1", False),
+    ],
+)
+def test_checkers(checker: str, printed: str, expected: str, passes: bool):
+    tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], checker=checker)
+    judged = trials(tests)[0].judge(Ended(stdout=printed.encode()), BOUNDS)
+    assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"),
+    [
+        (Ended(), None),
+        (Ended(exit_code=1), Outcome.RUNTIME_ERROR),
+        (Ended(exit_code=1, report=b'{"failed": "compile"}\n'), Outcome.COMPILE_ERROR),
+        (Ended(exit_code=1, report=b'{"failed": "memory"}\n'), Outcome.MEMORY_LIMIT),
+        (Ended(exit_code=0, report=b'{"failed": "memory"}\n'), None),
+        (Ended(exit_code=1, report=b'junk\n{"failed": []}\n[]\n'), Outcome.RUNTIME_ERROR),
+        (Ended(stopped="cpu"), Outcome.TIME_LIMIT),
+        (Ended(stopped="wall"), Outcome.TIME_LIMIT),
+        (Ended(stopped="files"), Outcome.OUTPUT_LIMIT),
+        (Ended(stopped="died"), Outcome.RUNTIME_ERROR),
+        (Ended(cpu_ms=1001), Outcome.TIME_LIMIT),
+        (Ended(run_ms=2999), None),  # a loaded host does not make a verdict
+        (Ended(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
+        (Ended(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
+        (Ended(exit_code=-signal.SIGKILL), Outcome.MEMORY_LIMIT),
+        (Ended(exit_code=-signal.SIGSEGV), Outcome.RUNTIME_ERROR),
+        (Ended(stdout=b"x" * 1000), None),
+        (Ended(stdout=b"x" * 1001), Outcome.OUTPUT_LIMIT),
+        (Ended(stderr=b"x" * 1001), Outcome.OUTPUT_LIMIT),
+    ],
+)
+def test_how_a_run_fails(ended: Ended, outcome: Outcome | None):
+    assert failure(ended, BOUNDS) == outcome
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("assert f(1) == 2", "eval"),
+        ("assert 2 == f(1)", "eval"),
+        ("assert f(1) == [1, (2, {3}), {'a': None}], 'message'", "eval"),
+        ("assert f(1) == -1.5", "eval"),
+        ("assert f(1) is None", "eval"),
+        ("assert f(1) is True", "eval"),
+        ("assert f(1)", "assert"),
+        ("assert not f(1)", "assert"),
+        ("assert f(1) != 2", "assert"),
+        ("assert f(1) == g(1)", "assert"),
+        ("assert 1 < f(1) < 3", "assert"),
+        ("assert abs(f(1) - 2) < 1e-6", "assert"),
+        ("assert f(1) is 2", "assert"),
+    ],
+)
+def test_which_asserts_are_compared_outside(case: str, kind: str):
+    (trial,) = trials(AssertTests(kind="asserts", cases=[case]))
+    assert [check.kind for check in trial.run.checks] == [kind]
+    sent = json.dumps([check.source for check in trial.run.checks])
+    assert kind == "assert" or "2" not in sent.replace("f(1)", "")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("f(1) == 2", "give one assert"),
+        ("assert 1\nassert 2", "give one assert"),
+        ("assert (", "no Python"),
+        ("assert " + "(" * 5000, "no Python"),
+        ("# nothing", "give one assert"),
+    ],
+)
+def test_a_case_that_is_no_assert(case: str, said: str):
+    with pytest.raises(InvalidRequest, match=f"tests.cases.0: {said}"):
+        trials(AssertTests(kind="asserts", cases=[case]))
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=2**62, max_value=2**80)
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4)
+        | st.sets(st.integers() | st.tuples(st.integers(), st.text(max_size=2)), max_size=4)
+        | st.frozensets(st.booleans() | st.text(max_size=2), max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def sent(value: object) -> object:
+    return json.loads(json.dumps(plain(value)))
+
+
+@given(values)
+def test_a_value_is_the_same_when_it_comes_out_of_the_jail(value: object):
+    assert same(sent(value), value, as_json=False)
+
+
+@given(values, values)
+def test_other_values_are_not(one: object, other: object):
+    """By Python's own equality, but for booleans, which pass for no number."""
+    if same(sent(one), other, as_json=False):
+        assert one == other
+    elif one == other:
+        assert any(isinstance(leaf, bool) for leaf in leaves([one, other]))
+
+
+def leaves(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [leaf for item in value.items() for leaf in leaves(list(item))]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+
+
+@given(json_values, values)
+def test_whatever_a_program_writes_in_a_values_place_is_compared_without_harm(
+    written: object, expected: object
+):
+    assert same(written, expected, as_json=True) in {True, False}
+
+
+lines = st.fixed_dictionaries(
+    {},
+    optional={
+        "nonce": st.just("n") | json_values,
+        "value": json_values
+        | st.dictionaries(st.sampled_from(["other", "set", "int"]), json_values),
+        "raised": json_values,
+        "held": json_values,
+        "failed": json_values,
+    },
+)
+
+
+@given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
+def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
+    written: list[object], compared: bool, exit_code: int
+):
+    run = Run(checks=(Check("eval", "f()", "n"),))
+    trial = Asked(run, (Value([1, {2}], as_json=False) if compared else None,))
+    report = b"\n".join(json.dumps(line).encode() for line in written)
+    judged = trial.judge(Ended(exit_code=exit_code, report=report), BOUNDS)
+    assert len(judged.verdicts) == 1
+    held = any(isinstance(line, dict) and line.get("held") is True for line in written)
+    assert judged.verdicts[0].verdict != "accepted" or (held and not compared)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "as_json", "passes"),
+    [
+        (2, 2.0, True, True),
+        (True, 1, True, False),
+        (1, True, True, False),
+        ((1, 2), [1, 2], True, True),
+        ((1, 2), [1, 2], False, False),
+        ([1, 2], (1, 2), False, False),
+        ({1: 2}, {"1": 2}, True, False),
+        ({1}, frozenset({1}), False, True),
+        ("1", 1, True, False),
+        (None, 0, True, False),
+        (float("nan"), 0.0, True, False),
+        (10**30, 10**30, True, True),
+        (10**30, 1e30, True, False),
+        (object(), None, True, False),
+        (range(3), [0, 1, 2], False, False),
+    ],
+)
+def test_comparison(value: object, expected: object, as_json: bool, passes: bool):
+    assert same(sent(value), expected, as_json=as_json) is passes
+
+
+def test_a_subclass_goes_as_what_it_is_built_on():
+    class Liar(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert plain(Liar(5)) == 5 and type(plain(Liar(5))) is int
+    assert same(sent(Liar(5)), 5, as_json=False)
+    assert not same(sent(Liar(5)), 6, as_json=False)
+
+
+def test_a_value_without_end():
+    endless: list[object] = []
+    endless.append(endless)
+    assert not same(sent(endless), [[]], as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("revision", "program"),
+    [
+        ("print(1)", "print(1)"),
+        ("Here it is:\n```python\nprint(1)\n```\nDone.", "print(1)\n"),
+        ("```\nprint(1)\n```", "print(1)\n"),
+        ("text\r\n```py\r\nprint(1)\r\n```\r\n", "print(1)\n"),
+        ("x = '```'", "x = '```'"),
+    ],
+)
+def test_the_program_in_a_text(revision: str, program: str):
+    assert program_of(revision) == program
+
+
+def test_several_programs_in_a_text():
+    with pytest.raises(InvalidRequest, match="2 fences"):
+        program_of("```\na\n```\n```\nb\n```")
