@@ -23,6 +23,7 @@ from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
 
 from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
 from rewardfleet_server.video.judges.vlm.build import qwen_on_transformers  # noqa: E402
+from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.on_transformers import TransformersEngine  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
@@ -91,11 +92,14 @@ def _load_full_size(folder: Path) -> None:
 
 
 async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
-    judge = qwen_on_transformers(settings)
+    judge = qwen_on_transformers(settings).load()
+    assert isinstance(judge, VlmJudge)
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)
     async with judge.running():
         await asyncio.gather(*(judge.judge("warm up", clip, {}) for clip in clips[:4]))
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         passes, started = engine.passes, time.perf_counter()
         await asyncio.gather(*(judge.judge(f"{n}", clip, {}) for n, clip in enumerate(clips)))
         seconds = time.perf_counter() - started

@@ -1,11 +1,13 @@
 """The judges with a model keep the contract of all judges."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from rewardfleet_server.video.judges.vlm import on_vllm
 from rewardfleet_server.video.judges.vlm.build import (
     primo_setup,
     qwen_on_transformers,
@@ -54,15 +56,14 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
         enforce_eager=True,
         primo_temperature=0.0,
         primo_max_tokens=16,
+        max_tokens=6000,  # which takes longer than any test waits
     )
-    if request.param == "qwen2_5_vl_vllm":
-        judge = qwen_on_vllm(settings)
-    else:
-        judge = qwen_on_transformers(settings)
+    make = qwen_on_vllm if request.param == "qwen2_5_vl_vllm" else qwen_on_transformers
+    judge = make(settings).load()
+    assert isinstance(judge, VlmJudge)
     if request.param == "PRIMO-R1":  # its view and readout; vLLM is held to the rest already
-        judge = VlmJudge(
-            primo_setup(settings), Checkpoint(str(checkpoint)), judge._engine, judge._prepare
-        )
+        model = Checkpoint(str(checkpoint))
+        judge = VlmJudge(primo_setup(settings), model, judge._engine, judge._prepare, "once")
     async with judge.running():
         yield judge
     patch.undo()
@@ -76,3 +77,21 @@ async def test_it_gives_a_judgment(judge: VlmJudge, clip: Clip):
         assert judgment.score is None
     else:
         assert judgment.score is not None and 0 <= judgment.score <= 1
+
+
+async def test_a_caller_who_leaves_takes_his_request_out_of_vllms_batch(
+    judge: VlmJudge, clip: Clip
+):
+    """Long before its 6000 tokens would be said."""
+    if not isinstance(judge._engine, on_vllm.VllmEngine):
+        return
+    requests = judge._engine._engine.output_processor.get_num_unfinished_requests
+    asking = asyncio.ensure_future(judge.judge(TASK, clip, {"readout": "text"}))
+    async with asyncio.timeout(10):
+        while requests() == 0:
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    async with asyncio.timeout(2):
+        while requests() > 0:
+            await asyncio.sleep(0.01)
+    assert asking.cancelled() or asking.done()

@@ -1,6 +1,7 @@
 """What is seen best from inside: batches, frames and message shapes."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip, decode_video
@@ -18,8 +19,9 @@ from rewardfleet_server.video.judges.vlm import Ask, Conversation, Picture, Vide
 from rewardfleet_server.video.judges.vlm.build import primo_setup, qwen_on_transformers
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.geometry import by_qwen_vl_utils
+from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.judges.vlm.on_transformers import TransformersEngine
-from rewardfleet_server.video.judges.vlm.views import AsVideo
+from rewardfleet_server.video.judges.vlm.views import AsVideo, FirstVideoLast
 from rewardfleet_server.video.settings import VideoSettings
 
 from .conftest import TASK, VIDEOS
@@ -37,7 +39,8 @@ def test_64_callers_make_far_fewer_than_64_forward_passes(
         readout=readout,
         max_tokens=8,
     )
-    judge = qwen_on_transformers(settings)
+    judge = qwen_on_transformers(settings).load()
+    assert isinstance(judge, VlmJudge)
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)
 
@@ -79,6 +82,28 @@ def test_a_batch_answers_as_each_alone_does(checkpoint3: Path, videos: list[Path
     for (alone,), (together,) in zip(*asyncio.run(answers()), strict=True):
         for token, logprob in alone.logprobs.items():
             assert together.logprobs[token] == pytest.approx(logprob, abs=3e-2)  # bfloat16
+
+
+def test_one_that_fails_does_not_fail_its_batch(checkpoint: Path, clip: Clip):
+    """Not even by an exception that cannot leave a thread."""
+    model = Checkpoint(str(checkpoint))
+    engine = TransformersEngine(model, device="cpu", batch_size=4)
+    good = model.geometry.prepare(AsVideo().whole(clip, "?", None))
+    prompt, ask = model.prompt(good), Ask(4, 0.0, 1.0)
+    poisoned = prompt.replace("?", "<|vision_start|><|video_pad|><|vision_end|>")
+
+    async def answers() -> list:
+        asked = (engine.answer(good, said, ask) for said in (prompt, poisoned, prompt, prompt))
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(answers())
+    assert [isinstance(outcome, BackendFailed) for outcome in outcomes] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def _clip(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
@@ -181,6 +206,32 @@ def test_a_task_cannot_smuggle_in_a_picture(checkpoint: Path, clip: Clip):
     )
     assert prompt.count("<|video_pad|>") == 1 and "<|image_pad|>" not in prompt
     assert prompt.count("<|im_end|>") == 2  # of the system's and the user's turn
+
+
+def test_a_curve_of_many_frames_takes_no_copy_of_them(clip: Clip):
+    """Frames are stacked when they have the model's size, a few conversations at a time."""
+    for view in (AsVideo(), FirstVideoLast()):
+        for _, conversation in view.moments(clip, 16, "?", None):
+            for part in conversation.parts:
+                if isinstance(part, Video):
+                    assert all(any(each is one for one in clip.frames) for each in part.frames)
+
+
+def test_what_judgments_depend_on_is_in_the_provenance(checkpoint: Path):
+    """Frame size, way of resizing, prompts to choose from, and the checkpoint's files."""
+    base = {"_cli_parse_args": False, "model_path": str(checkpoint), "device": "cpu"}
+    said = [
+        qwen_on_transformers(VideoSettings(**base, **more)).load().provenance
+        for more in (
+            {},
+            {"frame_pixels": 12544},
+            {"frames": "qwen-vl-utils"},
+            {"readout": "rubric"},
+        )
+    ]
+    (checkpoint / "model.safetensors").touch()
+    said.append(qwen_on_transformers(VideoSettings(**base)).load().provenance)
+    assert len({json.dumps(dict(each), sort_keys=True) for each in said}) == 5
 
 
 def test_a_conversation_too_long_is_told_before_the_model_sees_it(checkpoint: Path, clip: Clip):

@@ -81,21 +81,26 @@ def test_what_vllm_cannot_load_is_refused_at_start(tmp_path: Path, checkpoint: P
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
     with pytest.raises(ValueError, match="--model-path .*: vLLM could not load it: .*NoSuchModel"):
-        qwen_on_vllm(settings(folder))
+        qwen_on_vllm(settings(folder)).load()
 
 
 def test_damaged_weights_are_refused_at_start(tmp_path: Path, checkpoint: Path):
     folder = copy(checkpoint, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(ValueError, match="--model-path .* on --device cpu"):
-        qwen_on_transformers(settings(folder, device="cpu"))
+        qwen_on_transformers(settings(folder, device="cpu")).load()
 
 
 def test_a_device_that_does_not_exist_is_refused_at_start(checkpoint: Path):
     with pytest.raises(ValueError, match="--device tpu9"):
-        qwen_on_transformers(settings(checkpoint, device="tpu9"))
+        qwen_on_transformers(settings(checkpoint, device="tpu9")).load()
 
 
-def test_gpus_are_refused_where_vllm_runs_on_the_cpu(checkpoint: Path):
-    with pytest.raises(ValueError, match="--gpu-ids 7: this vLLM runs on the CPU"):
+def test_gpus_that_are_not_there_are_refused_before_anything_is_loaded(checkpoint: Path):
+    with pytest.raises(ValueError, match="--gpu-ids 7: CUDA shows 0 GPUs here"):
         qwen_on_vllm(settings(checkpoint, gpu_ids="7"))
+
+
+def test_a_context_that_holds_no_question_is_refused_before_anything_is_loaded(checkpoint: Path):
+    with pytest.raises(ValueError, match="--max-model-len 120: readout .*: the frames make"):
+        qwen_on_vllm(settings(checkpoint, max_model_len=120, max_tokens=8))

@@ -12,7 +12,7 @@ from rewardfleet_server.app import create_app as create_reward_app
 from rewardfleet_server.serve import yield_to_event_loop
 
 from .fetch import Fetcher
-from .judges import ALIASES, JUDGES, Judge, custom
+from .judges import ALIASES, JUDGES, Judge, Unloaded, custom
 from .scorer import VideoScorer
 from .settings import VideoSettings
 from .sources import VideoFiles
@@ -29,7 +29,11 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         ValueError: The settings name a judge that does not exist, or one that cannot be loaded.
     """
     if judges is None:
-        judges = {name: load_judge(name, settings) for name in settings.backends}
+        found = {name: find_judge(name, settings) for name in settings.backends}
+        judges = {
+            name: judge.load() if isinstance(judge, Unloaded) else judge
+            for name, judge in found.items()
+        }
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decoders = ThreadPoolExecutor(
@@ -81,11 +85,11 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     return app
 
 
-def load_judge(name: str, settings: VideoSettings) -> Judge:
-    """Load a judge of the table `JUDGES`, or the user's own, by its name.
+def find_judge(name: str, settings: VideoSettings) -> Judge | Unloaded:
+    """Find a judge of the table `JUDGES`, or the user's own, by its name.
 
     Raises:
-        ValueError: There is no such judge, or it cannot be loaded with these settings.
+        ValueError: There is no such judge, or it cannot work with these settings.
     """
     target = JUDGES.get(ALIASES.get(name, name))
     if target is None and settings.custom_backend_factory is None:
@@ -96,5 +100,5 @@ def load_judge(name: str, settings: VideoSettings) -> Judge:
     if target is None:
         return custom.build(name, settings)
     module, _, attribute = target.partition(":")
-    judge: Judge = getattr(importlib.import_module(module), attribute)(settings)
+    judge: Judge | Unloaded = getattr(importlib.import_module(module), attribute)(settings)
     return judge

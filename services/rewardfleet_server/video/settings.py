@@ -98,21 +98,37 @@ class VideoSettings(ServerSettings):
 def select_gpus(settings: VideoSettings, needed: int) -> None:
     """Show CUDA the GPUs that the settings name, before anything is loaded on them.
 
+    The numbers count those that `CUDA_VISIBLE_DEVICES` shows already, as a scheduler sets it.
+
     Raises:
         ValueError: They do not exist, or are fewer than needed.
     """
     import torch  # noqa: PLC0415 - only where a model is loaded
 
-    if "gpu_ids" in settings.model_fields_set:
-        os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids
-        if torch.cuda.device_count() < len(settings.gpu_ids.split(",")):
-            raise ValueError(f"--gpu-ids {settings.gpu_ids}: this machine does not have them all")
-    shown = torch.cuda.device_count()
-    if shown < needed:
+    there = torch.cuda.device_count()
+    ids = [int(name) for name in settings.gpu_ids.split(",")]
+    is_asked = "gpu_ids" in settings.model_fields_set
+    if is_asked and max(ids) >= there:
+        raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA shows {there} GPUs here")
+    if not there:
+        return  # vLLM may be one for CPUs
+    if is_asked:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = [shown[number] if len(shown) == there else str(number) for number in ids]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+        there = len(ids)
+    if there < needed:
         raise ValueError(
-            f"{needed} GPUs are asked for (tensor times data parallel size), {shown} are there; "
+            f"{needed} GPUs are asked for (tensor times data parallel size), {there} are there; "
             "where one holds the model: --tensor-parallel-size 1"
         )
+
+
+def has_gpus() -> bool:
+    """Whether CUDA shows a GPU."""
+    import torch  # noqa: PLC0415 - see above
+
+    return bool(torch.cuda.device_count())
 
 
 def prepare_engine_environment() -> None:

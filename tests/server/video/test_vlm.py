@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.testing import FakeJudge, serving
-from rewardfleet_server.video.app import create_app, load_judge
+from rewardfleet_server.video import app as app_module
+from rewardfleet_server.video.app import create_app, find_judge
 from rewardfleet_server.video.frames import Clip
-from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges import Judgment, Unloaded
 from rewardfleet_server.video.judges.vlm import Answer, Picture, Video
 from rewardfleet_server.video.judges.vlm.build import authors_prompts, primo_setup
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
@@ -67,7 +69,7 @@ def test_a_folder_without_such_a_model_is_refused(
     if content:
         (folder / "config.json").write_text(content)
     with pytest.raises(ValueError, match=said):
-        load_judge(judge, settings(model_path=str(folder)))
+        find_judge(judge, settings(model_path=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_folder_without_such_a_model_is_refused(
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, judge: str, given: dict, said: str):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(ValueError, match=said):
-        load_judge(judge, settings(model_path=str(tmp_path), **given))
+        find_judge(judge, settings(model_path=str(tmp_path), **given))
 
 
 @pytest.mark.parametrize("ids", ["zero", "0,0", "", "0;1", "-1", "0,"])
@@ -95,10 +97,25 @@ def test_gpus_are_numbers_each_once(ids: str):
         settings(gpu_ids=ids)
 
 
+def test_all_judges_are_checked_before_one_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def load() -> FakeJudge:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(app_module, "find_judge", lambda name, _: _FOUND[name]())
+    monkeypatch.setitem(_FOUND, "first", lambda: Unloaded(load))
+    with pytest.raises(ValueError, match="nosuch"):
+        create_app(settings(backend=["first", "nosuch"]))
+
+
+_FOUND: dict = {"nosuch": lambda: find_judge("nosuch", settings())}
+
+
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1"])
 def test_a_judge_without_a_model_asks_for_one(judge: str):
     with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
-        load_judge(judge, settings())
+        find_judge(judge, settings())
 
 
 def test_the_context_is_the_smaller_of_the_models_and_the_settings(tmp_path: Path):
@@ -174,7 +191,7 @@ def test_primo_sees_first_video_last_at_every_moment():
         assert frame == 10 * end and question == "?" and conversation.system == "system"
         assert isinstance(first, Picture) and first.frame[0, 0, 0] == 0
         assert isinstance(last, Picture) and last.frame[0, 0, 0] == end
-        assert isinstance(video, Video) and video.frames[-1, 0, 0, 0] == end
+        assert isinstance(video, Video) and video.frames[-1][0, 0, 0] == end
 
 
 # Readouts
@@ -233,6 +250,14 @@ def test_primo_is_read_strictly(text: str, truncated: bool, score: float | None)
     judgment = readout.read([Answer(text, truncated=truncated)], "percentage")
     assert judgment.score == score
     assert judgment.components == ({} if score is None else {"progress": score})
+
+
+def test_a_model_that_repeats_itself_is_read_in_linear_time():
+    readout = primo_setup(settings()).readouts["text"]
+    answer = Answer("<think>a</think>" * 20_000, truncated=True)
+    started = time.perf_counter()
+    assert readout.read([answer], "percentage").score is None
+    assert time.perf_counter() - started < 1
 
 
 def test_primo_decodes_as_its_authors_do():

@@ -2,10 +2,11 @@
 
 A judge is found by a lazy `module:attribute` string, so that importing the server imports
 neither torch nor vLLM. The attribute is called with the service's `VideoSettings` and returns
-a `Judge`. Any other name is that of the user's own, see `custom.py`.
+a `Judge`, or one that is `Unloaded`: nothing is loaded before all that are asked for are found
+good. Any other name is that of the user's own, see `custom.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from pydantic import JsonValue
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.video.frames import Clip
 
-#: The judges that come with the service, by the name that requests use.
+#: The judges that come with the service, by the name that requests use: what makes each.
 JUDGES: dict[str, str] = {
     "reference": "rewardfleet_server.video.judges.reference:build",
     "openai": "rewardfleet_server.video.judges.openai:build",
@@ -98,3 +99,10 @@ class FileJudge(_Backend, Protocol):
 
 
 Judge = ClipJudge | FileJudge
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """A judge whose settings were found good, and whose model is not loaded yet."""
+
+    load: Callable[[], Judge]

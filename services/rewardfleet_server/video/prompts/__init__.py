@@ -15,6 +15,8 @@ from typing import Self
 FIELDS = ("task", "task_instruction")
 
 _MAX_TEMPLATE = 20_000
+#: How often a template may name the task, which bounds what comes of it.
+_MAX_FIELDS = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Prompt:
                     f"prompt template: {{{field}}} is not accepted; accepted: "
                     "{task} and {task_instruction}, without attributes or formats"
                 )
+        if sum(field is not None for _, field, _, _ in parts) > _MAX_FIELDS:
+            raise ValueError(f"prompt template: name the task at most {_MAX_FIELDS} times")
         return cls(template, name, version)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 One request passes through: a *view* makes a conversation of the clip (`views.py`), the frames are
 resized to what the model takes (`geometry.py`), an *engine* continues the conversation
-(`vllm.py`, `transformers.py`), and a *readout* makes a score of what came (`readouts.py`).
+(`on_vllm.py`, `on_transformers.py`), and a *readout* makes a score of what came (`readouts.py`).
 `judge.py` holds the thread, `build.py` puts the judges of the table together.
 """
 
@@ -37,7 +37,8 @@ class Video:
     """Frames, shown as a video.
 
     Attributes:
-        frames: An even number of them, as the models take them two at a time.
+        frames: An even number of them, as the models take them two at a time; stacked when they
+            have the model's size.
         indices: Which frames of the source these are, `[T]`.
         total: How many frames the source has.
         fps: Frames a second of the source.
@@ -45,7 +46,7 @@ class Video:
         id: Names the content, for caches of what the model made of it.
     """
 
-    frames: Frames
+    frames: Frames | tuple[Frame, ...]
     indices: tuple[int, ...]
     total: int
     fps: float

@@ -1,10 +1,16 @@
 """The judges of the table that run a model here."""
 
 import ast
+import logging
 from pathlib import Path
 
+import numpy as np
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import ALIASES, Unloaded
 from rewardfleet_server.video.prompts import PRIMO_SYSTEM, PRIMO_USER, Prompt
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.settings import VideoSettings, has_gpus, select_gpus
 
 from . import Engine
 from .checkpoint import Checkpoint
@@ -13,11 +19,13 @@ from .judge import Setup, VlmJudge
 from .readouts import Sampling, Text, readouts
 from .views import AsVideo, FirstVideoLast
 
+log = logging.getLogger(__name__)
+
 #: What a user with a hub and without a GPU gets; 224 pixels a side, as more takes minutes there.
 _SMALL_MODEL = "Qwen/Qwen3-VL-2B-Instruct"
 
 
-def qwen_on_vllm(settings: VideoSettings) -> VlmJudge:
+def qwen_on_vllm(settings: VideoSettings) -> Unloaded:
     """Make the judge `qwen2_5_vl_vllm`.
 
     Raises:
@@ -27,18 +35,23 @@ def qwen_on_vllm(settings: VideoSettings) -> VlmJudge:
     checkpoint = Checkpoint(path, settings.max_model_len, flag="--max-model-len")
     checkpoint.check_answer(settings.max_tokens, "--max-tokens")
     setup = _qwen_setup("qwen2_5_vl_vllm", settings, checkpoint)
-    from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds: after all that may be wrong
+    _check_gpus(settings, settings.tensor_parallel_size)
 
-    engine = VllmEngine(
-        checkpoint,
-        settings,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-    )
-    return _judge(setup, checkpoint, engine, settings)
+    def load() -> VlmJudge:
+        from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds
+
+        engine = VllmEngine(
+            checkpoint,
+            settings,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+        )
+        return _judge(setup, checkpoint, engine, settings)
+
+    return Unloaded(load)
 
 
-def primo_on_vllm(settings: VideoSettings) -> VlmJudge:
+def primo_on_vllm(settings: VideoSettings) -> Unloaded:
     """Make the judge `PRIMO-R1`.
 
     Raises:
@@ -52,29 +65,47 @@ def primo_on_vllm(settings: VideoSettings) -> VlmJudge:
     checkpoint = Checkpoint(path, settings.primo_max_model_len, flag="--primo-max-model-len")
     checkpoint.check_answer(settings.primo_max_tokens, "--primo-max-tokens")
     setup = primo_setup(settings)
-    from .on_vllm import VllmEngine  # noqa: PLC0415 - see above
+    _check_fits(setup, checkpoint)
+    _check_gpus(settings, settings.primo_tensor_parallel_size)
 
-    engine = VllmEngine(
-        checkpoint,
-        settings,
-        tensor_parallel_size=settings.primo_tensor_parallel_size,
-        gpu_memory_utilization=settings.primo_gpu_memory_utilization,
-    )
-    return _judge(setup, checkpoint, engine, settings)
+    def load() -> VlmJudge:
+        from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds
+
+        engine = VllmEngine(
+            checkpoint,
+            settings,
+            tensor_parallel_size=settings.primo_tensor_parallel_size,
+            gpu_memory_utilization=settings.primo_gpu_memory_utilization,
+        )
+        return _judge(setup, checkpoint, engine, settings)
+
+    return Unloaded(load)
 
 
-def qwen_on_transformers(settings: VideoSettings) -> VlmJudge:
+def qwen_on_transformers(settings: VideoSettings) -> Unloaded:
     """Make the judge `transformers`.
 
     Raises:
         ValueError: See `qwen_on_vllm`.
     """
-    checkpoint = Checkpoint(settings.model_path or _SMALL_MODEL, max_pixels=settings.frame_pixels)
+    checkpoint = Checkpoint(
+        settings.model_path or _SMALL_MODEL,
+        settings.max_model_len,
+        flag="--max-model-len",
+        max_pixels=settings.frame_pixels,
+    )
+    checkpoint.check_answer(settings.max_tokens, "--max-tokens")
     setup = _qwen_setup("transformers", settings, checkpoint)
-    from .on_transformers import TransformersEngine  # noqa: PLC0415 - see above
 
-    engine = TransformersEngine(checkpoint, device=settings.device, batch_size=settings.batch_size)
-    return _judge(setup, checkpoint, engine, settings)
+    def load() -> VlmJudge:
+        from .on_transformers import TransformersEngine  # noqa: PLC0415 - takes seconds
+
+        engine = TransformersEngine(
+            checkpoint, device=settings.device, batch_size=settings.batch_size
+        )
+        return _judge(setup, checkpoint, engine, settings)
+
+    return Unloaded(load)
 
 
 def primo_setup(settings: VideoSettings) -> Setup:
@@ -143,13 +174,51 @@ def _qwen_setup(name: str, settings: VideoSettings, checkpoint: Checkpoint) -> S
     prompt = Prompt.of(settings.prompt_template) if settings.prompt_template else None
     all_readouts = readouts(checkpoint)
     default = all_readouts.pop(settings.readout)
-    return Setup(
+    setup = Setup(
         name=name,
         readouts={settings.readout: default, **all_readouts},
         sampling=Sampling(settings.temperature, settings.top_p, settings.max_tokens),
         view=AsVideo(),
         prompt=prompt,
     )
+    _check_fits(setup, checkpoint)
+    return setup
+
+
+def _check_fits(setup: Setup, checkpoint: Checkpoint) -> None:
+    """Refuse a context that cannot hold every readout's question with the smallest clip."""
+    side = checkpoint.geometry.side
+    for frames, pixels in ((2, side**2), (16, 200_704)):
+        frame = np.broadcast_to(np.uint8(0), (448, 448, 3))
+        clip = Clip((frame,) * frames, tuple(range(frames)), frames, None, pixels)
+        for name, readout in setup.readouts.items():
+            prompt = readout.prompt if setup.prompt is None else setup.prompt
+            system = setup.system.template if setup.system else None
+            conversation = setup.view.whole(clip, prompt.render("a task"), system)
+            ask = readout.ask(setup.sampling, 1)
+            try:
+                checkpoint.check_length(conversation, checkpoint.prompt(conversation), ask)
+            except InvalidRequest as error:
+                if frames == 2:
+                    raise ValueError(f"{checkpoint.flag}: readout {name}: {error.detail}") from None
+                log.warning("%s cannot take 16 frames of 448x448: %s", setup.name, error.detail)
+                return
+
+
+def _check_gpus(settings: VideoSettings, tensor_parallel_size: int) -> None:
+    """Choose the GPUs, once for all judges, before anything is on them."""
+    try:
+        select_gpus(settings, tensor_parallel_size * settings.data_parallel_size)
+    except ImportError as error:
+        raise ValueError(f"{error}: pip install 'rewardfleet[vllm]'") from None
+    of_both = settings.gpu_memory_utilization + settings.primo_gpu_memory_utilization
+    judges = {ALIASES.get(name, name) for name in settings.backends}
+    if {"qwen2_5_vl_vllm", "PRIMO-R1"} <= judges and of_both > 1 and has_gpus():
+        raise ValueError(
+            f"two models share the GPUs: --gpu-memory-utilization "
+            f"{settings.gpu_memory_utilization:g} and --primo-gpu-memory-utilization "
+            f"{settings.primo_gpu_memory_utilization:g} are more than 1 together"
+        )
 
 
 def _judge(
@@ -158,4 +227,4 @@ def _judge(
     prepare: Prepare = checkpoint.geometry.prepare
     if settings.frames == "qwen-vl-utils":
         prepare = by_qwen_vl_utils(checkpoint.geometry)
-    return VlmJudge(setup, checkpoint, engine, prepare)
+    return VlmJudge(setup, checkpoint, engine, prepare, settings.frames)

@@ -1,5 +1,6 @@
 """A checkpoint of the Qwen-VL family: what it is, checked before anything large is loaded."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -18,8 +19,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 #: How the chat templates of the family mark the place of a picture and of a video.
 _PLACEHOLDERS = re.compile(r"<\|(?:image|video)_pad\|>")
-#: And everything else that their tokenizers take for more than text.
-_SPECIAL = re.compile(r"<\|[a-z_]{1,40}\|>")
+_WEIGHTS = (".safetensors", ".bin", ".json", ".jinja", ".txt")
 
 
 class Checkpoint:
@@ -52,7 +52,7 @@ class Checkpoint:
                 f"--model-path {path}: {config.get('model_type', 'this')!r} is no vision-language "
                 "model of the Qwen-VL family (Qwen2.5-VL, Qwen3-VL and those made of them)"
             )
-        self.model_type: str = config["model_type"]
+        self.fingerprint = _fingerprint(path, config)
         self.geometry = Geometry(
             patch=vision.get("patch_size", 14),
             merge=vision["spatial_merge_size"],
@@ -67,7 +67,7 @@ class Checkpoint:
                 f"{self.context} tokens"
             )
         self.context = max_model_len or self.context
-        self._flag = flag
+        self.flag = f"{flag} {self.context}"
 
     @cached_property
     def processor(self) -> Any:
@@ -94,15 +94,28 @@ class Checkpoint:
 
     def prompt(self, conversation: Conversation) -> str:
         """Put a conversation into the model's chat template."""
-        content = [_template_part(part) for part in conversation.parts]
+        content = [self._template_part(part) for part in conversation.parts]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if conversation.system is not None:
-            system = [{"type": "text", "text": conversation.system}]
-            messages.insert(0, {"role": "system", "content": system})
+            said = [self._template_part(conversation.system)]
+            messages.insert(0, {"role": "system", "content": said})
         prompt: str = self.processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
         return prompt
+
+    def _template_part(self, part: Picture | Video | str) -> dict[str, str]:
+        if isinstance(part, str):
+            # What callers say cannot open a turn or add a picture. A space is left in the place,
+            # so that the pieces around it do not become a token either.
+            return {"type": "text", "text": self._special.sub(" ", part)}
+        return {"type": "image" if isinstance(part, Picture) else "video"}
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """Everything that the tokenizer takes for more than text."""
+        added = self.processor.tokenizer.added_tokens_decoder.values()
+        return re.compile("|".join(re.escape(str(token)) for token in added))
 
     def check_answer(self, max_tokens: int, flag: str) -> None:
         """Refuse answers so long that no clip could be shown.
@@ -112,8 +125,7 @@ class Checkpoint:
         """
         if max_tokens + _SHORTEST_QUESTION > self.context:
             raise ValueError(
-                f"{self._flag} {self.context} leaves no room for {flag} {max_tokens}, a question "
-                "and the frames"
+                f"{self.flag} leaves no room for {flag} {max_tokens}, a question and the frames"
             )
 
     def check_length(self, conversation: Conversation, prompt: str, ask: Ask) -> None:
@@ -133,11 +145,16 @@ class Checkpoint:
             )
 
 
-def _template_part(part: Picture | Video | str) -> dict[str, str]:
-    if isinstance(part, str):
-        # What callers say cannot open a turn or add a picture.
-        return {"type": "text", "text": _SPECIAL.sub("", part)}
-    return {"type": "image" if isinstance(part, Picture) else "video"}
+def _fingerprint(path: str, config: dict[str, Any]) -> str:
+    """Name the checkpoint's content: the hub's commit, or the files' names, sizes and times."""
+    said = [json.dumps(config, sort_keys=True, default=str)]
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        for file in sorted(folder.iterdir()):
+            if file.name.endswith(_WEIGHTS):
+                status = file.stat()
+                said.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -156,7 +173,8 @@ def _read_config(path: str) -> dict[str, Any]:
     from transformers import AutoConfig  # noqa: PLC0415 - see `processor`
 
     try:
-        config = AutoConfig.from_pretrained(path).to_dict()
+        found = AutoConfig.from_pretrained(path)
+        config = {**found.to_dict(), "commit": getattr(found, "_commit_hash", None)}
     except (OSError, ValueError) as error:
         raise ValueError(f"--model-path {path}: {error}") from error
     return config

@@ -61,15 +61,20 @@ class Geometry:
         return self._size(height, width, least, most)
 
     def tokens(self, conversation: Conversation) -> int:
-        """Return how many tokens the pictures and videos of a prepared conversation make."""
+        """Return how many tokens the pictures and videos of a conversation will make."""
         return sum(
             self._tokens_of(part) for part in conversation.parts if not isinstance(part, str)
         )
 
     def _tokens_of(self, part: Picture | Video) -> int:
+        frames = 1 if isinstance(part, Picture) else len(part.frames) // self.temporal
+        return frames * math.prod(self._size_of(part)) // self.side**2
+
+    def _size_of(self, part: Picture | Video) -> tuple[int, int]:
         if isinstance(part, Picture):
-            return math.prod(part.frame.shape[:2]) // self.side**2
-        return math.prod(part.frames.shape[:3]) // self.temporal // self.side**2
+            return self.picture_size(*part.frame.shape[:2])
+        height, width = part.frames[0].shape[:2]
+        return self.video_size(height, width, part.max_pixels)
 
     def _size(self, height: int, width: int, least: int, most: int) -> tuple[int, int]:
         if max(height, width) > _MAX_RATIO * min(height, width):
@@ -95,12 +100,10 @@ class Geometry:
     def _prepared(self, part: Picture | Video | str) -> Picture | Video | str:
         if isinstance(part, str):
             return part
+        size = self._size_of(part)
         if isinstance(part, Picture):
-            size = self.picture_size(*part.frame.shape[:2])
             return replace(part, frame=_resized(part.frame[None], size)[0])
-        height, width = part.frames.shape[1:3]
-        size = self.video_size(height, width, part.max_pixels)
-        return replace(part, frames=_resized(part.frames, size))
+        return replace(part, frames=_resized(np.stack(list(part.frames)), size))
 
 
 def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
@@ -154,7 +157,7 @@ def _message_part(part: Picture | Video | str, geometry: Geometry) -> dict[str, 
     if isinstance(part, Picture):
         return {"type": "image", "image": Image.fromarray(part.frame)}
     if isinstance(part, Video):
-        height, width = part.frames.shape[1:3]
+        height, width = part.frames[0].shape[:2]
         size = geometry.video_size(height, width, part.max_pixels)
         return {
             "type": "video",

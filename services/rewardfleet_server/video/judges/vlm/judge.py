@@ -1,12 +1,14 @@
 """The judge that all models of this folder share."""
 
 import asyncio
+import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -26,8 +28,13 @@ from .geometry import Prepare
 from .readouts import Readout, Sampling
 from .views import View
 
+T = TypeVar("T")
+
+#: Answers to one request, by samples and moments together.
 _MAX_SAMPLES = 64
 _MAX_PREFIXES = 64
+#: Conversations of one curve under way at once: each holds its own frames.
+_MOMENTS_AT_ONCE = 4
 _BLACK = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
@@ -63,6 +70,13 @@ class Setup:
     prompt: Prompt | None = None
     system: Prompt | None = None
 
+    @property
+    def digest(self) -> str:
+        """Names all readouts with their prompts, and the view."""
+        said = [f"{each.name} {each.prompt.digest}" for each in self.readouts.values()]
+        said.append(type(self.view).__name__)
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class _Question:
@@ -88,15 +102,17 @@ class VlmJudge:
 
     Args:
         prepare: Resizes frames; it is called in a thread.
+        frames: The name of this way, for provenance.
     """
 
     def __init__(
-        self, setup: Setup, checkpoint: Checkpoint, engine: Engine, prepare: Prepare
+        self, setup: Setup, checkpoint: Checkpoint, engine: Engine, prepare: Prepare, frames: str
     ) -> None:
         self._setup = setup
         self._checkpoint = checkpoint
         self._engine = engine
         self._prepare = prepare
+        self._frames = frames
         self._threads = ThreadPoolExecutor(
             max(2, (os.cpu_count() or 2) // 2),
             thread_name_prefix="prepare",
@@ -110,7 +126,11 @@ class VlmJudge:
         return {
             "judge": self._setup.name,
             "model": self._checkpoint.path,
+            "checkpoint": self._checkpoint.fingerprint,
             **self._question(Options()).provenance,
+            # Of all that requests may choose from, so that no change of it meets old answers.
+            "readouts": self._setup.digest,
+            "frames_for_model": f"{self._frames} {self._checkpoint.geometry}",
             "sampling": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -136,13 +156,10 @@ class VlmJudge:
         system = question.system.render(task_text) if question.system else None
         if options.curve is None:
             conversation = self._setup.view.whole(clip, text, system)
-            answers = await self._answers(conversation, question.ask)
-            judgment = question.readout.read(answers, question.mode)
+            judgment = await self._judgment(conversation, question)
         else:
             moments = self._setup.view.moments(clip, options.curve, text, system)
-            conversations = [conversation for _, conversation in moments]
-            all_answers = await self._all_answers(conversations, question.ask)
-            judgments = [question.readout.read(answers, question.mode) for answers in all_answers]
+            judgments = await self._judgments([talk for _, talk in moments], question)
             judgment = with_curve(judgments, [frame for frame, _ in moments])
         return replace(judgment, provenance=question.provenance)
 
@@ -182,31 +199,48 @@ class VlmJudge:
             )
         is_default = readout is next(iter(setup.readouts.values()))
         own = setup.prompt if is_default else None
-        prompt = _given(options.prompt_template or options.user_prompt) or own or readout.prompt
+        if options.prompt_template is not None and options.user_prompt is not None:
+            raise InvalidRequest("backend_kwargs: prompt_template and user_prompt are the same")
+        if options.n * (options.curve or 1) > _MAX_SAMPLES:
+            raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_SAMPLES}")
+        given = _given(options.prompt_template) or _given(options.user_prompt)
+        prompt = given or own or readout.prompt
         mode = options.score_mode or "auto"
         if mode == "auto" and prompt is readout.prompt:
             mode = "percentage"  # which our own prompts ask for, so that `1` can be read
         return _Question(readout, prompt, _given(options.system_prompt) or setup.system, ask, mode)
 
-    async def _all_answers(
-        self, conversations: Sequence[Conversation], ask: Ask
-    ) -> list[list[Answer]]:
+    async def _judgments(
+        self, conversations: Sequence[Conversation], question: _Question
+    ) -> list[Judgment]:
         """Ask the longest first, alone: the others then find their beginnings read already."""
-        last = await self._answers(conversations[-1], ask)
-        others = await asyncio.gather(
-            *(self._answers(conversation, ask) for conversation in conversations[:-1])
-        )
-        return [*others, last]
+        last = await self._judgment(conversations[-1], question)
+        at_once = asyncio.Semaphore(_MOMENTS_AT_ONCE)
+
+        async def bounded(conversation: Conversation) -> Judgment:
+            async with at_once:
+                return await self._judgment(conversation, question)
+
+        async with asyncio.TaskGroup() as asking:
+            others = [asking.create_task(bounded(each)) for each in conversations[:-1]]
+        return [*(other.result() for other in others), last]
+
+    async def _judgment(self, conversation: Conversation, question: _Question) -> Judgment:
+        answers = await self._answers(conversation, question.ask)
+        # A long chain of thought takes milliseconds to read.
+        return await self._in_thread(lambda: question.readout.read(answers, question.mode))
 
     async def _answers(self, conversation: Conversation, ask: Ask) -> list[Answer]:
         def ready() -> tuple[Conversation, str]:
-            prepared = self._prepare(conversation)
-            prompt = self._checkpoint.prompt(prepared)
-            self._checkpoint.check_length(prepared, prompt, ask)
-            return prepared, prompt
+            prompt = self._checkpoint.prompt(conversation)
+            self._checkpoint.check_length(conversation, prompt, ask)
+            return self._prepare(conversation), prompt
 
-        prepared, prompt = await asyncio.get_running_loop().run_in_executor(self._threads, ready)
+        prepared, prompt = await self._in_thread(ready)
         return await self._engine.answer(prepared, prompt, ask)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment:

@@ -1,6 +1,7 @@
 """transformers on any device that it supports: one model, and a batch of those who wait."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,18 @@ import numpy as np
 import torch
 import transformers
 from pydantic import JsonValue
-from transformers import AutoModelForImageTextToText, StoppingCriteria
+from transformers import AutoModelForImageTextToText, GenerationConfig, StoppingCriteria
 from transformers.video_utils import VideoMetadata
+
+from rewardfleet.wire.errors import BackendFailed
 
 from . import Answer, Ask, Conversation, Picture, Video
 from .checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+#: Failures of a device after which it answers nothing any more.
+_STICKY = getattr(torch, "AcceleratorError", ())
 
 
 @dataclass(eq=False)
@@ -58,7 +66,11 @@ class TransformersEngine:
             ) from error
         self._model.register_forward_pre_hook(self._count)
         tokenizer = checkpoint.processor.tokenizer
-        self._ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        of_model = self._model.generation_config.eos_token_id
+        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        ends |= set(of_model) if isinstance(of_model, list) else {of_model}
+        self._ends = {end for end in ends if end is not None}
+        self._failure: str | None = None
         self._numbers = _continuations(
             [tokenizer.encode(str(number), add_special_tokens=False) for number in range(101)],
             tokenizer.eos_token_id,
@@ -74,7 +86,7 @@ class TransformersEngine:
 
     @property
     def failure(self) -> str | None:
-        return None
+        return self._failure
 
     async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
         job = _Job(conversation, prompt, ask, asyncio.get_running_loop().create_future())
@@ -94,19 +106,37 @@ class TransformersEngine:
         """Answer batch after batch until nobody waits."""
         while batch := self._next_batch():
             try:
-                answers = await asyncio.to_thread(self._answer_batch, batch)
-            except Exception as error:  # noqa: BLE001 - it is the failure of all in the batch
-                for job in batch:
-                    if not job.result.done():
-                        job.result.set_exception(error)
-                continue
+                answers = await asyncio.to_thread(self._outcome, batch)
+                if isinstance(answers, BackendFailed) and len(batch) > 1:
+                    # One of them may have failed the others.
+                    answers = [
+                        outcome if isinstance(outcome, BackendFailed) else outcome[0]
+                        for outcome in [
+                            await asyncio.to_thread(self._outcome, [job]) for job in batch
+                        ]
+                    ]
             except asyncio.CancelledError:
                 for job in batch:
                     job.result.cancel()
                 raise
-            for job, its_answers in zip(batch, answers, strict=True):
-                if not job.result.done():
-                    job.result.set_result(its_answers)
+            outcomes = [answers] if isinstance(answers, BackendFailed) else answers
+            for job, outcome in zip(batch, outcomes, strict=True):
+                if job.result.done():
+                    continue
+                if isinstance(outcome, BackendFailed):
+                    job.result.set_exception(outcome)
+                else:
+                    job.result.set_result(outcome)
+
+    def _outcome(self, batch: list[_Job]) -> list[list[Answer] | BackendFailed] | BackendFailed:
+        """Answer a batch. What fails is returned: some exceptions cannot leave a thread."""
+        try:
+            return list(self._answer_batch(batch))
+        except Exception as error:
+            log.exception("a batch of %d failed", len(batch))
+            if isinstance(error, _STICKY) and not isinstance(error, torch.OutOfMemoryError):
+                self._failure = f"the device failed: {type(error).__name__}"
+            return BackendFailed(f"the model failed: {type(error).__name__}: {error}"[:500])
 
     def _next_batch(self) -> list[_Job]:
         """Take those who want the same of the model, oldest first, without those who left."""
@@ -117,7 +147,8 @@ class TransformersEngine:
             if job.result.done():
                 continue
             fits = not batch or job.ask == batch[0].ask
-            (batch if fits and len(batch) < self._batch_size else others).append(job)
+            most = max(1, self._batch_size // job.ask.n)
+            (batch if fits and len(batch) < most else others).append(job)
         self._waiting = others
         return batch
 
@@ -169,6 +200,10 @@ class TransformersEngine:
         tokens = self._model.generate(
             **inputs,
             **sampling,
+            # Not the checkpoint's own, whose penalties other engines do not know either.
+            generation_config=GenerationConfig(
+                eos_token_id=sorted(self._ends), pad_token_id=min(self._ends)
+            ),
             max_new_tokens=ask.max_tokens,
             num_return_sequences=ask.n,
             stopping_criteria=[_AllGone(batch)],

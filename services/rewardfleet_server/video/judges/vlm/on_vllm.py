@@ -17,11 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.video.settings import (
-    VideoSettings,
-    prepare_engine_environment,
-    select_gpus,
-)
+from rewardfleet_server.video.settings import VideoSettings, prepare_engine_environment
 
 from . import Answer, Ask, Conversation, Picture, Video
 from .checkpoint import Checkpoint
@@ -44,7 +40,7 @@ class VllmEngine:
         gpu_memory_utilization: Share of each GPU's memory for it.
 
     Raises:
-        ValueError: The GPUs do not exist, or vLLM cannot load the model.
+        ValueError: vLLM cannot load the model.
     """
 
     def __init__(
@@ -57,11 +53,7 @@ class VllmEngine:
     ) -> None:
         prepare_engine_environment()
         if current_platform.is_cpu():
-            if "gpu_ids" in settings.model_fields_set:
-                raise ValueError(f"--gpu-ids {settings.gpu_ids}: this vLLM runs on the CPU")
             tensor_parallel_size = 1
-        else:
-            select_gpus(settings, tensor_parallel_size * settings.data_parallel_size)
         arguments = AsyncEngineArgs(
             model=checkpoint.path,
             max_model_len=checkpoint.context,

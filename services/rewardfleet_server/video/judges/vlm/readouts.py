@@ -11,7 +11,6 @@ their exponentials would say 0 (measured by Large-Reward-Models).
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,7 +24,6 @@ from .checkpoint import Checkpoint
 
 #: Tokens of the longest number, and of the end.
 _NUMBER_TOKENS = 8
-_CLOSED_THOUGHT = re.compile(r"<think>.*?</think>.*?<answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Text:
         return Judgment(mean, said, components)
 
     def _read(self, answer: Answer, mode: ScoreMode) -> tuple[float | None, str]:
-        if self.strict_tags and not _CLOSED_THOUGHT.search(answer.text):
+        if self.strict_tags and not _answers_after_thought(answer.text):
             cut = ", cut by the token limit" if answer.truncated else ""
             return None, f"{answer.text}\n[no <answer> after a closed <think>{cut}]"
         reading = read_score(answer.text, mode=mode, truncated=answer.truncated)
@@ -169,6 +167,13 @@ def _tokens(
                 f"{' or '.join(map(repr, labels[value]))}"
             )
     return tokens
+
+
+def _answers_after_thought(text: str) -> bool:
+    """Whether an `<answer>` begins after a `<think>` that was closed."""
+    thought = text.find("<think>")
+    closed = text.find("</think>", thought)
+    return thought >= 0 and closed >= 0 and text.find("<answer>", closed) >= 0
 
 
 def _log_sum_exp(logs: Sequence[float]) -> float:

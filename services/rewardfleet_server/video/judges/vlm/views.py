@@ -5,8 +5,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.mp4 import UNKNOWN_FPS
 
@@ -91,7 +89,7 @@ def _video(clip: Clip, start: int, end: int, name: str) -> Video:
     """Make a video of an even number of frames: an odd last one is shown twice."""
     places = [*range(start, end), *([end - 1] if (end - start) % 2 else [])]
     return Video(
-        frames=np.stack([clip.frames[place] for place in places]),
+        frames=tuple(clip.frames[place] for place in places),
         indices=tuple(clip.indices[place] for place in places),
         total=clip.total,
         fps=clip.fps or UNKNOWN_FPS,
