@@ -22,6 +22,10 @@ from .checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
+#: So long the next caller may let a batch wait that is not full: less than any real pass takes.
+_QUIET_SECONDS = 0.05
+#: Characters of a failure that callers are told.
+_MAX_SAID = 500
 #: Failures of a device after which it answers nothing any more.
 _STICKY = getattr(torch, "AcceleratorError", ())
 
@@ -39,7 +43,8 @@ class _Job:
 class TransformersEngine:
     """A model in this process.
 
-    While one batch runs, callers gather for the next; who leaves before it starts is not in it.
+    While one batch runs, callers gather for the next, and for a moment longer where more keep
+    coming; who leaves before it starts is not in it.
 
     Args:
         device: As torch names it, or `auto`: the first GPU where there is one.
@@ -53,6 +58,7 @@ class TransformersEngine:
         self._checkpoint = checkpoint
         self._batch_size = batch_size
         self._waiting: deque[_Job] = deque()
+        self._came = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self.passes = 0  #: forward passes of the model so far
         if device == "auto":
@@ -91,6 +97,7 @@ class TransformersEngine:
     async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
         job = _Job(conversation, prompt, ask, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
+        self._came.set()
         if self._running is None or self._running.done():
             self._running = asyncio.ensure_future(self._run())
         return await job.result
@@ -104,22 +111,15 @@ class TransformersEngine:
 
     async def _run(self) -> None:
         """Answer batch after batch until nobody waits."""
-        while batch := self._next_batch():
+        while self._waiting:
+            await self._gather()
+            batch = self._next_batch()
             try:
-                answers = await asyncio.to_thread(self._outcome, batch)
-                if isinstance(answers, BackendFailed) and len(batch) > 1:
-                    # One of them may have failed the others.
-                    answers = [
-                        outcome if isinstance(outcome, BackendFailed) else outcome[0]
-                        for outcome in [
-                            await asyncio.to_thread(self._outcome, [job]) for job in batch
-                        ]
-                    ]
+                outcomes = await asyncio.to_thread(self._outcomes, batch)
             except asyncio.CancelledError:
                 for job in batch:
                     job.result.cancel()
                 raise
-            outcomes = [answers] if isinstance(answers, BackendFailed) else answers
             for job, outcome in zip(batch, outcomes, strict=True):
                 if job.result.done():
                     continue
@@ -128,15 +128,30 @@ class TransformersEngine:
                 else:
                     job.result.set_result(outcome)
 
-    def _outcome(self, batch: list[_Job]) -> list[list[Answer] | BackendFailed] | BackendFailed:
+    async def _gather(self) -> None:
+        """Wait until a batch is full, or nobody has come for a moment."""
+        while len(self._waiting) < self._batch_size:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(_QUIET_SECONDS):
+                    await self._came.wait()
+            except TimeoutError:
+                return
+
+    def _outcomes(self, batch: list[_Job]) -> list[list[Answer] | BackendFailed]:
         """Answer a batch. What fails is returned: some exceptions cannot leave a thread."""
+        if not batch:
+            return []
         try:
             return list(self._answer_batch(batch))
         except Exception as error:
             log.exception("a batch of %d failed", len(batch))
             if isinstance(error, _STICKY) and not isinstance(error, torch.OutOfMemoryError):
                 self._failure = f"the device failed: {type(error).__name__}"
-            return BackendFailed(f"the model failed: {type(error).__name__}: {error}"[:500])
+            elif len(batch) > 1:  # one of them may have failed the others
+                return [outcome for job in batch for outcome in self._outcomes([job])]
+            failed = f"the model failed: {type(error).__name__}: {error}"[:_MAX_SAID]
+            return [BackendFailed(failed) for _ in batch]
 
     def _next_batch(self) -> list[_Job]:
         """Take those who want the same of the model, oldest first, without those who left."""
