@@ -8,7 +8,8 @@ The comparison is by type and value, and no code of the program's takes part in 
 number and a floating-point one are alike where Python calls them equal; a boolean is no number.
 """
 
-from collections.abc import Hashable
+import json
+from collections.abc import Iterable
 from typing import Any
 
 _KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
@@ -50,7 +51,7 @@ def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 
         return (
             isinstance(items, list)
             and len(items) == len(expected)  # and so no more work than the test is worth
-            and {_frozen(item) for item in items} == {_frozen_literal(each) for each in expected}
+            and set(map(_key, items)) == set(map(_key_of_literal, expected))
         )
     return False
 
@@ -65,8 +66,8 @@ def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool) -> bool:
         return False
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         return False
-    given = {_frozen(key): value for key, value in pairs}
-    wanted = {_frozen_literal(key): value for key, value in expected.items()}
+    given = {_key(key): value for key, value in pairs}
+    wanted = {_key_of_literal(key): value for key, value in expected.items()}
     return given.keys() == wanted.keys() and all(
         same(given[key], wanted[key], as_json=as_json) for key in wanted
     )
@@ -96,28 +97,47 @@ def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - like
     return None
 
 
-def _frozen(given: Any) -> Hashable:
-    """What can be an item of a set or a key: alike where it is the same, unlike otherwise."""
+def _key(given: Any) -> str:
+    """An item of a set, or a key, as a text: alike where it is the same, unlike otherwise.
+
+    A text, because its hash is keyed: a program that chooses numbers or tuples of one hash would
+    make a set of them take hours.
+    """
     if given is None or isinstance(given, bool | str):
-        return type(given).__name__, given
+        return json.dumps(given)
     number = _number(given)
     if number is not None:
-        return "number", number
+        return _key_of_number(number)
     for kind in ("tuple", "set"):
         items = _content(given, kind)
         if isinstance(items, list):
-            frozen = [_frozen(item) for item in items]
-            return kind, frozenset(frozen) if kind == "set" else tuple(frozen)
-    return "bytes", str(_content(given, "bytes"))
+            return _key_of_items(kind, map(_key, items))
+    return f"bytes {_content(given, 'bytes')}"
 
 
-def _frozen_literal(value: Any) -> Hashable:
+def _key_of_literal(value: Any) -> str:
     if value is None or isinstance(value, bool | str):
-        return type(value).__name__, value
+        return json.dumps(value)
     if isinstance(value, int | float | complex):
-        return "number", value
+        return _key_of_number(value)
     if isinstance(value, tuple):
-        return "tuple", tuple(map(_frozen_literal, value))
+        return _key_of_items("tuple", map(_key_of_literal, value))
     if isinstance(value, frozenset):
-        return "set", frozenset(map(_frozen_literal, value))
-    return "bytes", value.hex()
+        return _key_of_items("set", map(_key_of_literal, value))
+    return f"bytes {value.hex()}"
+
+
+def _key_of_number(number: complex) -> str:
+    """Alike for numbers that are equal, whatever their types."""
+    if isinstance(number, complex) and number.imag == 0:
+        number = number.real
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, int):
+        return hex(number)  # in decimal, it could be too long
+    return repr(number + 0)  # of the zeros that a complex one has, none is negative
+
+
+def _key_of_items(kind: str, keys: Iterable[str]) -> str:
+    listed = sorted(set(keys)) if kind == "set" else keys
+    return f"{kind}({','.join(listed)})"

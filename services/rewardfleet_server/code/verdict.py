@@ -5,6 +5,7 @@ All of it is done outside the jail, and is pure: what is expected stays here.
 
 import ast
 import json
+import math
 import re
 import secrets
 import signal
@@ -42,10 +43,14 @@ _RAISED = {
     "SystemExit": Outcome.EXITED_EARLY,
 }
 
+#: What a run that took too much has lost, though it answered.
+_LIMITS = {Outcome.TIME_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.MEMORY_LIMIT}
+
 #: Lines of a report that are looked at: more than there can be checks.
 _MOST_LINES = MAX_TESTS + 10
 
-_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: In which no digit can be told in two ways: a long word that is no number takes no time.
+_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ def trials(tests: Tests) -> Sequence[Trial]:
     """Return the runs that the tests ask for, in order.
 
     Raises:
-        InvalidRequest: A case is no assert, or is no Python.
+        InvalidRequest: A case is no assert, or it or the setup is no Python.
     """
     if isinstance(tests, StdioTests):
         return [
@@ -82,6 +87,7 @@ def trials(tests: Tests) -> Sequence[Trial]:
             Asked(Run(checks=(_call(tests, index),)), (Value(case.expected, as_json=True),))
             for index, case in enumerate(tests.cases)
         ]
+    _parsed(tests.setup, "tests.setup")
     questions = [_question(case, index) for index, case in enumerate(tests.cases)]
     groups = [questions] if tests.together else [[question] for question in questions]
     return [
@@ -146,8 +152,10 @@ def _close(one: bytes, other: bytes, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
         return False
     got, expected = float(one), float(other)
-    # The expected number is the measure: a huge one of the program's is close to nothing.
-    return abs(got - expected) <= tolerance * max(1.0, abs(expected))
+    # The expected number is the measure: a huge one of the program's is close to nothing. To one
+    # that is itself beyond what a float can tell, nothing is.
+    is_near = abs(got - expected) <= tolerance * max(1.0, abs(expected))
+    return math.isfinite(expected) and is_near
 
 
 # Programs that are asked
@@ -179,7 +187,11 @@ class Asked:
             else:
                 noise = noise or "failed" not in line
         # A program that is silent about what it was asked ended before.
-        otherwise = failure(ended, bounds) or Outcome.EXITED_EARLY
+        failed = failure(ended, bounds)
+        otherwise = failed or Outcome.EXITED_EARLY
+        # With several checks, what was answered was so before the run failed.
+        if failed in _LIMITS and len(nonces) == 1:
+            answers.clear()
         verdicts, suspicious = [], _suspicions(otherwise, ended, noise)
         for check, value in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
@@ -196,10 +208,7 @@ class Asked:
 
 def _question(case: str, index: int) -> tuple[Check, Value | None]:
     """Take an assert apart: what to ask the program, and what it should answer."""
-    try:
-        statements = ast.parse(case).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidRequest(f"tests.cases.{index}: no Python: {error}") from None
+    statements = _parsed(case, f"tests.cases.{index}")
     if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
         raise InvalidRequest(f"tests.cases.{index}: give one assert statement")
     nonce = secrets.token_hex(16)
@@ -209,8 +218,17 @@ def _question(case: str, index: int) -> tuple[Check, Value | None]:
             literal = _literal(known)
             if literal is not None and _is_equality(test.ops[0], literal[0]):
                 value = Value(literal[0], as_json=False)
-                return Check("eval", ast.unparse(asked), nonce), value
+                source = ast.get_source_segment(case, asked)
+                if source is not None:
+                    return Check("eval", f"({source}\n)", nonce), value
     return Check("assert", case, nonce), None
+
+
+def _parsed(source: str, place: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRequest(f"{place}: no Python: {error}") from None
 
 
 def _literal(node: ast.expr) -> tuple[Any] | None:
@@ -232,7 +250,10 @@ def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
         return Outcome.ACCEPTED if answer.get("held") is True else Outcome.WRONG_ANSWER
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
-    right = same(answer["value"], value.expected, as_json=value.as_json)
+    try:
+        right = same(answer["value"], value.expected, as_json=value.as_json)
+    except RecursionError:  # a forged value: the warden writes none as deep
+        right = False
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
 
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,7 @@ REFUSED = {
         *(f"os.kill({pid}, {number})" for pid in ("1", "2", "os.getppid()") for number in (0, 9)),
         "[os.kill(pid, 9) for pid in range(1, 400)]",
         "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
+        "call(222, 0, 0, ctypes.byref(ctypes.c_int()))",  # timer_create, which sends any
         "call(234, os.getppid(), os.getppid(), 9)",  # tgkill
         "call(129, os.getppid(), 9, (ctypes.c_char * 128)())",  # rt_sigqueueinfo
     ),
@@ -310,6 +313,43 @@ def test_what_is_ended(service: Service, program: str, verdicts: set[str]):
     assert score["verdicts"][0]["verdict"] in verdicts, score
     assert score["score"] == 0.0
     assert time.monotonic() - started < 10
+
+
+def test_threads_of_one_are_not_the_next_ones_failure(service: Service):
+    """Where jails share a user, the kernel counts the threads of all of them together."""
+    bomb = """
+import threading, time
+threading.stack_size(32768)
+try:
+    while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+except RuntimeError:
+    time.sleep(9)
+"""
+    patient = {**LIMITS, "wall_s": 4}
+    with ThreadPoolExecutor(1) as threads:
+        bombing = threads.submit(service.verdict, bomb, stdio(("", "x")), limits=patient)
+        seen = set()
+        while not bombing.done():
+            answer = service.post("print(input())", stdio(("x", "x"), ("x", "x")))
+            seen.add((answer.status_code, answer.json()["score"]))
+        assert bombing.result() == "time_limit"
+    assert seen == {(200, 1.0)}
+
+
+def test_where_memory_runs_out_jails_go_first(service: Service):
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in descendants()]
+    assert scores.count("1000\n") == 2
+
+
+def test_input_is_not_the_programs_memory(service: Service):
+    tests = stdio(("7" * (24 << 20), str(24 << 20)))
+    program = "import os\nprint(sum(iter(lambda: len(os.read(0, 65536)), 0)))"
+    limits = {**PATIENT, "memory_mb": 16}
+    assert service.verdict(program, tests, limits=limits) == "accepted"
+    program = "print(len(bytearray(12 << 20)))"
+    assert service.verdict(program, stdio(("7" * (24 << 20), str(12 << 20))), limits=limits) == (
+        "accepted"
+    )
 
 
 def test_files_are_not_there_for_the_next_test(service: Service):

@@ -50,6 +50,7 @@ GOOD = stdio(("", "1"))
         ({"tests": asserts("assert f(1) ==")}, "no Python"),
         ({"tests": asserts("assert f('\0')")}, "NUL"),
         ({"tests": asserts("assert 1", setup="\0")}, "NUL"),
+        ({"tests": asserts("assert 1", setup="def (")}, "tests.setup: no Python"),
         ({"limits": {"cpu_s": 1000}}, "limits.cpu_s: this service allows at most 60 (got 1000)"),
         ({"limits": {"wall_s": 1000}}, "limits.wall_s"),
         ({"limits": {"memory_mb": 10**6}}, "limits.memory_mb"),

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,8 +17,8 @@ import pytest
 from rewardfleet import RewardFleet, blocking, code_request
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cli import main
-from rewardfleet_server.code.sandboxes import Ended
-from rewardfleet_server.code.sandboxes.jail import levels, pool
+from rewardfleet_server.code.sandboxes import Bounds, Ended, Job, Run
+from rewardfleet_server.code.sandboxes.jail import levels, pool, warden
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
 from rewardfleet_server.code.sandboxes.jail.worker import NoJail, Worker
 from rewardfleet_server.code.settings import CodeSettings
@@ -135,6 +138,24 @@ def test_a_jail_that_cannot_be_had_is_our_failure(monkeypatch: pytest.MonkeyPatc
             assert answer.status_code == 503
             assert answer.json()["retryable"] is True
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+
+
+def test_a_fork_that_fails_is_our_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warden, "fork", lambda: -1)
+    ours, theirs = socket.socketpair()
+    orders = {"writable": [], "processes": 1}
+    program = warden.Filter.of(b"")
+    worker = Worker(pool.Orders(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
+    worker._channel = ours
+    with ThreadPoolExecutor(1) as threads:
+        answered = threads.submit(
+            lambda: warden.Warden(theirs, orders, 0, program).serve(*warden.receive(theirs))
+        )
+        with pytest.raises(NoJail, match="no process can be made now"):
+            worker.run(Job("print(1)", [Run()], Bounds(1, 1, 1, 1)), lambda _: True)
+        answered.result()
+    theirs.close()
+    assert worker._channel is None  # the next job gets a jail made anew
 
 
 def test_a_sandbox_that_fails_is_no_score():

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,6 +44,8 @@ BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
         ("float", "nan", "nan", True),
         ("float", "inf", "1e400", False),
         ("float", "1e999", "1", False),
+        ("float", "5", "1" + "0" * 400, False),  # which is no float
+        ("float", "1" * 400, "1" * 400, True),
         ("float", "1_0", "10", False),
         ("float", "0x1", "1", False),
         ("float", "x 1.0000001", "x 1", True),
@@ -53,6 +57,16 @@ def test_checkers(checker: str, printed: str, expected: str, passes: bool):
     tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], checker=checker)
     judged = trials(tests)[0].judge(Ended(stdout=printed.encode()), BOUNDS)
     assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
+
+
+@pytest.mark.parametrize("start", ["", "1.", "-", "1e"])
+def test_a_long_word_that_is_no_number_takes_no_time(start: str):
+    tests = StdioTests(kind="stdio", cases=[{"stdout": "1"}], checker="float")
+    ended = Ended(stdout=start.encode() + b"1" * 2**20 + b"x")
+    started = time.monotonic()
+    judged = trials(tests)[0].judge(ended, replace(BOUNDS, output_bytes=2**24))
+    assert judged.verdicts[0].verdict == "wrong_answer"
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -81,6 +95,29 @@ def test_checkers(checker: str, printed: str, expected: str, passes: bool):
 )
 def test_how_a_run_fails(ended: Ended, outcome: Outcome | None):
     assert failure(ended, BOUNDS) == outcome
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "assert f(1)" + " + f(1)" * 2500 + " == 2",
+        "assert " + "-" * 1500 + "f(1) == 2",
+        'assert f(f\'{1!r}\\n{"a"}{"""b"""}\') == 2',
+        "assert (g := f(1)) == 2",
+        "assert f(\n  1,  # one\n) == 2",
+    ],
+)
+def test_what_is_asked_is_as_it_was_written(case: str):
+    (trial,) = trials(AssertTests(kind="asserts", cases=[case]))
+    (check,) = trial.run.checks
+    assert check.kind == "eval"
+    assert check.source.strip("()\n") == case[len("assert ") : -len(" == 2")].strip("()\n")
+    compile(check.source, "test.py", "eval")
+
+
+def test_a_setup_that_is_no_python():
+    with pytest.raises(InvalidRequest, match="tests.setup: no Python"):
+        trials(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +270,58 @@ def test_comparison(value: object, expected: object, as_json: bool, passes: bool
     assert same(sent(value), expected, as_json=as_json) is passes
 
 
+#: Numbers of one hash: a set of as many takes an hour.
+ONE_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dict": [[{"set": ONE_HASH}, 1]]}, {"a": 1}),
+        ({"dict": [[{"tuple": [{"set": ONE_HASH}]}, 1]]}, {"a": 1}),
+        ({"dict": [[number, 1] for number in ONE_HASH]}, dict.fromkeys(range(1, 150_000), 1)),
+        ({"set": ONE_HASH}, set(range(1, 150_000))),
+    ],
+    ids=["a set as a key", "a set in a key", "keys", "a set"],
+)
+def test_a_program_that_chooses_hashes_takes_no_time(given: object, expected: object):
+    started = time.monotonic()
+    assert not same(given, expected, as_json=True)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("kind", ["tuple", "set"])
+def test_forged_values_nested_as_deep_as_can_be_read(kind: str):
+    trial = Asked(Run(checks=(Check("call", "f", "n"),)), (Value({"a": 1}, as_json=True),))
+    for depth in range(100, 600):
+        value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
+        report = f'{{"nonce": "n", "value": {{"dict": [[{value}, 1]]}}}}'
+        judged = trial.judge(Ended(report=report.encode()), BOUNDS)
+        assert judged.verdicts[0].verdict != "accepted"
+
+
+@pytest.mark.parametrize(
+    ("ended", "verdict"),
+    [
+        ({}, "accepted"),
+        ({"cpu_ms": 1001}, "time_limit"),
+        ({"stopped": "cpu"}, "time_limit"),
+        ({"stderr": b"x" * 1001}, "output_limit"),
+    ],
+)
+def test_an_answer_beyond_the_limits_is_none(ended: dict, verdict: str):
+    """However late a loaded machine let the warden look."""
+    report = b'{"nonce": "n", "value": 1}\n'
+    one, other = Check("call", "f", "n"), Check("call", "f", "m")
+    value = Value(1, as_json=True)
+    judged = Asked(Run(checks=(one,)), (value,)).judge(Ended(report=report, **ended), BOUNDS)
+    assert [each.verdict for each in judged.verdicts] == [verdict]
+    together = Asked(Run(checks=(one, other)), (value, value))
+    judged = together.judge(Ended(report=report, **ended), BOUNDS)
+    assert judged.verdicts[0].verdict == "accepted"  # it was answered before
+    assert judged.verdicts[1].verdict == (verdict if ended else "exited_early")
+
+
 def test_a_subclass_goes_as_what_it_is_built_on():
     class Liar(int):
         __hash__ = int.__hash__
@@ -259,10 +348,21 @@ def test_a_value_without_end():
         ("```\nprint(1)\n```", "print(1)\n"),
         ("text\r\n```py\r\nprint(1)\r\n```\r\n", "print(1)\n"),
         ("x = '```'", "x = '```'"),
+        ("```python\nprint(1)", "```python\nprint(1)"),
+        ("```\n```python\nprint(1)\n```", "```python\nprint(1)\n"),
+        ("  ```py\nprint(1)\n  ``` \t", "print(1)\n"),
     ],
 )
 def test_the_program_in_a_text(revision: str, program: str):
     assert program_of(revision) == program
+
+
+@pytest.mark.parametrize("line", ["```a\n", "```a\n\n", " " * 100 + "```a\n", "` ``` "])
+def test_many_fences_take_no_time(line: str):
+    text = (line * 1_000_000)[:1_000_000]
+    started = time.monotonic()
+    assert program_of(text) == text
+    assert time.monotonic() - started < 5
 
 
 def test_several_programs_in_a_text():

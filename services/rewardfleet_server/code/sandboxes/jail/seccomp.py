@@ -31,7 +31,7 @@ getresgid capget uname sysinfo times getrusage getrlimit setrlimit getpriority g
 sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max
 sched_get_priority_min
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time alarm pause getitimer
-setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+setitimer
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
 """
 
@@ -48,7 +48,7 @@ pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
 socket connect bind listen accept accept4 sendmsg sendmmsg
 unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
 request_key io_uring_setup memfd_secret shmget semget msgget mq_open
-chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr
+chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr timer_create
 chmod fchmod fchmodat utime utimes utimensat futimesat truncate setuid setgid setreuid
 setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
 sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages

@@ -96,6 +96,9 @@ def main() -> None:
     random.seed(0)
     with open("/proc/self/statm") as statm:
         base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    # Where memory runs out, programs go first, not the service.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
     os.environ.clear()
     os.chdir(orders["writable"][0] if orders["writable"] else "/")
     libc.prctl(PR_SET_DUMPABLE, 0)
@@ -103,7 +106,7 @@ def main() -> None:
         raise OSError(ctypes.get_errno(), "no_new_privs")
     landlock = restrict_files(orders["readable"], orders["writable"]) if orders["landlock"] else 0
     open_streams()
-    limit_all_runs(orders["processes"])
+    limit_all_runs()
     split = orders["warden_filter_bytes"]
     take_filter(Filter.of(bytes(seccomp[:split])))
     warden = Warden(channel, orders, base_bytes, Filter.of(bytes(seccomp[split:])))
@@ -209,6 +212,7 @@ class Warden:
     ) -> None:
         self.channel = channel
         self.writable = orders["writable"]
+        self.processes = orders["processes"]
         self.base_bytes = base_bytes
         self.filter = seccomp
         self.cores = len(os.sched_getaffinity(0))
@@ -223,7 +227,12 @@ class Warden:
         if "source" in order:
             self.source, self.code = order.pop("source"), None
         files = Files(stdin, wants_code=self.code is None)
+        stdin.clear()  # or it would count as memory of the program's
         pid = fork()
+        if pid < 0:
+            files.close()
+            send(self.channel, {"refused": "no process can be made now"})
+            return
         if not pid:
             try:
                 Run(self, order, files).go()
@@ -401,6 +410,8 @@ class Run:
         order, warden = self.order, self.warden
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 2)  # should the warden be late
+        # Not the warden's, which must fork whatever another jail's program of the same user does.
+        limit(resource.RLIMIT_NPROC, warden.processes)
         limit(resource.RLIMIT_AS, warden.base_bytes + order["memory_bytes"])
         take_filter(warden.filter)
 
@@ -475,10 +486,9 @@ class Run:
             traceback.print_exception(error, file=self.err)
 
 
-def limit_all_runs(processes: int) -> None:
+def limit_all_runs() -> None:
     """Set the limits that all runs share, and that do the warden no harm."""
     limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
-    limit(resource.RLIMIT_NPROC, processes)
     limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and writes on
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)  # which programs set for themselves

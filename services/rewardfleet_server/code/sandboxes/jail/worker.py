@@ -218,6 +218,8 @@ class Worker:
         if channel is None:
             raise JailDied
         header, blob = _receive(channel)
+        if "refused" in header:
+            raise NoJail(f"{self.orders.cell.level}: {header['refused']}")
         outputs, place = [], 0
         for length in header["lengths"]:
             outputs.append(blob[place : place + length])
