@@ -1,36 +1,34 @@
-r"""The normal form of a Python program: a key for the cache of verdicts, never the code that runs.
+"""The normal form of a Python program: a key for the cache of verdicts, never the code that runs.
 
-Two programs with one key behave alike; so a verdict on one of them is a verdict on the other.
-The key is the syntax tree with every variable that nobody can see written as a number, `$0`, `$1`,
-in the order in which they first occur. Such a tree is the program again under fresh names, whence
-equal trees are equal programs. The rest of this file is about who can see a name.
+Programs with one key behave alike, so that a verdict on one of them is a verdict on the others.
+The key is the syntax tree, in which every variable that nobody can see is written as a number,
+`$0`, `$1`, in the order in which they first occur. That is the program again under fresh names,
+whence equal trees are equal programs. All else here is about who can see a name.
 
-    form:   the tree, as above. Layout and comments are gone; so are docstrings, `pass` and, where
-            evaluating them does nothing, type hints.
-    tree:   the plain tree: the program looks at its names, its hints or its docstrings
-            (`locals`, `eval`, `__doc__`, the text of a caught TypeError), or a module might.
-    text:   the very text: it looks at its source or its lines (`inspect`, `__file__`, tracebacks),
-            or it is no Python, or too large or too deep to be read.
+    form    the tree, as above. Layout, comments and `pass` are gone; so are docstrings that nobody
+            reads, and the type hints that nobody reads and that do nothing when evaluated
+    tree    the plain tree, of a program that looks at its own names or its hints (`locals`,
+            `eval`, the text of a caught TypeError), or imports a module that might
+    text    the very text, of one that looks at its source or its lines (`inspect`, `__file__`,
+            tracebacks), that is no Python, or that is too large or too deep to be read
 
 What keeps its name in a form:
 
-    attributes, methods, keywords, modules, all __dunders__, everything in a class body
-    the module's names              for `unit`, as the tests use them. For `stdin`, those that
-                                    shadow a builtin, or that a star import might replace
-    parameters                      where a call by keyword can reach them: by one in the program;
-                                    by the tests, for `unit` (a public function or method, or one
-                                    that is returned, stored or given away)
-    functions                       that are more than called: their name can be printed
-    classes                         unless the program only makes and uses their instances
+    attributes, methods, keywords, modules, __dunders__, everything in the body of a class
+    names of the module    for `unit`, as the tests use them; for `stdin`, those that shadow a
+                           builtin, and all where a star import might replace them
+    parameters             that a call by keyword can reach: one in the program; or one in the
+                           tests, for `unit`, of a function that is public, returned or given away
+    functions              that are more than called, as their name may then be shown
+    classes                unless the program does no more than make and use their instances
 
-Not seen by it, by decision: that the *tests* read docstrings, hints, or the texts in which the
-interpreter itself names a local (`cannot access local variable 'x'`), or call a function whose
-name begins with an underscore by keyword; sizes, addresses and timings.
+By decision nobody sees: the docstrings and hints that the *tests* read; the names of locals in the
+interpreter's own words to the *tests* (`cannot access local variable 'x'`); a call by keyword from
+the tests to a function whose name begins with an underscore; addresses, sizes and timings.
 """
 
 import ast
 import builtins
-import keyword
 import re
 import threading
 import warnings
@@ -38,12 +36,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from . import eyes
+from .hints import Hints, is_plain
+
 Level = Literal["unit", "stdin"]
 
 #: Raised with every change of the form; part of the key, so that no old verdict answers a new form.
 NORMAL_FORM_VERSION = 1
 
-#: Longer sources are their own key. No solution is as long, and reading takes about 2 s a million.
+#: Longer sources are their own key. No solution is as long, and reading takes some 2 s a million.
 LARGEST = 400_000  # characters
 
 
@@ -58,142 +59,45 @@ def normal_form(source: str, *, level: Level) -> str:
     Returns:
         Text without lone surrogates.
     """
-    form, key = _read(source, level)
-    return f"{form} {NORMAL_FORM_VERSION} {level}\n{key}"
+    kind, key = _read(source, level)
+    return f"{kind} {NORMAL_FORM_VERSION} {level}\n{key}"
 
 
 def _read(source: str, level: Level) -> tuple[str, str]:
-    # A file is decoded as its coding line says, but a string is not: there a comment matters.
-    if len(source) <= LARGEST and not _CODING.match(source):
-        try:
+    try:
+        # A file is decoded as its coding line says, a string is not: there a comment matters.
+        if len(source) <= LARGEST and not _OTHER_CODING.match(source):
             tree = _parse(source)
-            return "form", _Form(level).key(tree)
-        except _SeesNames:
-            if not _SEES_TEXT_SOMEWHERE.search(source):
-                return _plain(source, tree)
-        except (_SeesText, SyntaxError, ValueError, RecursionError, MemoryError):
-            pass
+            try:
+                return "form", _Form(level).key(tree)
+            except _SeesNames:
+                if not eyes.TEXT_ANYWHERE.search(source):
+                    return "tree", ast.dump(tree)
+    except (_SeesText, SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
     return "text", repr(source)
 
 
-def _plain(source: str, tree: ast.Module) -> tuple[str, str]:
-    try:
-        return "tree", ast.dump(tree)
-    except (ValueError, RecursionError, MemoryError):
-        return "text", repr(source)
-
-
-_CODING = re.compile(r"(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=][ \t]*(?!utf-?8\b)", re.IGNORECASE)
+_OTHER_CODING = re.compile(
+    r"(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=][ \t]*(?!utf-?8\b)", re.IGNORECASE
+)
 
 #: Python's list of warning filters is one for all threads.
-_QUIET = threading.Lock()
+_FILTERS = threading.Lock()
 
 
 def _parse(source: str) -> ast.Module:
-    with _QUIET, warnings.catch_warnings():
+    with _FILTERS, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "\d" is the author's affair
         return ast.parse(source)
 
 
-class _SeesNames(Exception):  # noqa: N818
+class _SeesNames(Exception):
     """The program looks at its own names, or may: only the plain tree is safe."""
 
 
-class _SeesText(Exception):  # noqa: N818
+class _SeesText(Exception):
     """The program looks at its own text or lines: only the text is safe."""
-
-
-# What a program can look with
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-#: Names, attributes and modules that lead to the source, its lines, or the names of locals.
-_SEES_TEXT = _words("""
-    __file__ __cached__ __loader__ __spec__ __traceback__ __code__ _getframe _current_frames
-    _getframemodulename exc_info settrace setprofile gi_frame cr_frame ag_frame gi_code cr_code
-    f_back f_code f_lineno f_locals f_globals tb_frame tb_lineno tb_next lineno excepthook
-    print_exc format_exc print_exception exception unraisablehook argv orig_argv dup2 listdir
-    scandir iterdir rglob glob iglob
-    inspect traceback linecache tokenize dis doctest pdb bdb trace profile cProfile tracemalloc
-    faulthandler unittest asyncio runpy importlib pkgutil zipimport modulefinder symtable pyclbr
-""")
-_SEES_TEXT_SOMEWHERE = re.compile(
-    rf"\b(?:{'|'.join(sorted(_SEES_TEXT))}|funcName)\b|\.py\b|%\((?:pathname|filename|module)\)"
-)
-
-#: Builtins that look at names, unless the program has a variable of this name.
-_SEES_NAMES = _words("""
-    eval exec compile locals globals vars dir help breakpoint execfile reload __import__
-    __builtins__ __doc__ __annotations__ __dict__
-""")
-
-#: Other words after a dot, or imported, that do: of classes, functions and known modules.
-_LOOKS = _words("""
-    eval query bmat who get_type_hints get_annotations get_overloads signature singledispatch
-    singledispatchmethod modules return_exceptions displayhook
-""")
-
-#: The dunder attributes that say nothing of names. Any other is a look.
-_PLAIN_DUNDERS = _words("""
-    abs add aenter aexit aiter all and anext author await bool bytes call ceil class_getitem complex
-    contains copy debug deepcopy del delattr delete delitem divmod enter eq exit float floor
-    floordiv format ge get getattr getitem getnewargs gt hash iadd iand ifloordiv ilshift imatmul
-    imod imul index init init_subclass instancecheck int invert ior ipow irshift isub iter itruediv
-    ixor le len length_hint lshift lt main match_args matmul missing mod mul ne neg new next or
-    package path pos post_init pow radd rand rdivmod repr reversed rfloordiv rlshift rmatmul rmod
-    rmul ror round rpow rrshift rshift rsub rtruediv rxor set set_name setattr setitem slots str sub
-    subclasscheck truediv trunc version xor future
-""") | {"name", "qualname", "class", "module"}
-
-#: These show the names of functions and classes, but not those of variables.
-_SHOWS_DEFINITIONS = _words("""
-    __name__ __qualname__ __class__ __repr__ __str__ __format__ mro repr ascii pprint
-""")
-
-#: Modules of which I know that only the words above look at names. Any other may look.
-_MODULES = _words("""
-    __future__ abc array base64 binascii bisect calendar cmath collections colorsys contextlib copy
-    csv dataclasses datetime decimal difflib enum fractions functools hashlib heapq hmac html io
-    ipaddress itertools json math numbers numpy operator os pandas queue random re secrets
-    statistics string struct sys textwrap threading time types typing typing_extensions unicodedata
-    urllib uuid zlib zoneinfo
-""")
-
-#: Those that may call by keyword what they are given.
-_KEYWORD_CALLERS = _words("numpy pandas Thread Timer kwargs kwds kw")
-
-#: Callables that call what they are given by position, and give it to nobody.
-_BORROWERS = _words("""
-    accumulate dropwhile filter filterfalse groupby isinstance issubclass map max merge min
-    nlargest nsmallest reduce sort sorted starmap sub subn takewhile
-""")
-
-#: Decorators whose function is still only what it is called.
-_WRAPPERS = _words("cache lru_cache wraps")
-_METHOD_WRAPPERS = _words("classmethod staticmethod property setter abstractmethod") | _WRAPPERS
-
-#: Errors of which the interpreter's text never names a variable, function or class.
-_NAMELESS_ERRORS = _words("""
-    ArithmeticError AssertionError BlockingIOError BrokenPipeError BufferError ConnectionError
-    EOFError FileExistsError FileNotFoundError FloatingPointError IOError IndexError
-    InterruptedError IsADirectoryError KeyError KeyboardInterrupt LookupError MemoryError
-    NotADirectoryError NotImplementedError OSError OverflowError PermissionError RecursionError
-    StopAsyncIteration StopIteration TimeoutError UnicodeDecodeError UnicodeEncodeError
-    UnicodeError ValueError ZeroDivisionError
-""")
-
-_BUILTINS = frozenset(dir(builtins)) | _words("exit quit copyright credits license")
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and not _is_dunder(name)
 
 
 # Scopes, as in https://docs.python.org/3/reference/executionmodel.html
@@ -208,14 +112,25 @@ class _Scope:
         values: Names that are loaded to be more than called: what they stand for may go anywhere.
         dotted: Names of which an attribute is taken.
         hinted: Names that are loaded in hints alone.
-        holds_class: A class within bears this function's name in its own.
-        is_plain: A class whose methods no one else calls: without bases and decorators.
+        holds_class: A class within, which bears this function's name in its own.
+        is_plain: A class without bases and decorators, whose methods no library calls.
+        yields: A function that makes generators.
     """
 
     __slots__ = (
-        "bound", "dotted", "globals", "hinted", "holds_class", "is_plain", "kind", "nonlocals",
-        "owners", "parent", "values", "yields",
-    )  # fmt: skip
+        *(
+            "kind",
+            "parent",
+            "bound",
+            "globals",
+            "nonlocals",
+            "values",
+            "dotted",
+            "hinted",
+            "owners",
+        ),
+        *("holds_class", "is_plain", "yields"),
+    )
 
     def __init__(self, kind: int, parent: "_Scope | None") -> None:
         self.kind = kind
@@ -227,12 +142,10 @@ class _Scope:
         self.dotted: set[str] = set()
         self.hinted: set[str] = set()
         self.owners: dict[str, _Scope] = {}
-        self.holds_class = False
-        self.is_plain = False
-        self.yields = False
+        self.holds_class = self.is_plain = self.yields = False
 
     def owner(self, name: str) -> "_Scope":
-        """Return the scope whose variable this is; the module's are also the builtins."""
+        """Return the scope whose variable this is; the builtins count as the module's."""
         owner = self.owners.get(name)
         if owner is None:
             owner = self.owners[name] = self._find(name)
@@ -251,7 +164,7 @@ class _Scope:
         return scope
 
 
-#: A variable, by the scope that owns it; or an occurrence, by the scope where it stands.
+#: A variable, by the scope that owns it; or an occurrence of one, by the scope where it stands.
 _Variable = tuple[_Scope, str]
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -264,7 +177,7 @@ class _Function:
 
     Attributes:
         holder: The name under which a lambda is kept.
-        borrower: The callable to which a lambda is given; "" where it is called at once.
+        borrower: The callable to which a lambda is lent; "" where it is called at once.
     """
 
     node: _Definition | ast.Lambda
@@ -275,10 +188,10 @@ class _Function:
 
 
 class _Form:
-    """One reading of one program: written with its variables left open, judged, and spelled.
+    """One reading of one program: written with its variables left open, then judged, then spelled.
 
-    `out` is a list of words and of occurrences of variables. Every node begins with its kind and
-    every list has an end, so no two trees are written alike.
+    `out` holds words and occurrences of variables. Every node begins with a word for its kind,
+    which is no name, and every list has an end, so that no two trees are written alike.
     """
 
     def __init__(self, level: Level) -> None:
@@ -286,45 +199,53 @@ class _Form:
         self.module = _Scope(_MODULE, None)
         self.scopes = [self.module]
         self.out: list[str | _Variable] = []
-
-        self.bindings: dict[str, int] = {}  # how often a name is bound, in whatever scope
-        self.imported: dict[str, int] = {}  # how often by `from known_module import name`
-        self.attributes: set[str] = set()  # that are more than called
-        self.called: set[str] = set()
-        self.keywords: set[str] = set()
-        self.any_keyword = False  # some call has keywords that are not written
-        self.star = False
-        self.mangled = False
-        self.shows_definitions = False
-        self.makes_text = False
-        self.bare_fstrings = 0
-        self.bare_types = 0
-
+        self.unread: list[tuple[int, int]] = []  # of `out`: the docstrings
+        self.hints = Hints()
+        self.hinted: list[tuple[int, int, ast.expr, int]] = []  # the hints, and where they stand
         self.statement = 0  # the number of the module's statement that is being written
         self.future_hints = False
-        self.hints: list[tuple[int, int, ast.expr, int, bool]] = []
-        self.given: dict[str, tuple[str, int]] = {}  # what hints are made of, and since when
 
         self.functions: list[_Function] = []
         self.classes: list[tuple[ast.ClassDef, _Scope]] = []
         self.caught: list[tuple[ast.expr, _Scope, str]] = []
         self.lent: list[tuple[str, _Scope, str]] = []
         self.walruses: list[_Variable] = []
-        self.holders: dict[int, str] = {}
+        self.holders: dict[int, str] = {}  # the names of lambdas, by the ids of their nodes
+
+        self.modules: set[str] = set()
+        self.bindings: dict[str, int] = {}  # how often a name is bound, in any scope
+        self.imported: dict[str, int] = {}  # how often by `from known_module import name`
+        self.called: set[str] = set()
+        self.attributes: set[str] = set()  # that are more than called
+        self.looks: set[str] = set()  # attributes with which some modules look at names
+        self.keywords: set[str] = set()
+        self.any_keyword = False  # a call may have keywords that are not written
+        self.any_name = False  # a star import may bind any name of the module
+        self.shows_definitions = False
+        self.shows_docstrings = False
+        self.makes_text = False
+        self.logs_lines = False
+        self.mangles = False
+        self.open_fstrings = 0  # that are not printed at once
+        self.open_types = 0  # calls of type() that are not compared at once
 
     def key(self, tree: ast.Module) -> str:
         self._write_module(tree)
-        self._drop_hints()
-        self._look()
-        return self._spelled(self._pinned())
+        self._omit()
+        self._judge()
+        return self._spell(self._pinned())
 
-    # First, the tree is written.
+    # The tree is written.
 
-    def _write(self, node: ast.AST, scope: _Scope) -> None:
+    def _write(self, node: Any, scope: _Scope) -> None:
+        """Write a node, or what else a field of a node holds."""
         writer = _WRITERS.get(node.__class__)
-        if writer is None:
-            raise _SeesNames  # a kind that this file does not know
-        writer(self, node, scope)
+        if writer is not None:
+            writer(self, node, scope)
+        elif isinstance(node, ast.AST):
+            raise _SeesNames  # newer than this file
+        else:
+            self.out.append(repr(node))
 
     def _write_node(self, node: ast.AST, scope: _Scope) -> None:
         kind, fields = _KINDS[node.__class__]
@@ -332,42 +253,39 @@ class _Form:
         for field in fields:
             value = getattr(node, field)
             if value.__class__ is not list:
-                self._write_value(value, scope)
+                self._write(value, scope)
             elif field in _BLOCKS:
                 self._write_block(value, scope)
             else:
                 for item in value:
-                    self._write_value(item, scope)
+                    self._write(item, scope)
                 self.out.append("]")
 
-    def _write_value(self, value: Any, scope: _Scope) -> None:
-        writer = _WRITERS.get(value.__class__)
-        if writer is not None:
-            writer(self, value, scope)
-        elif isinstance(value, ast.AST):
-            raise _SeesNames
-        else:
-            self.out.append(repr(value))
-
     def _write_module(self, tree: ast.Module) -> None:
+        self._write_docstring(tree.body)
         begun = False
         for number, node in enumerate(tree.body):
+            self.statement = number
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 if begun:
-                    raise _SeesNames  # a syntax error that ast.parse leaves to the compiler
+                    raise _SeesNames  # an error that ast.parse leaves to the compiler
                 self.future_hints |= any(alias.name == "annotations" for alias in node.names)
             elif number or not _is_docstring(node):
                 begun = True
-            self.statement = number
             if not _is_idle(node):
                 self._write(node, self.module)
-                self._give(node)
+                self.hints.give(node, number)
 
     def _write_block(self, nodes: list[ast.stmt], scope: _Scope) -> None:
         for node in nodes:
             if not _is_idle(node):
                 self._write(node, scope)
         self.out.append("]")
+
+    def _write_docstring(self, nodes: list[ast.stmt]) -> None:
+        if nodes and _is_docstring(nodes[0]):
+            self.unread.append((len(self.out), len(self.out) + 1))
+            self.out.append('"""' + repr(nodes[0].value.value))
 
     # Variables
 
@@ -380,7 +298,7 @@ class _Form:
         self.bindings[name] = self.bindings.get(name, 0) + 1
         (self.module if name in scope.globals else scope).bound.add(name)
 
-    def _write_binding(self, scope: _Scope, name: str) -> None:
+    def _write_binding(self, name: str, scope: _Scope) -> None:
         self._bind(scope, name)
         self.out.append((scope, name))
 
@@ -393,30 +311,29 @@ class _Form:
 
     def _write_borrowed(self, node: ast.expr, scope: _Scope) -> None:
         """Write an expression whose value, where it is a variable's, goes no further."""
-        if node.__class__ is ast.Name and scope.kind != _CLASS:
-            self.out.append((scope, node.id))  # type: ignore[attr-defined]
+        if isinstance(node, ast.Name) and scope.kind != _CLASS:
+            self.out.append((scope, node.id))
         else:
             self._write(node, scope)
 
     def _write_walrus(self, node: ast.NamedExpr, scope: _Scope) -> None:
-        """Bind in the block around the comprehensions. Rebinding their variables is an error."""
+        """Bind in the block around the comprehensions. To rebind their variables is an error."""
         name, home = node.target.id, scope
         while home.kind == _COMPREHENSION and home.parent is not None:
             self.walruses.append((home, name))
             home = home.parent
         if home.kind == _CLASS and home is not scope:
-            raise _SeesNames  # a syntax error, likewise
-        self.out.append(":=")
+            raise _SeesNames  # likewise
         self._bind(home, name)
-        self.out.append((scope, name))
+        self.out += (":=", (scope, name))
         self._write(node.value, scope)
 
     def _write_declaration(self, node: ast.Global | ast.Nonlocal, scope: _Scope) -> None:
-        is_global = node.__class__ is ast.Global
+        is_global = isinstance(node, ast.Global)
         self.out.append("global" if is_global else "nonlocal")
         for name in node.names:
             if name in scope.bound or name in scope.values:
-                raise _SeesNames  # a syntax error, likewise
+                raise _SeesNames  # likewise: it is used before
             (scope.globals if is_global else scope.nonlocals).add(name)
             self.out.append((scope, name))
         self.out.append("]")
@@ -426,9 +343,8 @@ class _Form:
         for alias in node.names:
             self._see_module(alias.name)
             top, dot, _ = alias.name.partition(".")
-            self.out.append(alias.name)
-            self.out.append("top" if dot and not alias.asname else "as")
-            self._write_binding(scope, alias.asname or top)
+            self.out += (alias.name, "." if dot and not alias.asname else "as")
+            self._write_binding(alias.asname or top, scope)
         self.out.append("]")
 
     def _write_import_from(self, node: ast.ImportFrom, scope: _Scope) -> None:
@@ -440,19 +356,19 @@ class _Form:
             self._see(alias.name)
             self.out.append(alias.name)
             if alias.name == "*":
-                self.star = True
-                continue
-            self._write_binding(scope, alias.asname or alias.name)
-            if not alias.asname:
-                self.imported[alias.name] = self.imported.get(alias.name, 0) + 1
+                self.any_name = True
+            else:
+                self._write_binding(alias.asname or alias.name, scope)
+                if not alias.asname:
+                    self.imported[alias.name] = self.imported.get(alias.name, 0) + 1
         self.out.append("]")
 
     def _write_handler(self, node: ast.ExceptHandler, scope: _Scope) -> None:
         self.out.append("except")
-        self._write_value(node.type, scope)
-        if node.name is not None and node.type is not None:
+        self._write(node.type, scope)
+        if node.type is not None and node.name is not None:
             self.out.append("as")
-            self._write_binding(scope, node.name)
+            self._write_binding(node.name, scope)
             self.caught.append((node.type, scope, node.name))
         self._write_block(node.body, scope)
 
@@ -464,30 +380,32 @@ class _Form:
             else:
                 self._write_borrowed(value, scope)
 
-    def _write_capture(
+    def _write_pattern(
         self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping, scope: _Scope
     ) -> None:
-        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         self._write_node(node, scope)
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name is None:
-            self.out.append("_")
+            self.out.append("None")
         else:
-            self._write_binding(scope, name)
+            self._write_binding(name, scope)
 
-    def _write_match_class(self, node: ast.MatchClass, scope: _Scope) -> None:
+    def _write_class_pattern(self, node: ast.MatchClass, scope: _Scope) -> None:
         for name in node.kwd_attrs:
-            self._see(name)
+            self._see_attribute(name)
         self._write_node(node, scope)
 
     # Functions and classes
 
     def _write_function(self, node: _Definition, scope: _Scope) -> None:
-        self.out.append("def" if node.__class__ is ast.FunctionDef else "async def")
+        self.out.append("def" if isinstance(node, ast.FunctionDef) else "async def")
         self._write_head(node, scope)
         inner = self._scope(_FUNCTION, scope)
         self.functions.append(_Function(node, scope, inner))
         self._write_arguments(node.args, scope, inner)
-        self._write_hint(node.returns, scope)
+        if node.returns is not None:
+            self._write_hint(node.returns, scope)
+        self._write_docstring(node.body)
         self._write_block(node.body, inner)
         if node.name == "__prepare__":
             raise _SeesNames  # the body of a class is then run in a dictionary of the program's
@@ -498,26 +416,28 @@ class _Form:
 
     def _write_head(self, node: _Definition | ast.ClassDef, scope: _Scope) -> None:
         if getattr(node, "type_params", None):
-            raise _SeesNames
-        self._write_binding(scope, node.name)
+            raise _SeesNames  # newer than this file
+        self._write_binding(node.name, scope)
         for decorator in node.decorator_list:
             self._write(decorator, scope)
         self.out.append("]")
 
     def _write_arguments(self, args: ast.arguments, scope: _Scope, inner: _Scope) -> None:
         for default in (*args.defaults, None, *args.kw_defaults):
-            self._write_value(default, scope)
+            self._write(default, scope)
         for kind, group in (
             ("/", args.posonlyargs),
             (",", args.args),
-            ("*", [args.vararg] if args.vararg else []),
+            ("*", (args.vararg,)),
             ("=", args.kwonlyargs),
-            ("**", [args.kwarg] if args.kwarg else []),
+            ("**", (args.kwarg,)),
         ):
             for arg in group:
-                self.out.append(kind)
-                self._write_binding(inner, arg.arg)
-                self._write_hint(arg.annotation, scope)
+                if arg is not None:
+                    self.out.append(kind)
+                    self._write_binding(arg.arg, inner)
+                    if arg.annotation is not None:
+                        self._write_hint(arg.annotation, scope)
         self.out.append("]")
 
     def _write_lambda(self, node: ast.Lambda, scope: _Scope, borrower: str | None = None) -> None:
@@ -540,6 +460,7 @@ class _Form:
         self.classes.append((node, scope))
         inner = self._scope(_CLASS, scope)
         inner.is_plain = not (node.bases or node.keywords or node.decorator_list)
+        self._write_docstring(node.body)
         self._write_block(node.body, inner)
         around: _Scope | None = scope
         while around is not None:
@@ -547,17 +468,17 @@ class _Form:
             around = around.parent
 
     def _write_comprehension(self, node: _Comprehension, scope: _Scope) -> None:
-        """Write where the names come from before what is made of them."""
+        """Write where the items come from, then what is made of them."""
         self.out.append(_KINDS[node.__class__][0])
         inner = self._scope(_COMPREHENSION, scope)
-        around = scope  # where the first iterable is evaluated
+        around = scope  # the first iterable is evaluated outside
         for part in node.generators:
             self.out.append("async for" if part.is_async else "for")
             self._write(part.iter, around)
-            around = inner
             self._write(part.target, inner)
             for condition in part.ifs:
                 self._write(condition, inner)
+            around = inner
         self.out.append("]")
         if isinstance(node, ast.DictComp):
             self._write(node.key, inner)
@@ -567,24 +488,21 @@ class _Form:
 
     # Expressions
 
-    def _write_constant(self, node: ast.Constant, scope: _Scope) -> None:  # noqa: ARG002
+    def _write_constant(self, node: ast.Constant, _: _Scope) -> None:
         value = node.value
         if value.__class__ is str:
-            if "__" in value:
-                for word in _DUNDER.findall(value):
-                    self._see_dunder(word)
-            if "%" in value or "{" in value:
-                self.makes_text = True
-                self.shows_definitions |= bool(_SHOWN.search(value))
+            self._see_string(value)  # type: ignore[arg-type]
         self.out.append("=" + repr(value))  # ValueError where a number is too long to be written
 
-    def _write_formatted(self, node: ast.FormattedValue, scope: _Scope) -> None:
-        if node.conversion in (ord("r"), ord("a")):
-            self.shows_definitions = True
+    def _write_fstring(self, node: ast.JoinedStr, scope: _Scope) -> None:
+        self.open_fstrings += 1
         self._write_node(node, scope)
 
-    def _write_fstring(self, node: ast.JoinedStr, scope: _Scope) -> None:
-        self.bare_fstrings += 1
+    def _write_field(self, node: ast.FormattedValue, scope: _Scope) -> None:
+        if node.conversion in (ord("r"), ord("a")):
+            self.shows_definitions = True
+        if node.format_spec is not None:
+            self.open_fstrings -= 1  # it is an f-string too, but nobody's
         self._write_node(node, scope)
 
     def _write_attribute(self, node: ast.Attribute, scope: _Scope) -> None:
@@ -594,22 +512,21 @@ class _Form:
     def _write_dotted(self, node: ast.Attribute, scope: _Scope) -> None:
         self._see(node.attr)
         if node.attr == "stderr" and node.ctx.__class__ is ast.Store:
-            raise _SeesText  # the traceback goes where the program says
+            raise _SeesText  # tracebacks go where the program says
         value = node.value
-        if value.__class__ is ast.Name and scope.kind != _CLASS:
-            name: str = value.id  # type: ignore[attr-defined]
-            if node.attr not in _OF_CACHES:
-                scope.dotted.add(name)
-            self.out.append((scope, name))
+        if isinstance(value, ast.Name) and scope.kind != _CLASS:
+            if node.attr not in eyes.OF_WRAPPERS:
+                scope.dotted.add(value.id)
+            self.out.append((scope, value.id))
         else:
             self._write(value, scope)
         self.out.append("." + node.attr)
 
     def _write_compare(self, node: ast.Compare, scope: _Scope) -> None:
-        self.out.append("compare")
+        self.out.append("compare(")
         for value in (node.left, *node.comparators):
-            if isinstance(value, ast.Call) and _called(value.func) == "type":
-                self.bare_types -= 1  # `type(x) is int` shows no name
+            if isinstance(value, ast.Call) and _last_name(value.func) == "type":
+                self.open_types -= 1  # `type(x) is int` shows no name
         self._write(node.left, scope)
         for operator, value in zip(node.ops, node.comparators, strict=True):
             self.out.append(_KINDS[operator.__class__][0])
@@ -621,51 +538,59 @@ class _Form:
 
     def _write_call(self, node: ast.Call, scope: _Scope) -> None:
         self.out.append("(")
-        func = node.func
-        name = _called(func)
-        if func.__class__ is ast.Attribute:
-            self._write_dotted(func, scope)  # type: ignore[arg-type]
-        elif func.__class__ is ast.Lambda:
-            self._write_lambda(func, scope, "")  # type: ignore[arg-type]
-        elif func.__class__ is ast.Subscript:
-            self.out.append("[")
-            self._write_borrowed(func.value, scope)  # type: ignore[attr-defined]
-            self._write(func.slice, scope)  # type: ignore[attr-defined]
-        else:
-            self._write_borrowed(func, scope)
-            self.called.add(name)
+        name = self._write_callee(node.func, scope)
         if name in _SPECIAL_CALLS:
             self._see_call(name, node)
-        borrows = name in _BORROWERS
-        for arg in node.args:
-            if borrows:
+        place = eyes.BORROWERS.get(name)
+        for number, arg in enumerate(node.args):
+            if number == place:
                 self._write_lent(name, arg, scope)
             else:
                 self._write(arg, scope)
-        self._write_keywords(node.keywords, scope, name if borrows else None)
+        self._write_keywords(node.keywords, scope, name)
+
+    def _write_callee(self, func: ast.expr, scope: _Scope) -> str:
+        if isinstance(func, ast.Attribute):
+            self._write_dotted(func, scope)
+            return func.attr
+        if isinstance(func, ast.Name):
+            self._write_borrowed(func, scope)
+            self.called.add(func.id)
+            return func.id
+        if isinstance(func, ast.Lambda):
+            self._write_lambda(func, scope, "")
+        elif isinstance(func, ast.Subscript):
+            self.out.append("[")
+            self._write_borrowed(func.value, scope)
+            self._write(func.slice, scope)
+        else:
+            self._write(func, scope)
+        return ""
 
     def _write_lent(self, borrower: str, node: ast.expr, scope: _Scope) -> None:
         if isinstance(node, ast.Lambda):
             self._write_lambda(node, scope, borrower)
         elif isinstance(node, ast.Name) and scope.kind != _CLASS:
             self.lent.append((borrower, scope, node.id))
+            self.called.add(node.id)
             self.out.append((scope, node.id))
         else:
             self._write(node, scope)
 
-    def _write_keywords(
-        self, keywords: list[ast.keyword], scope: _Scope, borrower: str | None = None
-    ) -> None:
-        for word in keywords:
-            if word.arg is None or word.arg in _KEYWORD_CALLERS:
+    def _write_keywords(self, keywords: list[ast.keyword], scope: _Scope, callee: str = "") -> None:
+        for keyword in keywords:
+            name = keyword.arg
+            if name is None or name in eyes.KEYWORDS:
                 self.any_keyword = True
-            if word.arg is not None:
-                self.keywords.add(word.arg)
-            self.out.append("**" if word.arg is None else word.arg + "=")
-            if borrower is not None:
-                self._write_lent(borrower, word.value, scope)
+            if name is not None:
+                self.keywords.add(name)
+                if name in eyes.TEXT:
+                    raise _SeesText
+            self.out.append("**" if name is None else name + "=")
+            if name == "key" and callee in eyes.BORROWERS:
+                self._write_lent(callee, keyword.value, scope)
             else:
-                self._write(word.value, scope)
+                self._write(keyword.value, scope)
         self.out.append(")")
 
     # Assignments and hints
@@ -686,16 +611,15 @@ class _Form:
     def _write_hinted_assign(self, node: ast.AnnAssign, scope: _Scope) -> None:
         """Write `x: int = 1` as `x = 1`, but in a class: there it may be a field."""
         target = node.target
-        if isinstance(target, ast.Name):
-            odd = not node.simple or target.id in scope.globals or target.id in scope.nonlocals
-            if odd:
-                raise _SeesNames  # `(x): int`, or a syntax error
+        if isinstance(target, ast.Name) and (
+            not node.simple or target.id in scope.globals or target.id in scope.nonlocals
+        ):
+            raise _SeesNames  # `(x): int` is another thing; the others are errors
         if scope.kind == _CLASS:
             self._write_node(node, scope)
             return
         if node.value is None:
-            # In a function this makes a local, and evaluates the target's parts.
-            self.out.append("hint")
+            self.out.append("hint(")  # in a function it makes a local, evaluates the target's parts
             self._write(target, scope)
         else:
             self.out.append(_KINDS[ast.Assign][0])
@@ -704,186 +628,139 @@ class _Form:
             self._write(node.value, scope)
         self._write_hint(node.annotation, scope, evaluated=scope.kind == _MODULE)
 
-    def _write_hint(self, node: ast.expr | None, scope: _Scope, *, evaluated: bool = True) -> None:
-        if node is None:
-            return
+    def _write_hint(self, node: ast.expr, scope: _Scope, *, evaluated: bool = True) -> None:
         start, values, dotted = len(self.out), scope.values, scope.dotted
-        # Nobody reads hints, or all this is in vain: what they load does not go anywhere.
-        scope.values, scope.dotted = scope.hinted, scope.hinted
+        # Nobody reads hints, or all this is in vain: what they load goes nowhere.
+        scope.values = scope.dotted = scope.hinted
         self.out.append(":")
         self._write(node, scope)
         scope.values, scope.dotted = values, dotted
-        self.hints.append((start, len(self.out), node, self.statement, evaluated))
+        if not evaluated and is_plain(node):
+            self.unread.append((start, len(self.out)))
+        elif evaluated:
+            self.hinted.append((start, len(self.out), node, self.statement))
 
-    def _give(self, node: ast.stmt) -> None:
-        """Note what a statement of the module gives to the hints of the later ones."""
-        if isinstance(node, ast.ClassDef) and not node.keywords:
-            self.given[node.name] = ("class", self.statement)
-        elif isinstance(node, ast.ImportFrom) and node.module in _HINT_MODULES:
-            for alias in node.names:
-                names = _ARITY if alias.name == "*" else (alias.name,)
-                for name in names:
-                    self.given[alias.asname or name] = (name, self.statement)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name in _HINT_MODULES | {"numpy"}:
-                    self.given[alias.asname or alias.name] = (alias.name, self.statement)
-
-    def _drop_hints(self) -> None:
-        for start, end, node, statement, evaluated in reversed(self.hints):
-            if evaluated and not self.future_hints:
-                idle = self._is_idle_hint(node, statement)
+    def _omit(self) -> None:
+        """Leave the docstrings and hints out of what is written that nobody reads."""
+        unread = [] if self.shows_docstrings else self.unread
+        for start, end, node, statement in self.hinted:
+            if self.future_hints:
+                idle = is_plain(node)
             else:
-                idle = all(part.__class__ in _HINT_PARTS for part in ast.walk(node))
+                idle = self.hints.are_idle(node, statement, self.bindings)
             if idle:
-                del self.out[start:end]
+                unread.append((start, end))
+        if not unread:
+            return
+        kept, done = [], 0
+        for start, end in sorted(unread):
+            kept += self.out[done:start]
+            done = end
+        self.out = kept + self.out[done:]
 
-    def _is_idle_hint(self, node: ast.expr, statement: int) -> bool:
-        """Whether to evaluate it is sure to do nothing."""
-        if isinstance(node, ast.Constant):
-            return node.value is None or isinstance(node.value, str)
-        return self._is_type(node, statement) or self._hint_name(node, statement) in _SPECIAL_HINTS
-
-    def _is_type(self, node: ast.expr, statement: int) -> bool:
-        """Whether it evaluates to something that other hints may hold."""
-        if isinstance(node, ast.Constant):
-            text = node.value
-            return text is None or (
-                isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
-            )
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            sides = (node.left, node.right)
-            return all(self._is_type(side, statement) for side in sides) and not any(
-                isinstance(side, ast.Constant) and (side.value is not None or side is node.left)
-                for side in sides
-            )
-        if isinstance(node, ast.Subscript):
-            return self._is_generic(self._hint_name(node.value, statement), node.slice, statement)
-        name = self._hint_name(node, statement)
-        return name is not None and name not in _SPECIAL_HINTS
-
-    def _is_generic(self, name: str | None, index: ast.expr, statement: int) -> bool:
-        parts = index.elts if isinstance(index, ast.Tuple) else [index]
-        count = _ARITY.get(name or "", 0)
-        if not parts or count not in (len(parts), _ANY):
-            return False
-        if name == "Callable" and isinstance(parts[0], ast.List):
-            parts = [*parts[0].elts, parts[1]]
-        elif name == "Callable":
-            parts = parts[1:] if _is_ellipsis(parts[0]) else parts
-        elif name in ("tuple", "Tuple") and len(parts) == 2 and _is_ellipsis(parts[1]):
-            parts = parts[:1]
-        return all(self._is_type(part, statement) for part in parts)
-
-    def _hint_name(self, node: ast.expr, statement: int) -> str | None:
-        """Return the known type that a name stands for, if it does so surely."""
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = self._hint_name(node.value, statement)
-            known = module in _HINT_MODULES and node.attr in _ARITY
-            return node.attr if known or (module, node.attr) == ("numpy", "ndarray") else None
-        if not isinstance(node, ast.Name):
-            return None
-        bound = self.bindings.get(node.id, 0)
-        if node.id in self.given and bound <= 1:
-            name, since = self.given[node.id]
-            known = name == "class" or name in _ARITY or name in _HINT_MODULES or name == "numpy"
-            return name if known and since < statement else None
-        return node.id if node.id in _BUILTIN_TYPES and not bound else None
-
-    # Then it is judged: who looks, and at what?
+    # It is judged: who looks, and at what?
 
     def _see_module(self, name: str) -> None:
-        top = name.partition(".")[0]
-        self._see(top)
-        if top not in _MODULES:
+        parts = name.split(".")
+        if parts[0] not in eyes.MODULES:
             raise _SeesNames
-        for part in name.split("."):
+        self.modules.add(parts[0])
+        for part in parts:
             self._see(part)
 
     def _see(self, word: str) -> None:
-        """Look at an attribute, or at something that is imported."""
+        """Look at an attribute, or at what is imported."""
         if word in _EYES:
-            if word in _SEES_TEXT:
+            if word in eyes.TEXT or (word == "doctest" and self.level == "stdin"):
                 raise _SeesText
-            if word in _LOOKS:
+            if word in eyes.NAMES_OF:
                 raise _SeesNames
-            if word in _KEYWORD_CALLERS:
-                self.any_keyword = True
-            if word in _SHOWS_DEFINITIONS:
-                self.shows_definitions = True
-        if word.startswith("__"):
-            self._see_dunder(word)
+            self.any_keyword |= word in eyes.KEYWORDS
+            self.shows_definitions |= word in eyes.DEFINITIONS
+            self.shows_docstrings |= word in eyes.DOCSTRINGS
+            self.looks.add(word)
+        elif word.startswith("__") and not word.endswith("__"):
+            self.mangles = True
 
-    def _see_dunder(self, word: str) -> None:
-        if word in _SEES_TEXT:
+    def _see_attribute(self, name: str) -> None:
+        self.attributes.add(name)
+        self._see(name)
+
+    def _see_string(self, text: str) -> None:
+        if "__" in text:
+            for word in _DUNDERS.findall(text):
+                self._see(word)
+                if word == "__main__" != text:
+                    self.any_name = True  # a path to a name of the module
+        if "%" in text or "{" in text:
+            self.makes_text = True
+            self.shows_definitions |= bool(eyes.DEFINITIONS_IN_STRINGS.search(text))
+            self.logs_lines |= bool(eyes.LOG_FORMAT.search(text))
+        if ".py" in text and eyes.PATH.search(text):
             raise _SeesText
-        if not word.strip("_"):
-            return
-        if not (word.startswith("__") and word.endswith("__")):
-            self.mangled = True
-        elif word[2:-2] not in _PLAIN_DUNDERS:
-            raise _SeesNames
-        elif word in _SHOWS_DEFINITIONS:
-            self.shows_definitions = True
 
     def _see_call(self, name: str, node: ast.Call) -> None:
         if name == "print":
-            self.bare_fstrings -= sum(arg.__class__ is ast.JoinedStr for arg in node.args)
+            self.open_fstrings -= sum(arg.__class__ is ast.JoinedStr for arg in node.args)
         elif name == "type":
-            self.bare_types += 1
+            self.open_types += 1
         else:
-            words = node.args[1:2] if name == "getattr" else node.args
-            for word in words:
+            for word in node.args[1:2] if name == "getattr" else node.args:
                 if not (isinstance(word, ast.Constant) and isinstance(word.value, str)):
                     raise _SeesNames
                 for part in word.value.split("."):
-                    self.attributes.add(part)
-                    self._see(part)
+                    self._see_attribute(part)
 
-    def _look(self) -> None:
-        """Raise where the program looks at more than a form may hide."""
-        for occurrence in self.out:
-            if occurrence.__class__ is tuple:
-                scope, name = occurrence
-                if name in _BUILTIN_EYES:
-                    self._look_at(scope, name)  # type: ignore[arg-type]
-                elif name.startswith("__"):  # type: ignore[union-attr]
-                    if name in _SEES_TEXT:
-                        raise _SeesText
-                    if not _is_dunder(name):  # type: ignore[arg-type]
-                        raise _SeesNames  # in a class it would be another name
+    def _judge(self) -> None:
+        """Raise where the program looks at more than a form leaves in sight."""
+        for occurrence in set(self.out):
+            if isinstance(occurrence, tuple):
+                self._look(*occurrence)
+        for module, names in eyes.NAMES_OF_MODULES.items():
+            if module in self.modules and not self.looks.isdisjoint(names):
+                raise _SeesNames
+        if self.logs_lines and "logging" in self.modules:
+            raise _SeesText
         if any(name in scope.bound for scope, name in self.walruses):
             raise _SeesNames
-        for scope in self.scopes:
-            if not scope.values.isdisjoint(_GETTERS):
-                raise _SeesNames
-        touched = self._variables("values", "dotted")
-        for kind, scope, name in self.caught:
-            if (scope.owner(name), name) in touched and not self._is_nameless(kind):
-                raise _SeesNames
-
-    def _look_at(self, scope: _Scope, name: str) -> None:
-        owner = scope.owner(name)
-        if owner is not self.module and not (owner.kind == _CLASS and name in owner.values):
-            return
-        if name in _SEES_NAMES:
+        if any(not scope.values.isdisjoint(_GETTERS) for scope in self.scopes):
             raise _SeesNames
-        if name == "type":
-            self.shows_definitions |= self.bare_types > 0 or name in scope.values
-        elif name in _SHOWS_DEFINITIONS:
-            self.shows_definitions = True
-        else:
-            self.makes_text = True
+        touched = self._variables("values", "dotted") if self.caught else set()
+        for kind, scope, name in self.caught:
+            if (scope.owner(name), name) in touched and not self._are_nameless(kind):
+                raise _SeesNames
 
-    def _is_nameless(self, kind: ast.expr) -> bool:
-        """Whether the texts of such errors name no variable; the program's own say what it says."""
+    def _look(self, scope: _Scope, name: str) -> None:
+        if not name.startswith("__") and name not in _BUILTIN_EYES:
+            return
+        owner = scope.owner(name)
+        # What a class binds and does not load is its own attribute, say a method `__repr__`.
+        is_looked_up = owner is self.module or (owner.kind == _CLASS and name in owner.values)
+        if name.startswith("__"):
+            if not name.endswith("__"):
+                self.mangles = True
+                if owner.kind != _CLASS:
+                    raise _SeesNames  # in a class this is another name
+            elif name != "__name__" and is_looked_up:  # that of the module is no secret
+                self._see(name)
+        elif is_looked_up:
+            if name in eyes.NAMES:
+                raise _SeesNames
+            if name == "type":
+                self.shows_definitions |= self.open_types > 0 or name in scope.values
+            else:
+                self.shows_definitions |= name in eyes.DEFINITIONS
+                self.makes_text |= name in eyes.MAKES_TEXT
+
+    def _are_nameless(self, kind: ast.expr) -> bool:
+        """Whether the texts of such errors name nothing; those of the program's own are its own."""
         if isinstance(kind, ast.Tuple):
-            return all(map(self._is_nameless, kind.elts))
+            return all(map(self._are_nameless, kind.elts))
         if not isinstance(kind, ast.Name):
             return False
         bound = self.bindings.get(kind.id, 0)
         own = any(node.name == kind.id for node, _ in self.classes)
-        return (kind.id in _NAMELESS_ERRORS and not bound) or (own and bound == 1)
+        return (kind.id in eyes.NAMELESS_ERRORS and not bound) or (own and bound == 1)
 
     def _variables(self, *uses: str) -> set[_Variable]:
         return {
@@ -894,56 +771,59 @@ class _Form:
         }
 
     def _is_trusted(self, name: str) -> bool:
-        """Whether it is the builtin or the library's, as no one else has bound the name."""
+        """Whether it is the builtin or the library's: nobody else has bound the name."""
         return self.bindings.get(name, 0) == self.imported.get(name, 0)
 
-    # Last, it is spelled.
+    def _are_trusted(self, decorators: Iterable[ast.expr], known: frozenset[str]) -> bool:
+        for node in decorators:
+            name = _last_name(node.func if isinstance(node, ast.Call) else node)
+            if name not in known or not self._is_trusted(name):
+                return False
+        return True
 
     def _pinned(self) -> set[_Variable]:
         """Return the variables that keep their names."""
-        self.makes_text |= self.bare_fstrings > 0
-        lost = {
+        self.makes_text |= self.open_fstrings > 0
+        escaped = self._variables("values") | {
             (scope.owner(name), name)
             for borrower, scope, name in self.lent
             if not self._is_trusted(borrower)
         }
-        escaped = self._variables("values") | lost
         touched = escaped | self._variables("dotted")
         pinned: set[_Variable] = set()
         for function in self.functions:
-            pinned |= self._pinned_by_function(function, touched)
+            pinned.update(self._pinned_by(function, touched))
         for node, home in self.classes:
             variable = (home.owner(node.name), node.name)
-            if not (variable[0] is self.module and self._is_only_made(node, variable, escaped)):
+            if not self._is_only_made(node, variable, escaped):
                 pinned.add(variable)
-        # What a class body binds, it may first load from the module.
+        # What the body of a class binds, it may before have loaded from the module.
         for scope in self.scopes:
             if scope.kind == _CLASS:
-                loaded = scope.values | scope.hinted
-                pinned |= {(self.module, name) for name in scope.bound & loaded}
+                loaded = scope.bound & (scope.values | scope.hinted)
+                pinned.update((self.module, name) for name in loaded)
         return pinned
 
-    def _pinned_by_function(self, function: _Function, touched: set[_Variable]) -> set[_Variable]:
-        node, inner = function.node, function.inner
-        pinned: set[_Variable] = set()
+    def _pinned_by(self, function: _Function, touched: set[_Variable]) -> Iterable[_Variable]:
+        node = function.node
         if not isinstance(node, ast.Lambda):
             variable = (function.home.owner(node.name), node.name)
-            if variable in touched or self._shows_name(node, inner):
-                pinned.add(variable)
-        callable_by_name = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-        if self._is_hidden(function, touched) and not self.any_keyword:
-            callable_by_name &= self.keywords
-        return pinned | {(inner, name) for name in callable_by_name}
+            if variable in touched or self._shows_name(node, function.inner):
+                yield variable
+        hidden = self._is_hidden(function, touched) and not self.any_keyword
+        for arg in (*node.args.args, *node.args.kwonlyargs):
+            if not hidden or arg.arg in self.keywords:
+                yield function.inner, arg.arg
 
     def _shows_name(self, node: _Definition, inner: _Scope) -> bool:
-        """Whether a function's name can be seen though it is only called."""
-        generator = inner.yields or isinstance(node, ast.AsyncFunctionDef)
+        """Whether the name of a function can be seen though it is only called."""
+        makes_objects = inner.yields or isinstance(node, ast.AsyncFunctionDef)
         return (
             self.shows_definitions
             or inner.holds_class
-            or node.name not in self.called | {name for _, _, name in self.lent}
-            or not self._are_trusted(node.decorator_list, _WRAPPERS)
-            or (generator and self.makes_text)
+            or node.name not in self.called
+            or not self._are_trusted(node.decorator_list, eyes.WRAPPERS)
+            or (makes_objects and self.makes_text)
         )
 
     def _is_hidden(self, function: _Function, touched: set[_Variable]) -> bool:
@@ -957,38 +837,37 @@ class _Form:
             name = function.holder
         else:
             name = node.name
-            wrappers = _METHOD_WRAPPERS if home.kind == _CLASS else _WRAPPERS
+            wrappers = eyes.METHOD_WRAPPERS if home.kind == _CLASS else eyes.WRAPPERS
             if not self._are_trusted(node.decorator_list, wrappers):
                 return False
         if name is None:
             return False
         owner = home.owner(name)
-        public = self.level == "unit" and not _is_private(name)
+        private = self.level == "stdin" or (name.startswith("_") and not name.startswith("__"))
         if owner.kind == _CLASS:
-            return not public and name not in self.attributes and owner.is_plain
-        return (owner, name) not in touched and not (owner is self.module and public)
-
-    def _are_trusted(self, decorators: list[ast.expr], known: frozenset[str]) -> bool:
-        names = [_called(node.func if isinstance(node, ast.Call) else node) for node in decorators]
-        return all(name in known and self._is_trusted(name) for name in names)
+            return private and owner.is_plain and name not in self.attributes
+        return (owner, name) not in touched and (private or owner is not self.module)
 
     def _is_only_made(
         self, node: ast.ClassDef, variable: _Variable, escaped: set[_Variable]
     ) -> bool:
-        """Whether the program does no more than make instances, whose class it never shows."""
-        has_text = any(getattr(part, "name", None) == "__repr__" for part in node.body)
+        """Whether a program does no more than make instances, whose class it never shows."""
+        writes_itself = any(getattr(part, "name", None) == "__repr__" for part in node.body)
         return (
-            variable not in escaped
+            variable[0] is self.module
+            and variable not in escaped
             and node.name in self.called
             and not (node.bases or node.keywords or node.decorator_list)
-            and not (self.shows_definitions or self.mangled)
-            and (has_text or not self.makes_text)
+            and not (self.shows_definitions or self.mangles)
+            and (writes_itself or not self.makes_text)
         )
 
-    def _spelled(self, pinned: set[_Variable]) -> str:
-        renames_module = self.level == "stdin" and not self.star
-        spelled: dict[_Variable, str] = {}
-        numbers: dict[_Variable, str] = {}
+    # It is spelled.
+
+    def _spell(self, pinned: set[_Variable]) -> str:
+        keeps_module = self.level == "unit" or self.any_name
+        spelled: dict[_Variable, str] = {}  # by occurrence
+        numbers: dict[_Variable, str] = {}  # by variable
         words: list[str] = []
         for item in self.out:
             if isinstance(item, str):
@@ -996,39 +875,38 @@ class _Form:
                 continue
             word = spelled.get(item)
             if word is None:
-                scope, name = item
-                variable = owner, _ = scope.owner(name), name
-                if owner is self.module:
-                    kept = not renames_module or name not in owner.bound or name in _BUILTINS
-                else:
-                    kept = owner.kind == _CLASS
-                if kept or variable in pinned or name.startswith("__"):
-                    word = name
-                else:
+                scope, word = item
+                variable = (scope.owner(word), word)
+                if not (self._keeps(variable, keeps_module) or variable in pinned):
                     word = numbers.setdefault(variable, f"${len(numbers)}")
                 spelled[item] = word
             words.append(word)
         return "\n".join(words)
 
+    def _keeps(self, variable: _Variable, keeps_module: bool) -> bool:
+        owner, name = variable
+        if owner is self.module:
+            unbound = name not in owner.bound
+            return keeps_module or unbound or name in _BUILTINS or name.startswith("__")
+        return owner.kind == _CLASS or name.startswith("__")
 
-# The tables of the tree
 
-_DUNDER = re.compile(r"\w*__\w*")
-_SHOWN = re.compile(r"%[-#0 +\d.]*[ra]|![ra]|\.__")
-_OF_CACHES = _words("cache_clear cache_info")
-_GETTERS = _words("getattr attrgetter methodcaller")
+_EYES = frozenset().union(
+    *(eyes.TEXT, eyes.NAMES_OF, eyes.DEFINITIONS, eyes.DOCSTRINGS, eyes.KEYWORDS),
+    *eyes.NAMES_OF_MODULES.values(),
+)
+_GETTERS = eyes.words("attrgetter getattr methodcaller")
 _SPECIAL_CALLS = _GETTERS | {"print", "type"}
-_EYES = _SEES_TEXT | _LOOKS | _KEYWORD_CALLERS | _SHOWS_DEFINITIONS
-_MAKES_TEXT = _words("str format StringIO")
-_BUILTIN_EYES = _SEES_NAMES | _MAKES_TEXT | {"type", "repr", "ascii"}
-
-_BLOCKS = ("body", "orelse", "finalbody")
+_BUILTIN_EYES = eyes.NAMES | eyes.MAKES_TEXT | {"type", "repr", "ascii"}
+_BUILTINS = frozenset(dir(builtins)) | eyes.words("copyright credits exit license quit")
+_DUNDERS = re.compile(r"\w*__\w*")
 
 
 def _is_idle(node: ast.stmt) -> bool:
-    """Whether it is `pass`, a docstring, or a constant by itself."""
-    kind = node.__class__
-    return kind is ast.Pass or (kind is ast.Expr and node.value.__class__ is ast.Constant)  # type: ignore[attr-defined]
+    """Whether it is `pass`, or a constant by itself."""
+    return isinstance(node, ast.Pass) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -1039,92 +917,39 @@ def _is_docstring(node: ast.stmt) -> bool:
     )
 
 
-def _is_ellipsis(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is ...
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
-def _called(func: ast.expr) -> str:
-    """Return the last name of what is called, or nothing."""
-    if func.__class__ is ast.Name:
-        return func.id  # type: ignore[attr-defined, no-any-return]
-    return func.attr if isinstance(func, ast.Attribute) else ""
+# The nodes of the tree. A kind that is not here is newer than this file.
 
-
-# Hints
-
-_ANY = -1  # any number of parameters
-
-_BUILTIN_TYPES = _words("""
-    int str float bool bytes bytearray complex object list dict set tuple frozenset type
-""")
-
-#: Modules that give names to hints.
-_HINT_MODULES = _words("typing collections.abc collections")
-
-#: How many parameters a type takes: 0 where it is not generic.
-_ARITY = {
-    **dict.fromkeys(_BUILTIN_TYPES, 0),
-    **dict.fromkeys(_words("Any Hashable Sized NoReturn Text AnyStr"), 0),
-    **dict.fromkeys(
-        _words("""
-            list set frozenset type List Set FrozenSet Type Optional Iterable Iterator Sequence
-            MutableSequence Collection Container Reversible Deque deque AbstractSet MutableSet
-            Counter KeysView ValuesView
-        """),
-        1,
-    ),
-    **dict.fromkeys(
-        _words("""
-            dict Dict Mapping MutableMapping DefaultDict defaultdict OrderedDict ItemsView Callable
-        """),
-        2,
-    ),
-    "Generator": 3,
-    **dict.fromkeys(_words("tuple Tuple Union"), _ANY),
-}
-
-#: These mean nothing alone, as a parameter of another or beside `|`.
-_SPECIAL_HINTS = _words("Optional Union NoReturn typing collections collections.abc numpy")
-
-#: What a hint that is not evaluated may be made of, so as to change nothing for the compiler.
-_HINT_PARTS = frozenset(
-    {ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.BinOp}
-    | {ast.BitOr, ast.Load}
-)
-
-
-# The nodes of the tree
-
-_Writer = Callable[[_Form, Any, _Scope], None]
-
-_WRITERS: dict[type[Any], _Writer] = {
+_WRITERS: dict[type[Any], Callable[[_Form, Any, _Scope], None]] = {
     ast.Name: _Form._write_name,
     ast.Constant: _Form._write_constant,
     ast.Attribute: _Form._write_attribute,
     ast.Call: _Form._write_call,
-    ast.Assign: _Form._write_assign,
-    ast.AnnAssign: _Form._write_hinted_assign,
-    ast.NamedExpr: _Form._write_walrus,
     ast.Compare: _Form._write_compare,
-    ast.JoinedStr: _Form._write_fstring,
-    ast.FormattedValue: _Form._write_formatted,
     ast.Lambda: _Form._write_lambda,
-    ast.FunctionDef: _Form._write_function,
-    ast.AsyncFunctionDef: _Form._write_function,
-    ast.ClassDef: _Form._write_class,
-    ast.Yield: _Form._write_yield,
-    ast.YieldFrom: _Form._write_yield,
+    ast.NamedExpr: _Form._write_walrus,
+    ast.JoinedStr: _Form._write_fstring,
+    ast.FormattedValue: _Form._write_field,
+    **dict.fromkeys((ast.Yield, ast.YieldFrom), _Form._write_yield),
     **dict.fromkeys(
         (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp), _Form._write_comprehension
     ),
-    ast.Global: _Form._write_declaration,
-    ast.Nonlocal: _Form._write_declaration,
+    ast.Assign: _Form._write_assign,
+    ast.AnnAssign: _Form._write_hinted_assign,
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), _Form._write_function),
+    ast.ClassDef: _Form._write_class,
+    **dict.fromkeys((ast.Global, ast.Nonlocal), _Form._write_declaration),
     ast.Import: _Form._write_import,
     ast.ImportFrom: _Form._write_import_from,
     ast.ExceptHandler: _Form._write_handler,
     ast.Raise: _Form._write_raise,
-    **dict.fromkeys((ast.MatchAs, ast.MatchStar, ast.MatchMapping), _Form._write_capture),
-    ast.MatchClass: _Form._write_match_class,
+    **dict.fromkeys((ast.MatchAs, ast.MatchStar, ast.MatchMapping), _Form._write_pattern),
+    ast.MatchClass: _Form._write_class_pattern,
     **dict.fromkeys(
         (
             *(ast.Expr, ast.Return, ast.Delete, ast.AugAssign, ast.For, ast.AsyncFor, ast.While),
@@ -1133,25 +958,32 @@ _WRITERS: dict[type[Any], _Writer] = {
             *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.Await),
             *(ast.Subscript, ast.Starred, ast.List, ast.Tuple, ast.Slice),
             *(ast.MatchValue, ast.MatchSingleton, ast.MatchSequence, ast.MatchOr),
-            *ast.operator.__subclasses__(),
-            *ast.unaryop.__subclasses__(),
             *ast.boolop.__subclasses__(),
             *ast.cmpop.__subclasses__(),
+            *ast.operator.__subclasses__(),
+            *ast.unaryop.__subclasses__(),
         ),
         _Form._write_node,
     ),
 }
 
-#: The word for each kind, which is no name, and its fields; variables are written apart.
+_BLOCKS = ("body", "orelse", "finalbody")
+
+#: What `_write_node` need not write, or writes elsewhere.
+_SKIPPED = {
+    ast.MatchAs: ("name",),
+    ast.MatchStar: ("name",),
+    ast.MatchMapping: ("rest",),
+}
+
+#: The word for each kind, which is no name, and its fields.
 _KINDS = {
     kind: (
         kind.__name__ + "(",
         tuple(
             field
             for field in kind._fields
-            if field not in ("ctx", "type_comment", "kind", "simple")
-            and not (kind in (ast.MatchAs, ast.MatchStar) and field == "name")
-            and not (kind is ast.MatchMapping and field == "rest")
+            if field not in ("ctx", "kind", "simple", "type_comment", *_SKIPPED.get(kind, ()))
         ),
     )
     for kind in _WRITERS
