@@ -15,12 +15,13 @@ def words(text: str) -> frozenset[str]:
 TEXT = words("""
     __cached__ __code__ __file__ __firstlineno__ __loader__ __spec__ __traceback__
     _current_frames _getframe _getframemodulename ag_code ag_frame argv asyncio bdb cProfile
-    cr_code cr_frame dis dup2 exc_info exception excepthook f_back f_code f_globals f_lineno
+    cr_code cr_frame TestResult TextTestResult
+    TextTestRunner dis dup2 exc_info excepthook f_back f_code f_globals f_lineno
     f_locals faulthandler format_exc funcName get_objects get_referents get_referrers gi_code
     gi_frame glob iglob importlib inspect iterdir linecache lineno listdir modulefinder orig_argv
     pdb pkgutil print_exc print_exception profile pyclbr rglob runpy scandir setprofile settrace
     stack_info symtable tb_frame tb_lineno tb_next tokenize trace traceback tracemalloc
-    unittest unraisablehook zipimport
+    unraisablehook zipimport
 """)
 
 #: A string that may be the path of a program, and one with which logging writes lines and names.
@@ -29,7 +30,7 @@ LOG_FORMAT = re.compile(r"[%{$][({]?(?:filename|funcName|lineno|module|pathname)
 
 #: The same anywhere, where a program is too odd to be read closely: it may run any string.
 TEXT_ANYWHERE = re.compile(
-    rf"\b(?:{'|'.join(sorted(TEXT))}|doctest)\b|{PATH.pattern}|{LOG_FORMAT.pattern}"
+    rf"\b(?:{'|'.join(sorted(TEXT))}|doctest|logging)\b|{PATH.pattern}|{LOG_FORMAT.pattern}"
 )
 
 #: Builtins that look at names, where the program has no variable of its own so called.
@@ -42,7 +43,7 @@ NAMES = words("""
 NAMES_OF = words("""
     __annotate__ __annotations__ __builtins__ __cause__ __closure__ __context__ __dir__
     __getattribute__ __globals__ __import__ __kwdefaults__ __prepare__ __signature__
-    __text_signature__ __type_params__ _getAttributeNames displayhook get_annotations get_overloads
+    __text_signature__ __type_params__ _getAttributeNames displayhook exception get_annotations get_overloads
     get_type_hints modules return_exceptions signature singledispatch singledispatchmethod
 """)
 
@@ -58,12 +59,12 @@ DEFINITIONS = words("""
 DEFINITIONS_IN_STRINGS = re.compile(r"%[-#0 +\d.]*[ra]|![ra]")
 
 #: What shows docstrings. (A doctest also shows lines; only to those who see what is printed.)
-DOCSTRINGS = words("__dict__ __doc__ doctest")
+DOCSTRINGS = words("__dict__ __doc__ doctest unittest")
 
 #: Callables that call by keywords which are not written as such, and keywords that name some.
 KEYWORDS = words("""
     Process Thread Timer argparse enter enterabs kw kwargs kwds matplotlib multiprocessing numpy
-    pandas scipy sklearn
+    pandas scipy sklearn unittest
 """)
 
 #: What turns things to text that the program may then look at.
@@ -78,7 +79,7 @@ MODULES = words("""
     matplotlib multiprocessing numbers numpy operator os pandas pathlib pickle platform pprint queue
     random re reprlib requests sched scipy secrets select selectors shutil signal sklearn socket
     socketserver sqlite3 ssl stat statistics string struct subprocess sys tarfile tempfile textwrap
-    threading time types typing typing_extensions unicodedata urllib uuid weakref xml zipfile zlib
+    threading time types typing typing_extensions unicodedata unittest urllib uuid weakref xml zipfile zlib
     zoneinfo
 """)
 

@@ -79,7 +79,7 @@ def _read(source: str, level: Level) -> tuple[str, str]:
 
 
 _OTHER_CODING = re.compile(
-    r"(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=][ \t]*(?!utf-?8\b)", re.IGNORECASE
+    r"(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=][ \t]*+(?=[-\w.])(?!utf[-_]?8\b)", re.IGNORECASE
 )
 
 #: Python's list of warning filters is one for all threads.
@@ -112,7 +112,7 @@ class _Scope:
         values: Names that are loaded to be more than called: what they stand for may go anywhere.
         dotted: Names of which an attribute is taken.
         hinted: Names that are loaded in hints alone.
-        holds_class: A class within, which bears this function's name in its own.
+        function: The variable to which a function is bound.
         is_plain: A class without bases and decorators, whose methods no library calls.
         yields: A function that makes generators.
     """
@@ -129,7 +129,7 @@ class _Scope:
             "hinted",
             "owners",
         ),
-        *("holds_class", "is_plain", "yields"),
+        *("function", "is_plain", "yields"),
     )
 
     def __init__(self, kind: int, parent: "_Scope | None") -> None:
@@ -142,7 +142,8 @@ class _Scope:
         self.dotted: set[str] = set()
         self.hinted: set[str] = set()
         self.owners: dict[str, _Scope] = {}
-        self.holds_class = self.is_plain = self.yields = False
+        self.function: tuple[_Scope, str] | None = None
+        self.is_plain = self.yields = False
 
     def owner(self, name: str) -> "_Scope":
         """Return the scope whose variable this is; the builtins count as the module's."""
@@ -231,8 +232,8 @@ class _Form:
 
     def key(self, tree: ast.Module) -> str:
         self._write_module(tree)
-        self._omit()
         self._judge()
+        self._omit()
         return self._spell(self._pinned())
 
     # The tree is written.
@@ -285,7 +286,7 @@ class _Form:
     def _write_docstring(self, nodes: list[ast.stmt]) -> None:
         if nodes and _is_docstring(nodes[0]):
             self.unread.append((len(self.out), len(self.out) + 1))
-            self.out.append('"""' + repr(nodes[0].value.value))
+            self.out.append('"""' + repr(nodes[0].value.value))  # type: ignore[attr-defined]
 
     # Variables
 
@@ -401,6 +402,7 @@ class _Form:
         self.out.append("def" if isinstance(node, ast.FunctionDef) else "async def")
         self._write_head(node, scope)
         inner = self._scope(_FUNCTION, scope)
+        inner.function = (scope, node.name)
         self.functions.append(_Function(node, scope, inner))
         self._write_arguments(node.args, scope, inner)
         if node.returns is not None:
@@ -462,10 +464,6 @@ class _Form:
         inner.is_plain = not (node.bases or node.keywords or node.decorator_list)
         self._write_docstring(node.body)
         self._write_block(node.body, inner)
-        around: _Scope | None = scope
-        while around is not None:
-            around.holds_class = True
-            around = around.parent
 
     def _write_comprehension(self, node: _Comprehension, scope: _Scope) -> None:
         """Write where the items come from, then what is made of them."""
@@ -616,6 +614,10 @@ class _Form:
         ):
             raise _SeesNames  # `(x): int` is another thing; the others are errors
         if scope.kind == _CLASS:
+            # A dataclass looks up the words of a hint that is text among the module's names.
+            if self.future_hints or any(map(_is_text, ast.walk(node.annotation))):
+                self.any_name = True
+                self.out.append(ast.dump(node.annotation))
             self._write_node(node, scope)
             return
         if node.value is None:
@@ -750,7 +752,9 @@ class _Form:
                 self.shows_definitions |= self.open_types > 0 or name in scope.values
             else:
                 self.shows_definitions |= name in eyes.DEFINITIONS
-                self.makes_text |= name in eyes.MAKES_TEXT
+                # Not in a hint alone.
+                used = name in scope.values or name in self.called
+                self.makes_text |= used and name in eyes.MAKES_TEXT
 
     def _are_nameless(self, kind: ast.expr) -> bool:
         """Whether the texts of such errors name nothing; those of the program's own are its own."""
@@ -794,6 +798,7 @@ class _Form:
         for function in self.functions:
             pinned.update(self._pinned_by(function, touched))
         for node, home in self.classes:
+            pinned.update(_functions_around(home))  # a class within has their names in its own
             variable = (home.owner(node.name), node.name)
             if not self._is_only_made(node, variable, escaped):
                 pinned.add(variable)
@@ -805,48 +810,55 @@ class _Form:
         return pinned
 
     def _pinned_by(self, function: _Function, touched: set[_Variable]) -> Iterable[_Variable]:
-        node = function.node
-        if not isinstance(node, ast.Lambda):
-            variable = (function.home.owner(node.name), node.name)
-            if variable in touched or self._shows_name(node, function.inner):
-                yield variable
-        hidden = self._is_hidden(function, touched) and not self.any_keyword
+        node, home, inner = function.node, function.home, function.inner
+        escapes = self._escapes(function, touched)
+        if escapes and self.makes_text:
+            yield from _functions_around(home)  # likewise
+        if not isinstance(node, ast.Lambda) and (escapes or self._shows_name(node, inner)):
+            yield home.owner(node.name), node.name
+        hidden = self._is_hidden(function, escapes=escapes) and not self.any_keyword
         for arg in (*node.args.args, *node.args.kwonlyargs):
             if not hidden or arg.arg in self.keywords:
-                yield function.inner, arg.arg
+                yield inner, arg.arg
+
+    def _escapes(self, function: _Function, touched: set[_Variable]) -> bool:
+        """Whether a function is more than called."""
+        node, home, name = function.node, function.home, function.holder
+        if not isinstance(node, ast.Lambda):
+            name = node.name
+            wrappers = eyes.METHOD_WRAPPERS if home.kind == _CLASS else eyes.WRAPPERS
+            if not self._are_trusted(node.decorator_list, wrappers):
+                return True
+        elif function.borrower is not None:
+            return not self._is_trusted(function.borrower)
+        if name is None:
+            return True
+        owner = home.owner(name)
+        if owner.kind == _CLASS:
+            return name in self.attributes or not owner.is_plain
+        return (owner, name) in touched
 
     def _shows_name(self, node: _Definition, inner: _Scope) -> bool:
         """Whether the name of a function can be seen though it is only called."""
         makes_objects = inner.yields or isinstance(node, ast.AsyncFunctionDef)
         return (
             self.shows_definitions
-            or inner.holds_class
             or node.name not in self.called
-            or not self._are_trusted(node.decorator_list, eyes.WRAPPERS)
             or (makes_objects and self.makes_text)
         )
 
-    def _is_hidden(self, function: _Function, touched: set[_Variable]) -> bool:
-        """Whether all calls of it are in sight."""
+    def _is_hidden(self, function: _Function, *, escapes: bool) -> bool:
+        """Whether all calls of a function are in sight."""
         node, home = function.node, function.home
-        if isinstance(node, ast.Lambda):
-            if self.level == "stdin":
-                return True
-            if function.borrower is not None:
-                return self._is_trusted(function.borrower)
-            name = function.holder
-        else:
-            name = node.name
-            wrappers = eyes.METHOD_WRAPPERS if home.kind == _CLASS else eyes.WRAPPERS
-            if not self._are_trusted(node.decorator_list, wrappers):
-                return False
-        if name is None:
+        if self.level == "stdin":
+            # A library that is given a lambda calls it by position, but for eyes.KEYWORDS.
+            return isinstance(node, ast.Lambda) or not escapes
+        if escapes:
             return False
-        owner = home.owner(name)
-        private = self.level == "stdin" or (name.startswith("_") and not name.startswith("__"))
-        if owner.kind == _CLASS:
-            return private and owner.is_plain and name not in self.attributes
-        return (owner, name) not in touched and (private or owner is not self.module)
+        name = function.holder if isinstance(node, ast.Lambda) else node.name
+        if name is None or home.owner(name).kind in (_FUNCTION, _COMPREHENSION):
+            return True
+        return name.startswith("_") and not name.startswith("__")
 
     def _is_only_made(
         self, node: ast.ClassDef, variable: _Variable, escaped: set[_Variable]
@@ -910,11 +922,19 @@ def _is_idle(node: ast.stmt) -> bool:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    return isinstance(node, ast.Expr) and _is_text(node.value)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _functions_around(scope: _Scope | None) -> Iterable[_Variable]:
+    while scope is not None:
+        if scope.function is not None:
+            home, name = scope.function
+            yield home.owner(name), name
+        scope = scope.parent
 
 
 def _last_name(node: ast.expr) -> str:
