@@ -13,14 +13,13 @@ def words(text: str) -> frozenset[str]:
 
 #: Names, attributes and modules that lead to the source, to its lines, or to any local by name.
 TEXT = words("""
-    __cached__ __code__ __file__ __firstlineno__ __loader__ __spec__ __traceback__
-    _current_frames _getframe _getframemodulename ag_code ag_frame argv asyncio bdb cProfile
-    cr_code cr_frame TestResult TextTestResult
-    TextTestRunner dis dup2 exc_info excepthook f_back f_code f_globals f_lineno
-    f_locals faulthandler format_exc funcName get_objects get_referents get_referrers gi_code
-    gi_frame glob iglob importlib inspect iterdir linecache lineno listdir modulefinder orig_argv
-    pdb pkgutil print_exc print_exception profile pyclbr rglob runpy scandir setprofile settrace
-    stack_info symtable tb_frame tb_lineno tb_next tokenize trace traceback tracemalloc
+    ag_code ag_frame argv asyncio bdb __cached__ __code__ cProfile cr_code cr_frame _current_frames
+    dis dup2 exc_info excepthook f_back f_code f_globals f_lineno f_locals faulthandler __file__
+    __firstlineno__ format_exc funcName get_objects get_referents get_referrers _getframe
+    _getframemodulename gi_code gi_frame glob iglob importlib inspect iterdir linecache lineno
+    listdir __loader__ modulefinder orig_argv pdb pkgutil print_exc print_exception profile pyclbr
+    rglob runpy scandir setprofile settrace __spec__ stack_info symtable tb_frame tb_lineno tb_next
+    TestResult TextTestResult TextTestRunner tokenize trace __traceback__ traceback tracemalloc
     unraisablehook zipimport
 """)
 
@@ -35,26 +34,29 @@ TEXT_ANYWHERE = re.compile(
 
 #: Builtins that look at names, where the program has no variable of its own so called.
 NAMES = words("""
-    __annotations__ __builtins__ __import__ breakpoint compile dir eval exec execfile globals help
+    __annotations__ breakpoint __builtins__ compile dir eval exec execfile globals help __import__
     locals reload vars
 """)
 
 #: Attributes, or things imported, that look at names.
 NAMES_OF = words("""
-    __annotate__ __annotations__ __builtins__ __cause__ __closure__ __context__ __dir__
-    __getattribute__ __globals__ __import__ __kwdefaults__ __prepare__ __signature__
-    __text_signature__ __type_params__ _getAttributeNames displayhook exception get_annotations get_overloads
-    get_type_hints modules return_exceptions signature singledispatch singledispatchmethod
+    __annotate__ __annotations__ __builtins__ __cause__ __closure__ __context__ __dir__ displayhook
+    exception get_annotations get_overloads get_type_hints __getattribute__ _getAttributeNames
+    __globals__ __import__ __kwdefaults__ modules __prepare__ return_exceptions __signature__
+    signature singledispatch singledispatchmethod __text_signature__ __type_params__
 """)
 
 #: The same, of modules that look at their caller's names: numpy.bmat("A B"), frame.query("a > @b").
 NAMES_OF_MODULES = {"numpy": words("bmat who"), "pandas": words("eval query")}
 
+#: What takes an attribute by a word.
+GETTERS = words("attrgetter getattr methodcaller")
+
 #: What shows the names of functions and classes, but of nothing else.
 DEFINITIONS = words("""
-    __base__ __bases__ __class__ __dict__ __format__ __func__ __mro__ __name__ __objclass__
-    __qualname__ __reduce__ __reduce_ex__ __repr__ __self__ __str__ __subclasses__ ascii
-    concurrent mro multiprocessing pickle pprint repr reprlib shelve
+    ascii __base__ __bases__ __class__ concurrent __dict__ __format__ __func__ __mro__ mro
+    multiprocessing __name__ __objclass__ pickle pprint __qualname__ __reduce__ __reduce_ex__
+    __repr__ repr reprlib __self__ shelve __str__ __subclasses__
 """)
 DEFINITIONS_IN_STRINGS = re.compile(r"%[-#0 +\d.]*[ra]|![ra]")
 
@@ -63,8 +65,8 @@ DOCSTRINGS = words("__dict__ __doc__ doctest unittest")
 
 #: Callables that call by keywords which are not written as such, and keywords that name some.
 KEYWORDS = words("""
-    Process Thread Timer argparse enter enterabs kw kwargs kwds matplotlib multiprocessing numpy
-    pandas scipy sklearn unittest
+    argparse enter enterabs kw kwargs kwds matplotlib multiprocessing numpy pandas Process scipy
+    sklearn Thread Timer unittest
 """)
 
 #: What turns things to text that the program may then look at.
@@ -72,14 +74,14 @@ MAKES_TEXT = words("StringIO format str")
 
 #: Modules of which I know that only the words above look at names. Any other may look.
 MODULES = words("""
-    __future__ abc argparse array ast atexit base64 binascii bisect bs4 bz2 calendar cmath codecs
-    collections colorsys concurrent configparser contextlib contextvars copy csv dataclasses
-    datetime decimal difflib doctest email enum errno fnmatch fractions functools getpass gzip
-    hashlib heapq hmac html http io ipaddress itertools json keyword locale logging lzma math
-    matplotlib multiprocessing numbers numpy operator os pandas pathlib pickle platform pprint queue
-    random re reprlib requests sched scipy secrets select selectors shutil signal sklearn socket
-    socketserver sqlite3 ssl stat statistics string struct subprocess sys tarfile tempfile textwrap
-    threading time types typing typing_extensions unicodedata unittest urllib uuid weakref xml zipfile zlib
+    abc argparse array ast atexit base64 binascii bisect bs4 bz2 calendar cmath codecs collections
+    colorsys concurrent configparser contextlib contextvars copy csv dataclasses datetime decimal
+    difflib doctest email enum errno fnmatch fractions functools __future__ getpass gzip hashlib
+    heapq hmac html http io ipaddress itertools json keyword locale logging lzma math matplotlib
+    multiprocessing numbers numpy operator os pandas pathlib pickle platform pprint queue random re
+    reprlib requests sched scipy secrets select selectors shutil signal sklearn socket socketserver
+    sqlite3 ssl stat statistics string struct subprocess sys tarfile tempfile textwrap threading
+    time types typing typing_extensions unicodedata unittest urllib uuid weakref xml zipfile zlib
     zoneinfo
 """)
 
@@ -115,9 +117,9 @@ OF_WRAPPERS = words("cache_clear cache_info")
 #: Errors of which the interpreter's text never names a variable, a function or a class.
 NAMELESS_ERRORS = words("""
     ArithmeticError AssertionError BlockingIOError BrokenPipeError BufferError ConnectionError
-    EOFError FileExistsError FileNotFoundError FloatingPointError IOError IndexError
-    InterruptedError IsADirectoryError KeyError KeyboardInterrupt LookupError MemoryError
-    NotADirectoryError NotImplementedError OSError OverflowError PermissionError RecursionError
-    StopAsyncIteration StopIteration TimeoutError UnicodeDecodeError UnicodeEncodeError
-    UnicodeError ValueError ZeroDivisionError
+    EOFError FileExistsError FileNotFoundError FloatingPointError IndexError InterruptedError
+    IOError IsADirectoryError KeyboardInterrupt KeyError LookupError MemoryError NotADirectoryError
+    NotImplementedError OSError OverflowError PermissionError RecursionError StopAsyncIteration
+    StopIteration TimeoutError UnicodeDecodeError UnicodeEncodeError UnicodeError ValueError
+    ZeroDivisionError
 """)
