@@ -15,16 +15,16 @@ def words(text: str) -> frozenset[str]:
 TEXT = words("""
     ag_code ag_frame argv asyncio bdb __cached__ __code__ cProfile cr_code cr_frame _current_frames
     dis dup2 exc_info excepthook f_back f_code f_globals f_lineno f_locals faulthandler __file__
-    __firstlineno__ format_exc funcName get_objects get_referents get_referrers _getframe
-    _getframemodulename gi_code gi_frame glob iglob importlib inspect iterdir linecache lineno
-    listdir __loader__ modulefinder orig_argv pdb pkgutil print_exc print_exception profile pyclbr
-    rglob runpy scandir setprofile settrace __spec__ stack_info symtable tb_frame tb_lineno tb_next
-    TestResult TextTestResult TextTestRunner tokenize trace __traceback__ traceback tracemalloc
-    unraisablehook zipimport
+    __firstlineno__ format_exc formatwarning funcName get_objects get_referents get_referrers
+    _getframe _getframemodulename gi_code gi_frame glob iglob importlib inspect iterdir linecache
+    lineno listdir __loader__ modulefinder orig_argv pdb pkgutil print_exc print_exception profile
+    pyclbr rglob runpy scandir setprofile settrace showwarning __spec__ stack_info symtable tb_frame
+    tb_lineno tb_next TestResult TextTestResult TextTestRunner tokenize trace __traceback__
+    traceback tracemalloc unraisablehook zipimport
 """)
 
 #: A string that may be the path of a program, and one with which logging writes lines and names.
-PATH = re.compile(r"\.pyw?\b")
+PATH = re.compile(r"\.pyw?\b|/proc/")
 LOG_FORMAT = re.compile(r"[%{$][({]?(?:filename|funcName|lineno|module|pathname)\b")
 
 #: The same anywhere, where a program is too odd to be read closely: it may run any string.
@@ -46,8 +46,17 @@ NAMES_OF = words("""
     signature singledispatch singledispatchmethod __text_signature__ __type_params__
 """)
 
+#: Likewise, of these modules alone.
+TEXT_OF_MODULES = {"os": words("fwalk walk"), "logging": words("exception")}
+
 #: The same, of modules that look at their caller's names: numpy.bmat("A B"), frame.query("a > @b").
-NAMES_OF_MODULES = {"numpy": words("bmat who"), "pandas": words("eval query")}
+NAMES_OF_MODULES = {
+    "numpy": words("bmat who"),
+    "pandas": words("eval query"),
+    "contextlib": words("push push_async_exit"),  # a callback is given the error
+    "multiprocessing": words("error_callback"),
+    "unittest": words("assertRaisesRegex"),
+}
 
 #: What takes an attribute by a word.
 GETTERS = words("attrgetter getattr methodcaller")
@@ -70,7 +79,7 @@ KEYWORDS = words("""
 """)
 
 #: What turns things to text that the program may then look at.
-MAKES_TEXT = words("StringIO format str")
+MAKES_TEXT = words("StringIO file format getvalue redirect_stdout str")
 
 #: Modules of which I know that only the words above look at names. Any other may look.
 MODULES = words("""
@@ -81,8 +90,8 @@ MODULES = words("""
     multiprocessing numbers numpy operator os pandas pathlib pickle platform pprint queue random re
     reprlib requests sched scipy secrets select selectors shutil signal sklearn socket socketserver
     sqlite3 ssl stat statistics string struct subprocess sys tarfile tempfile textwrap threading
-    time types typing typing_extensions unicodedata unittest urllib uuid weakref xml zipfile zlib
-    zoneinfo
+    time types typing typing_extensions unicodedata unittest urllib uuid warnings weakref xml
+    zipfile zlib zoneinfo
 """)
 
 #: Where callables take a function that they call by position and give to nobody; -1: as `key=`.

@@ -117,15 +117,20 @@ class _Form:
         for occurrence in set(self.tree.out):
             if isinstance(occurrence, tuple):
                 self._look(*occurrence)
-        for module, names in eyes.NAMES_OF_MODULES.items():
-            if module in self.tree.modules and not self.tree.looks.isdisjoint(names):
+        for module in self.tree.modules:
+            if not self.tree.looks.isdisjoint(eyes.TEXT_OF_MODULES.get(module, ())):
+                raise SeesText
+            if not self.tree.looks.isdisjoint(eyes.NAMES_OF_MODULES.get(module, ())):
                 raise SeesNames
         if self.tree.logs_lines and "logging" in self.tree.modules:
             raise SeesText
         if any(name in scope.bound for scope, name in self.tree.walruses):
             raise SeesNames
-        if any(not scope.values.isdisjoint(eyes.GETTERS) for scope in self.tree.scopes):
+        if not eyes.GETTERS.isdisjoint(self.tree.attributes):
             raise SeesNames
+        for scope in self.tree.scopes:
+            if not eyes.GETTERS.isdisjoint(scope.values | scope.dotted):
+                raise SeesNames
         touched = self._variables("values", "dotted") if self.tree.caught else set()
         for kind, scope, name in self.tree.caught:
             if (scope.owner(name), name) in touched and not self._are_nameless(kind):
@@ -216,9 +221,11 @@ class _Form:
         if not isinstance(node, ast.Lambda) and (escapes or self._shows_name(node, inner)):
             yield home.owner(node.name), node.name
         hidden = self._is_hidden(function, escapes=escapes) and not self.tree.any_keyword
-        for arg in (*node.args.args, *node.args.kwonlyargs):
+        for arg in node.args.args:
             if not hidden or arg.arg in self.tree.keywords:
                 yield inner, arg.arg
+        for arg in node.args.kwonlyargs:  # made to be called by keyword, and few
+            yield inner, arg.arg
 
     def _escapes(self, function: Function, touched: set[Variable]) -> bool:
         """Whether a function is more than called."""
@@ -275,7 +282,9 @@ class _Form:
 
     def _omit(self) -> None:
         """Leave the docstrings and hints out of what is written that nobody reads."""
-        unread = [] if self.tree.shows_docstrings else self.tree.unread
+        unread = [*self.tree.unread]
+        if not self.tree.shows_docstrings:
+            unread += self.tree.docstrings
         for start, end, node, statement in self.tree.hinted:
             if self.tree.future_hints:
                 idle = is_plain(node)

@@ -35,7 +35,8 @@ class Tree:
         self.module = Scope(MODULE, None)
         self.scopes = [self.module]
         self.out: list[str | Variable] = []
-        self.unread: list[tuple[int, int]] = []  # of `out`: the docstrings
+        self.docstrings: list[tuple[int, int]] = []  # where they stand in `out`
+        self.unread: list[tuple[int, int]] = []  # hints that are not evaluated, likewise
         self.hints = Hints()
         self.hinted: list[tuple[int, int, ast.expr, int]] = []  # the hints, and where they stand
         self.statement = 0  # the number of the module's statement that is being written
@@ -114,7 +115,7 @@ class Tree:
 
     def write_docstring(self, nodes: list[ast.stmt]) -> None:
         if nodes and _is_docstring(nodes[0]):
-            self.unread.append((len(self.out), len(self.out) + 1))
+            self.docstrings.append((len(self.out), len(self.out) + 1))
             self.out.append('"""' + repr(nodes[0].value.value))  # type: ignore[attr-defined]
 
     # Variables
@@ -184,6 +185,8 @@ class Tree:
         self.out += ("from", node.module)
         for alias in node.names:
             self.see(alias.name)
+            if alias.asname and alias.name in eyes.GETTERS:
+                raise SeesNames
             self.out.append(alias.name)
             if alias.name == "*":
                 self.any_name = True
@@ -338,8 +341,10 @@ class Tree:
 
     def write_dotted(self, node: ast.Attribute, scope: Scope) -> None:
         self.see(node.attr)
-        if node.attr == "stderr" and node.ctx.__class__ is ast.Store:
-            raise SeesText  # tracebacks go where the program says
+        if node.ctx.__class__ is ast.Store and node.attr in ("stderr", "stdout"):
+            if node.attr == "stderr":
+                raise SeesText  # tracebacks go where the program says
+            self.makes_text = True
         value = node.value
         if isinstance(value, ast.Name) and scope.kind != CLASS:
             if node.attr not in eyes.OF_WRAPPERS:
@@ -407,12 +412,11 @@ class Tree:
     def write_keywords(self, keywords: list[ast.keyword], scope: Scope, callee: str = "") -> None:
         for keyword in keywords:
             name = keyword.arg
-            if name is None or name in eyes.KEYWORDS:
+            if name is None:
                 self.any_keyword = True
-            if name is not None:
+            else:
                 self.keywords.add(name)
-                if name in eyes.TEXT:
-                    raise SeesText
+                self.see(name)
             self.out.append("**" if name is None else name + "=")
             if name == "key" and callee in eyes.BORROWERS:
                 self.write_lent(callee, keyword.value, scope)
@@ -491,6 +495,7 @@ class Tree:
             self.any_keyword |= word in eyes.KEYWORDS
             self.shows_definitions |= word in eyes.DEFINITIONS
             self.shows_docstrings |= word in eyes.DOCSTRINGS
+            self.makes_text |= word in eyes.MAKES_TEXT
             self.looks.add(word)
         elif word.startswith("__") and not word.endswith("__"):
             self.mangles = True
@@ -526,8 +531,8 @@ class Tree:
 
 
 _EYES = frozenset().union(
-    *(eyes.TEXT, eyes.NAMES_OF, eyes.DEFINITIONS, eyes.DOCSTRINGS, eyes.KEYWORDS),
-    *eyes.NAMES_OF_MODULES.values(),
+    *(eyes.TEXT, eyes.NAMES_OF, eyes.DEFINITIONS, eyes.DOCSTRINGS, eyes.KEYWORDS, eyes.MAKES_TEXT),
+    *(*eyes.TEXT_OF_MODULES.values(), *eyes.NAMES_OF_MODULES.values()),
 )
 _SPECIAL_CALLS = eyes.GETTERS | {"print", "type"}
 _DUNDERS = re.compile(r"\w*__\w*")
