@@ -51,12 +51,13 @@ from .tree import Level, SeesNames, SeesText, Tree, last_name
 #: Raised with every change of the form; part of the key, so that no old verdict answers a new form.
 NORMAL_FORM_VERSION = 1
 
-#: Longer sources are their own key. No solution is as long, and reading takes some 2 s a million.
+#: Longer sources are their own key. No solution is as long; and CPython's parser takes the square
+#: of the fields of an f-string: about a second for this much.
 LARGEST = 100_000  # characters
 
 
 def normal_form(source: str, *, level: Level) -> str:
-    """Return the key of a program; never raises, in time linear in the source.
+    """Return the key of a program; never raises, and takes at most seconds, mostly 0.1 ms.
 
     Args:
         source: Any text.
