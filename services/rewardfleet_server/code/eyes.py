@@ -23,6 +23,9 @@ TEXT = words("""
     traceback tracemalloc unraisablehook zipimport
 """)
 
+#: Likewise, of these modules alone.
+TEXT_OF_MODULES = {"os": words("fwalk walk")}
+
 #: A string that may be the path of a program, and one with which logging writes lines and names.
 PATH = re.compile(r"\.pyw?\b|/proc/")
 LOG_FORMAT = re.compile(r"[%{$][({]?(?:filename|funcName|lineno|module|pathname)\b")
@@ -41,13 +44,10 @@ NAMES = words("""
 #: Attributes, or things imported, that look at names.
 NAMES_OF = words("""
     __annotate__ __annotations__ __builtins__ __cause__ __closure__ __context__ __dir__ displayhook
-    exception get_annotations get_overloads get_type_hints __getattribute__ _getAttributeNames
+    exception get_annotations get_overloads get_type_hints __getattribute__
     __globals__ __import__ __kwdefaults__ modules __prepare__ return_exceptions __signature__
     signature singledispatch singledispatchmethod __text_signature__ __type_params__
 """)
-
-#: Likewise, of these modules alone.
-TEXT_OF_MODULES = {"os": words("fwalk walk"), "logging": words("exception")}
 
 #: The same, of modules that look at their caller's names: numpy.bmat("A B"), frame.query("a > @b").
 NAMES_OF_MODULES = {
@@ -74,8 +74,8 @@ DOCSTRINGS = words("__dict__ __doc__ doctest unittest")
 
 #: Callables that call by keywords which are not written as such, and keywords that name some.
 KEYWORDS = words("""
-    argparse enter enterabs kw kwargs kwds matplotlib multiprocessing numpy pandas Process scipy
-    sklearn Thread Timer unittest
+    argparse enter enterabs kw kwargs kwds matplotlib multiprocessing networkx numpy pandas Process
+    scipy seaborn sklearn Thread Timer tqdm unittest
 """)
 
 #: What turns things to text that the program may then look at.

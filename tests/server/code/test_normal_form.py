@@ -207,7 +207,7 @@ class Essence:
     depend on their names (cells are sorted). Dropped is what only arranges: caches, cells, line
     tables, names of code. Kept are: the names of attributes, globals (but those the module binds,
     for `stdin`), keywords; constants with their types; and, for `unit`, the names of parameters
-    that a test may use. Hints are taken out, as a key may be without them.
+    that a test may use. Hints are taken out, but in classes, as a key may be without them.
     """
 
     SILENT = frozenset({"CACHE", "EXTENDED_ARG", "LOAD_CLOSURE", "MAKE_CELL", "NOP"})
@@ -219,6 +219,12 @@ class Essence:
                 node.annotation = None
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 node.returns = None
+        tree.body = [
+            ast.copy_location(ast.Assign([node.target], node.value), node)
+            if isinstance(node, ast.AnnAssign) and node.value
+            else node
+            for node in tree.body
+        ]
         code = compile(tree, "program", "exec", dont_inherit=True)
         self.level = level
         self.numbers: dict[Any, int] = {}
