@@ -28,8 +28,7 @@ from typing import Any
 
 import pytest
 
-from rewardfleet_server.code import eyes
-from rewardfleet_server.code.normal_form import LARGEST, normal_form
+from rewardfleet_server.code.normal_form import LARGEST, eyes, normal_form
 
 DATA = Path(__file__).parents[2] / "data" / "normal_form"
 
