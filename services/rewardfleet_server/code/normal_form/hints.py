@@ -1,0 +1,167 @@
+"""Which type hints do nothing when they are evaluated, so that a program is the same without them.
+
+Others do something: `List[int]` is a NameError where `List` is not imported, `int[str]` and
+`Optional[int, str]` are TypeErrors, and a call is a call. In doubt a hint is not idle.
+"""
+
+import ast
+import collections
+import collections.abc
+import keyword
+import typing
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from .eyes import words
+
+_ANY = -1  # any number of parameters
+
+_BUILTINS = words("""
+    bool bytearray bytes complex dict float frozenset int list object set str tuple type
+""")
+
+#: How many parameters a type takes: 0 where it is not generic.
+_ARITY: dict[str, int] = {
+    **dict.fromkeys(_BUILTINS, 0),
+    **dict.fromkeys(words("Any AnyStr Hashable NoReturn Sized Text"), 0),
+    **dict.fromkeys(
+        words("""
+            AbstractSet Collection Container Counter Deque FrozenSet Iterable Iterator KeysView List
+            MutableSequence MutableSet Optional Reversible Sequence Set Type ValuesView deque
+            frozenset list set type
+        """),
+        1,
+    ),
+    **dict.fromkeys(
+        words("""
+            Callable DefaultDict Dict ItemsView Mapping MutableMapping OrderedDict defaultdict dict
+        """),
+        2,
+    ),
+    "Generator": 3,
+    **dict.fromkeys(words("Tuple Union tuple"), _ANY),
+}
+
+#: These mean nothing inside another, or beside `|`.
+_ALONE = words("NoReturn Optional Union")
+
+_MODULES: Mapping[str, ModuleType] = {
+    "typing": typing,
+    "collections": collections,
+    "collections.abc": collections.abc,
+}
+_CLASS = "class"
+_NUMPY = "numpy"
+
+#: What a hint that is not evaluated may be made of, so as to be nothing to the compiler either.
+_PARTS = frozenset({
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.BinOp),
+    *(ast.BitOr, ast.Load),
+})  # fmt: skip
+
+
+def is_plain(node: ast.expr) -> bool:
+    """Return whether a hint that is not evaluated is nothing at all: no yield, walrus or lambda."""
+    return all(part.__class__ in _PARTS for part in ast.walk(node))
+
+
+class Hints:
+    """What the statements of a module give to the hints of the later ones."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, int]] = {}
+
+    def give(self, node: ast.stmt, number: int) -> None:
+        """Note the classes and imports of the module's statement with this number."""
+        if isinstance(node, ast.ClassDef):
+            if not (node.keywords or _is_changed(node)):
+                self._given[node.name] = (_CLASS, number)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module in _MODULES:
+            for alias in node.names:
+                for name in _ARITY if alias.name == "*" else (alias.name,):
+                    if name in _ARITY and hasattr(_MODULES[node.module], name):
+                        self._given[alias.asname or name] = (name, number)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in _MODULES or alias.name == _NUMPY:
+                    self._given[alias.asname or alias.name] = (alias.name, number)
+
+    def are_idle(self, node: ast.expr, number: int, bindings: Mapping[str, int]) -> bool:
+        """Return whether evaluating a hint is sure to do nothing.
+
+        Args:
+            node: The hint.
+            number: The module's statement in which it stands.
+            bindings: How often each name is bound in the program, in any scope.
+        """
+
+        def known(node: ast.expr) -> str | None:
+            return self._known(node, number, bindings)
+
+        if isinstance(node, ast.Constant):
+            return node.value is None or isinstance(node.value, str)
+        return _is_type(node, known) or known(node) in _ALONE
+
+    def _known(self, node: ast.expr, number: int, bindings: Mapping[str, int]) -> str | None:
+        """Return what a name surely stands for: a key of _ARITY or _MODULES, a class, numpy."""
+        if isinstance(node, ast.Attribute):
+            module = self._known(node.value, number, bindings) or ""
+            if module in _MODULES and node.attr in _ARITY:
+                return node.attr if hasattr(_MODULES[module], node.attr) else None
+            return _CLASS if (module, node.attr) == (_NUMPY, "ndarray") else None
+        if not isinstance(node, ast.Name):
+            return None
+        bound = bindings.get(node.id, 0)
+        name, since = self._given.get(node.id, (None, number))
+        if since < number and bound <= 1:
+            return name
+        return node.id if node.id in _BUILTINS and not bound else None
+
+
+def _is_changed(node: ast.ClassDef) -> bool:
+    """Whether decorators make something of a class that may be no class."""
+    for decorator in node.decorator_list:
+        func = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if not (isinstance(func, ast.Name) and func.id in ("dataclass", "total_ordering")):
+            return True
+    return False
+
+
+def _is_type(node: ast.expr, known: Callable[[ast.expr], str | None]) -> bool:
+    """Whether it evaluates to something that other hints may hold."""
+    if isinstance(node, ast.Constant):
+        text = node.value  # that of a forward reference is compiled
+        return text is None or (
+            isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
+        )
+    if isinstance(node, ast.BinOp):
+        either = isinstance(node.op, ast.BitOr) and not isinstance(node.left, ast.Constant)
+        text = node.right.value if isinstance(node.right, ast.Constant) else None
+        return (
+            either and text is None and _is_type(node.left, known) and _is_type(node.right, known)
+        )
+    if isinstance(node, ast.Subscript):
+        return _is_generic(known(node.value) or "", node.slice, known)
+    name = known(node)
+    return name is not None and name not in _ALONE and name not in _MODULES and name != _NUMPY
+
+
+def _is_generic(name: str, index: ast.expr, known: Callable[[ast.expr], str | None]) -> bool:
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    if not parts or _ARITY.get(name, 0) not in (len(parts), _ANY):
+        return False
+    if name == "Callable":
+        first, result = parts
+        if isinstance(first, ast.List):
+            parts = [*first.elts, result]
+        elif _is_ellipsis(first):
+            parts = [result]
+        else:
+            return False
+    elif name in ("tuple", "Tuple") and len(parts) == 2 and _is_ellipsis(parts[1]):
+        parts = parts[:1]
+    return all(_is_type(part, known) for part in parts)
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...

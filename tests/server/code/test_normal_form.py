@@ -1,0 +1,487 @@
+"""Programs that can behave differently never share a key; programs equal up to names often do."""
+
+import ast
+import builtins
+import contextlib
+import copy
+import dis
+import inspect
+import io
+import json
+import keyword
+import random
+import re
+import runpy
+import statistics
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from rewardfleet_server.code.normal_form import LARGEST, eyes, normal_form
+
+DATA = Path(__file__).parents[2] / "data" / "normal_form"
+
+
+def kind(source: str, level: Any = "unit") -> str:
+    return normal_form(source, level=level).split()[0]
+
+
+# By hand
+
+CASES = json.loads((DATA / "cases.json").read_text())
+
+#: The first is beyond any renaming. The second is refused for the sake of its twin
+#: `kwarg_name_public`: the source alone does not say whether the tests call by keyword.
+NOT_MET = {"while_to_for", "rename_param_reassigned"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_the_given_cases(case: dict[str, Any]):
+    a = normal_form(case["a"], level="unit")
+    if case["expect"] != "no_crash":
+        equal = case["expect"] == "equal" and case["id"] not in NOT_MET
+        assert (a == normal_form(case["b"], level="unit")) is equal
+
+
+@dataclass(frozen=True)
+class Pair:
+    name: str
+    expect: str
+    level: str
+    look: str
+    sources: tuple[str, str]
+
+
+def read_pairs() -> Iterator[Pair]:
+    text = (DATA / "pairs.txt").read_text()
+    for block in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
+        head, body = block.split("\n", 1)
+        name, expect, level, *look = head.split(" | ", 3)
+        first, second = body.strip("\n").split("\n---\n")
+        yield Pair(name, expect, level, look[0] if look else "", (first + "\n", second + "\n"))
+
+
+PAIRS = list(read_pairs())
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name.replace(" ", "-"))
+def test_a_pair(pair: Pair, tmp_path: Path):
+    """The keys are equal or not as they should be, and the programs really behave so."""
+    a, b = (normal_form(source, level=pair.level) for source in pair.sources)
+    assert ("equal" if a == b else "different") == pair.expect
+    behaviour = {seen(source, pair.look, tmp_path / "program.py") for source in pair.sources}
+    assert len(behaviour) == (1 if pair.expect == "equal" else 2)
+
+
+def seen(source: str, look: str, path: Path) -> str:
+    """What a program prints, and how it ends; a test looks at it from its last line."""
+    path.write_text(source + (f"\nprint(repr({look}))\n" if look else ""))
+    out, end = io.StringIO(), ""
+    argv, stderr, hook = sys.argv, sys.stderr, threading.excepthook
+    try:
+        sys.argv, threading.excepthook = [str(path)], threading.__excepthook__
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(path), run_name="__main__")
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the program's own affair
+        end = f"{type(problem).__name__}: {problem}"
+    finally:
+        sys.argv, sys.stderr, threading.excepthook = argv, stderr, hook
+    return re.sub(r"0x[0-9a-f]+", "0x", out.getvalue()) + end
+
+
+def test_the_levels_have_keys_of_their_own():
+    assert normal_form("x = 1", level="unit") != normal_form("x = 1", level="stdin")
+
+
+# Odd input
+
+ODD = {
+    "20,000 minuses": "x = " + "-" * 20_000 + "1",
+    "5,000 attributes": "x = a" + ".b" * 5_000,
+    "20,000 terms": "x = " + "+".join(["1"] * 20_000),
+    "20,000 parentheses": "(" * 20_000 + "1" + ")" * 20_000,
+    "open brackets": "[" * 199,
+    "brackets around an error": "{" * 150 + "1 2" + "}" * 150,
+    "3,000 lambdas": "lambda: " * 3_000 + "1",
+    "3,000 elifs": "if x: pass\n" + "elif x: pass\n" * 3_000,
+    "a number of 80,000 digits": "x = 0x" + "f" * 80_000,
+    "lone surrogate": "x = '\ud800'",
+    "lone surrogate in a comment": "x = 1  # \udfff",
+    "NUL": "x = 1\0",
+    "byte order mark": "\ufeffx = 1",
+    "Python 2": "print 'x'\nexec 'y'",
+    "tabs and spaces": "if 1:\n\tx\n        y",
+    "words": "I think the answer is 42.",
+    "nothing": "",
+    "invalid escape": "x = '\\d'",
+    "Python 3.12": "type X[T] = list[T]\ndef f[T](x: T) -> T: return x",
+    "many fields": 'x = f"' + "{a}" * 10_000 + '"',
+    "many statements": "x = 1\n" * 8_000,
+    "many hints": "def f(x: int) -> int: return x\n" * 3_200,
+    "many lambdas": "f(key=lambda x: x)\n" * 2_000,
+    "many handlers": "class E(Exception): pass\n" + "try: f()\nexcept E as e: print(e)\n" * 3_000,
+    "many underscores": "x = '" + "__a" * 30_000 + "'",
+    "many coding lines": "#coding:" * 12_000,
+    "too large": "x = 1\n" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("level", ["unit", "stdin"])
+def test_odd_input_has_a_key_within_bounds(name: str, level: Any):
+    begun = time.process_time()
+    key = normal_form(ODD[name], level=level)
+    assert time.process_time() - begun < 5  # a second, on a machine that has no time
+    key.encode()  # whoever digests it must not stumble over half a character
+
+
+def test_a_key_does_not_depend_on_warnings_that_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kind(r"x = '\d'") == "form"
+
+
+def test_a_source_beyond_the_bound_is_its_own_key():
+    source = "x = 1\n" * (LARGEST // 6)
+    assert (kind(source), kind(source + "y = 2\n")) == ("form", "text")
+
+
+def test_threads_agree_and_leave_the_filters_of_warnings_alone():
+    filters = list(warnings.filters)
+    with ThreadPoolExecutor(4) as pool:
+        keys = set(
+            pool.map(lambda _: normal_form("def f(): return '\\d'", level="unit"), range(200))
+        )
+    assert len(keys) == 1
+    assert warnings.filters == filters
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(x): return eval(x)", "tree"),
+        ("import numba", "tree"),
+        ("from . import a", "tree"),
+        ("import inspect", "text"),
+        ("exec('import inspect')", "text"),
+        ("print(__file__)", "text"),
+        ("if __name__ == '__main__': pass", "form"),
+        ("import re; re.compile('x')", "form"),
+        ("def f(dir): return dir", "form"),
+        ("class A:\n    def __repr__(self): return 'A'", "form"),
+    ],
+)
+def test_how_closely_a_program_is_read(source: str, expected: str):
+    assert kind(source) == expected
+
+
+def test_the_lists_of_words_are_of_words():
+    for words in (eyes.TEXT, eyes.NAMES, eyes.NAMES_OF, eyes.DEFINITIONS, eyes.MODULES):
+        assert all(map(str.isidentifier, words))
+    for error in eyes.NAMELESS_ERRORS:
+        assert issubclass(getattr(builtins, error), BaseException)
+
+
+# By the oracle: programs with one word changed, or one variable renamed. CPython's bytecode says
+# whether they can behave differently.
+
+
+class Essence:
+    """What CPython executes of a program, but for the names that a key may forget.
+
+    The instructions of all code objects, nested in the order in which they are loaded. Variables of
+    functions are numbered in the order in which they are met, as their places in the bytecode
+    depend on their names (cells are sorted). Dropped is what only arranges: caches, cells, line
+    tables, names of code. Kept are: the names of attributes, globals (but those the module binds,
+    for `stdin`), keywords; constants with their types; and, for `unit`, the names of parameters
+    that a test may use. Hints are taken out, but in classes, as a key may be without them.
+    """
+
+    SILENT = frozenset({"CACHE", "EXTENDED_ARG", "LOAD_CLOSURE", "MAKE_CELL", "NOP"})
+
+    def __init__(self, source: str, level: str) -> None:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg):
+                node.annotation = None
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.returns = None
+        tree.body = [
+            ast.copy_location(ast.Assign([node.target], node.value), node)
+            if isinstance(node, ast.AnnAssign) and node.value
+            else node
+            for node in tree.body
+        ]
+        code = compile(tree, "program", "exec", dont_inherit=True)
+        self.level = level
+        self.numbers: dict[Any, int] = {}
+        self.renamed: set[str] = set()
+        if level == "stdin":
+            self.renamed = {
+                name
+                for name in stored(code)
+                if not hasattr(builtins, name) and not name.startswith("__")
+            }
+        self.lines = list(self.read(code, {}, public=True))
+
+    def number(self, variable: Any) -> str:
+        return f"${self.numbers.setdefault(variable, len(self.numbers))}"
+
+    def read(self, code: CodeType, around: dict[str, Any], *, public: bool) -> Iterator[Any]:
+        here: dict[str, Any] = {name: (code, name) for name in code.co_varnames + code.co_cellvars}
+        here |= {name: around[name] for name in code.co_freevars if name in around}
+        named = code.co_argcount + code.co_kwonlyargcount
+        stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(
+            code.co_flags & inspect.CO_VARKEYWORDS
+        )
+        yield (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+        yield code.co_flags & ~inspect.CO_NESTED
+        yield [self.number(here[name]) for name in code.co_varnames[: named + stars]]
+        if public and self.level == "unit":
+            yield code.co_varnames[code.co_posonlyargcount : named]
+        instructions = list(dis.get_instructions(code))
+        places, place = {}, 0
+        for step in instructions:
+            places[step.offset] = place
+            place += step.opname not in self.SILENT
+        for step in instructions:
+            if step.opname in self.SILENT:
+                continue
+            yield step.opname
+            if isinstance(step.argval, CodeType):
+                of_module = not code.co_flags & inspect.CO_OPTIMIZED  # or of a class
+                private = re.match(r"_(?!_)", step.argval.co_name)
+                yield from self.read(step.argval, here, public=of_module and not private)
+            elif step.opname == "KW_NAMES":  # which dis takes for a bare number
+                yield code.co_consts[step.arg or 0]
+            elif step.opcode in dis.hasconst:
+                yield constant(step.argval)
+            elif step.opcode in dis.haslocal or step.opcode in dis.hasfree:
+                yield self.number(here.get(step.argval, step.argval))
+            elif step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+                yield places[step.argval]
+            elif step.opcode in dis.hasname:
+                yield from self.name(step, code)
+            else:
+                yield step.arg
+
+    def name(self, step: dis.Instruction, code: CodeType) -> Iterator[Any]:
+        in_module = code.co_name == "<module>" and step.opname.endswith("_NAME")
+        in_module &= not step.opname.startswith("IMPORT")
+        is_global = step.opname.endswith("_GLOBAL") or step.opname == "LOAD_NAME" or in_module
+        yield self.number(step.argval) if is_global and step.argval in self.renamed else step.argval
+        if step.opname == "LOAD_GLOBAL":
+            yield (step.arg or 0) & 1
+
+
+def stored(code: CodeType) -> Iterator[str]:
+    """The names that the module binds."""
+    for step in dis.get_instructions(code):
+        where = "_NAME" if code.co_name == "<module>" else "_GLOBAL"
+        if step.opname in ("STORE" + where, "DELETE" + where, "STORE_GLOBAL", "DELETE_GLOBAL"):
+            yield step.argval
+        if isinstance(step.argval, CodeType):
+            yield from stored(step.argval)
+
+
+def constant(value: object) -> Any:
+    """1 is not 1.0, nor True, and the order of a set is not its own."""
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return type(value).__name__, repr(value)
+
+
+def essence(source: str, level: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(source, "program", "exec", dont_inherit=True)
+            return Essence(source, level).lines
+        except (SyntaxError, ValueError):
+            return "no program"
+
+
+#: Of the standard library, what computes, as solutions do ...
+COMPUTING = eyes.words("""
+    _pydatetime _pydecimal _strptime base64 bisect calendar colorsys copy csv datetime decimal
+    difflib fnmatch fractions graphlib heapq html.parser ipaddress json.decoder json.encoder
+    posixpath pprint quopri random sched shlex statistics string stringprep textwrap uuid wave
+""")
+
+#: ... and what looks about.
+LOOKING = eyes.words("""
+    argparse ast bdb cmd code codeop collections configparser contextlib dataclasses enum fileinput
+    functools gettext getopt gzip imaplib keyword linecache locale mailbox netrc operator optparse
+    pathlib pickletools plistlib rlcompleter shelve smtplib socketserver tabnanny tarfile timeit
+    tokenize trace types typing unittest.mock weakref zipfile
+""")
+
+
+@cache
+def programs(*, looking: bool = False) -> list[ast.Module]:
+    """Real programs: each function and class of these modules; and the pairs, which are unreal."""
+    found = []
+    for name in sorted(COMPUTING | LOOKING if looking else COMPUTING):
+        try:
+            text = inspect.getsource(import_module(name))
+        except ImportError:
+            continue  # another version of Python
+        found += [
+            ast.unparse(node)
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ]
+    if looking:
+        found += [source for pair in PAIRS for source in pair.sources]
+    small = [source for source in found if len(source) < 6_000]
+    return [ast.parse(source) for source in small if essence(source, "unit") != "no program"]
+
+
+WORDS = ("id", "arg", "name", "attr", "asname", "rest")
+
+
+def words_of(tree: ast.AST) -> list[tuple[ast.AST, str]]:
+    """Every word of a program that is somebody's name, but for those in hints."""
+    hints: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            hint = getattr(node, field, None)
+            hints.update(ast.walk(hint) if hint else ())
+    return [
+        (node, field)
+        for node in ast.walk(tree)
+        for field in WORDS
+        if node not in hints
+        and isinstance(getattr(node, field, None), str)
+        and not (isinstance(node, ast.alias) and field == "name")
+    ]
+
+
+def mutant(program: ast.Module, chance: random.Random) -> str:
+    """The program with one word changed: to another of its words, or to a common one."""
+    tree = copy.deepcopy(program)
+    words = words_of(tree)
+    if words:
+        node, field = chance.choice(words)
+        known = sorted({getattr(*word) for word in words})
+        common = ["fresh", "x", "i", "_", "len", "sum", "result", "self", "__x"]
+        setattr(node, field, chance.choice(known if chance.random() < 0.75 else common))
+    return ast.unparse(tree)
+
+
+def check_mutants(count: int, seed: int) -> None:
+    """No mutant that CPython tells from its program shares the program's key."""
+    chance, done = random.Random(seed), 0
+    while done < count:
+        program = chance.choice(programs(looking=True))
+        level: Any = chance.choice(["unit", "unit", "stdin"])
+        source, changed = ast.unparse(program), mutant(program, chance)
+        if normal_form(source, level=level) == normal_form(changed, level=level):
+            assert essence(source, level) == essence(changed, level), (level, source, changed)
+            done += source != changed and essence(source, level) != essence(changed, level)
+        else:
+            done += essence(source, level) != essence(changed, level)
+
+
+def test_mutants_that_behave_differently_have_other_keys():
+    check_mutants(300, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_5000_mutants_that_behave_differently_have_other_keys():
+    check_mutants(5_000, seed=2)
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def renamed(program: ast.Module, chance: random.Random) -> str | None:
+    """The program with a local of a function or comprehension under a fresh name, or None."""
+    tree = copy.deepcopy(program)
+    locals_ = []
+    for scope in ast.walk(tree):
+        if isinstance(scope, SCOPES):
+            args = getattr(scope, "args", None)
+            given = (
+                {node.arg for node in ast.walk(args) if isinstance(node, ast.arg)} if args else ()
+            )
+            locals_ += [
+                (scope, node.id)
+                for node in ast.walk(scope)
+                if isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Store)
+                and node.id not in given
+            ]
+    if not locals_:
+        return None
+    scope, name = chance.choice(locals_)
+    for node in ast.walk(scope):
+        for field in WORDS:
+            outside = node is scope or isinstance(node, ast.keyword) or field == "attr"
+            if not outside and getattr(node, field, None) == name:
+                setattr(node, field, "fresh")
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            node.names = ["fresh" if word == name else word for word in node.names]
+    return ast.unparse(tree)
+
+
+def test_renamed_locals_share_the_key():
+    """At least 97 of 100, of those renamings of which CPython says that they change nothing."""
+    chance = random.Random(3)
+    pure = met = 0
+    while pure < 300:
+        program = chance.choice(programs())
+        source, changed = ast.unparse(program), renamed(program, chance)
+        if changed is not None and essence(source, "unit") == essence(changed, "unit"):
+            pure += 1
+            met += normal_form(source, level="unit") == normal_form(changed, level="unit")
+    assert met >= 0.97 * pure
+
+
+@pytest.mark.slow
+def test_a_key_costs_less_than_twice_a_parse_and_unparse():
+    """As a ratio of medians, the two by turns."""
+    chance = random.Random(4)
+    ours, theirs = [], []
+    for program in chance.sample(programs(looking=True), 150):
+        source = ast.unparse(program)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(3):
+            begun = time.perf_counter()
+            normal_form(source, level="unit")
+            between = time.perf_counter()
+            ast.unparse(ast.parse(source))
+            times[0].append(between - begun)
+            times[1].append(time.perf_counter() - between)
+        ours.append(min(times[0]))
+        theirs.append(min(times[1]))
+    assert statistics.median(ours) < 2 * statistics.median(theirs)
+
+
+def test_the_oracle_itself():
+    """It forgets the names of locals, and nothing else."""
+    source = "def f(a):\n    b = a\n    def g(): return b\n    return g()"
+    same = "def f(a):\n    z = a\n    def h(): return z\n    return h()"
+    other = "def f(a):\n    b = a\n    def g(): return a\n    return g()"
+    public = source.replace("a", "c")
+    assert essence(source, "unit") == essence(same, "unit") != essence(other, "unit")
+    assert essence(source, "unit") != essence(public, "unit")
+    assert essence("x = 1", "unit") != essence("y = 1", "unit")
+    assert essence("x = 1", "stdin") == essence("y = 1", "stdin") != essence("x = 1.0", "stdin")
+    assert essence("f(a=1)", "unit") != essence("f(b=1)", "unit")
+    assert essence("def f(a, a): 1", "unit") == "no program"
+    assert not keyword.iskeyword("fresh")
