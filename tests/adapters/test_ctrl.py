@@ -78,6 +78,7 @@ def test_queries_come_in_the_order_of_the_ids_as_often_as_they_are_asked_for():
         ("So:\n```py\nx\n```", "Bad.", "So:\n```py\nx\n```", "Bad."),
         ("x", "hm <format>\nAnalysis: a\n</format> ok", "```python\nx\n```", "Analysis: a"),
         ("x", "</format> a <format>", "```python\nx\n```", "</format> a <format>"),
+        ("x", "<think>hm\n</think>\nA.", "```python\nx\n```", "A."),
         ("x", "", "```python\nx\n```", "Write the program again"),
     ],
 )
@@ -144,6 +145,16 @@ async def test_what_cannot_be_judged_is_the_chosen_number_and_a_warning(
     assert len(caplog.messages) == 1 and named in caplog.messages[0]
     with pytest.raises(InvalidRequest, match=named):
         await reward_fn(code_url).get_reward_all([GOOD], [SUM], [sample])
+
+
+async def test_the_first_failure_is_raised_without_waiting_for_the_rest(code_url: str):
+    slow = "import time\ntime.sleep(20)"
+    rewards = reward_fn(code_url).get_reward_all(
+        [GOOD] * 7, [slow] * 6 + [SUM], [*ROWS, *ROWS, {"tests": None}]
+    )
+    async with asyncio.timeout(5):
+        with pytest.raises(InvalidRequest, match="tests"):
+            await rewards
 
 
 async def test_an_outage_is_a_failure_and_no_reward(unused_tcp_port: int):

@@ -183,11 +183,13 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[Mess
     Args:
         problem: As it was asked.
         code: The answer: a program, or a text with one in a fence.
-        critique: Of the answer. Where it holds <format>…</format>, only what is in it.
+        critique: Of the answer. Where it holds <format>…</format>, only what is in it; what comes
+            before a </think> is not shown.
     """
     answer = code if "```" in code else f"```python\n{code.strip()}\n```"
-    within = _FORMAT.search(critique)
-    said = (within[1] if within else critique).strip()
+    aloud = critique.rpartition("</think>")[2]
+    within = _FORMAT.search(aloud)
+    said = (within[1] if within else aloud).strip()
     ask = f"A review of your program:\n\n{said}\n\nWrite the program again, with this in mind."
     form = "Give all of it in one block fenced by ```."
     return [

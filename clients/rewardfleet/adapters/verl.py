@@ -113,10 +113,10 @@ def _request(solution: str, tests: Any, extra: Mapping[str, Any]) -> dict[str, A
 
 
 def _told(reward: float, score: CodeScore | None = None) -> dict[str, float]:
-    known = {} if score is None else {"pass_rate": score.pass_rate, **score.components}
-    told = {name: known.get(name) for name in _TOLD}
+    fields = {} if score is None else {**score.model_dump(include=set(_TOLD)), **score.components}
+    told = {name: fields.get(name) for name in _TOLD}
     return {
         "score": reward,
         "failed": float(score is None or score.score is None),
-        **{name: math.nan if value is None else value for name, value in told.items()},
+        **{name: math.nan if value is None else float(value) for name, value in told.items()},
     }
