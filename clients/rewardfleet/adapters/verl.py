@@ -2,12 +2,12 @@
 
 ```yaml
 custom_reward_function:   # newer versions: below `reward`
-  path: <where this file is>
+  path: pkg://rewardfleet.adapters.verl   # older versions: the path of this file
   name: compute_score     # or compute_score_async, for managers that await
   reward_kwargs: {url: "http://127.0.0.1:18081", timeout_s: 60}
 ```
 
-verl loads this file by its path and not as a part of its package, so its imports are absolute.
+By its path it is loaded as a part of no package, so its imports are absolute.
 """
 
 import math
