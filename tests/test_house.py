@@ -39,6 +39,10 @@ WARDEN = SERVER / "code" / "sandboxes" / "jail" / "warden.py"
 CLIENT_USERS = {"cli.py", "video/demo.py"}
 
 
+#: What adapters may import beside, once a function of theirs is called: the trainer's side has it.
+TRAINERS = {"torch", "verl"}
+
+
 def imports(path: Path, package: Path) -> Iterator[str]:
     """The absolute names of the modules that a file imports."""
     here = [package.name, *path.relative_to(package).with_suffix("").parts][:-1]
@@ -59,8 +63,10 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("path", files(CLIENT), ids=lambda path: str(path.relative_to(CLIENT)))
 def test_the_client_imports_httpx_numpy_and_pydantic_alone(path: Path):
     """And never the server; the wire imports pydantic alone, and nobody of the house."""
-    in_wire = "wire" in path.relative_to(CLIENT).parts
+    room = path.relative_to(CLIENT).parts[0]
+    in_wire = room == "wire"
     allowed = {"pydantic"} if in_wire else {"pydantic", "httpx", "numpy"}
+    allowed |= TRAINERS if room == "adapters" else set()
     for name in imports(path, CLIENT):
         top = name.partition(".")[0]
         if top == "rewardfleet":
@@ -83,10 +89,11 @@ def test_the_server_keeps_to_its_rooms(path: Path):
 
 
 def test_the_environment_is_read_in_settings_alone():
-    """In the command too, for where the service is and the key of its caller."""
+    """In the command too, for where the service is and its caller's key; never in the client."""
     readers = {
-        str(path.relative_to(SERVER))
-        for path in files(SERVER)
+        str(path.relative_to(package))
+        for package in (SERVER, CLIENT)
+        for path in files(package)
         if re.search(r"os\.(environ\b(?!\.(setdefault|clear\())|getenv)", path.read_text())
     }
     assert readers <= {"cli.py", "settings.py", "video/settings.py"}
@@ -120,18 +127,29 @@ def test_the_warden_is_imported_by_nobody_and_imports_the_standard_library_alone
             assert not name.endswith("warden"), path
 
 
-def test_importing_the_client_loads_nothing_of_the_server():
+def test_importing_the_client_loads_nothing_of_the_server_or_of_a_trainer():
     program = """
-import sys
+import importlib, sys
 import rewardfleet, rewardfleet.blocking
+for name in sys.argv[1:]:
+    importlib.import_module(f"rewardfleet.adapters.{name}")
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
+    adapters = [path.stem for path in files(CLIENT / "adapters")]
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *adapters], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
     assert {"httpx", "numpy", "pydantic"} <= loaded
-    assert not loaded & {"rewardfleet_server", "fastapi", "uvicorn", "cv2", "PIL", "torch", "vllm"}
+    assert not loaded & {
+        "rewardfleet_server",
+        "fastapi",
+        "uvicorn",
+        "cv2",
+        "PIL",
+        "vllm",
+        *TRAINERS,
+    }
 
 
 def test_importing_a_service_loads_no_model_library():
@@ -244,9 +262,10 @@ def test_the_readmes_programs_run(
     if "await " in program and "asyncio.run" not in program:
         program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\n"
         program += "asyncio.run(main())\n"
-    frames = "import numpy as np\nframes = np.zeros((20, 64, 64, 3), np.uint8)\n"
+    given = "import numpy as np\nframes = np.zeros((20, 64, 64, 3), np.uint8)\n"
+    given += "from tests.adapters.standin import *\n"  # what a trainer has
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", frames + program],
+        [sys.executable, "-W", "error", "-c", given + program],
         capture_output=True,
         text=True,
         timeout=60,

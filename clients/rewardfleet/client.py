@@ -173,8 +173,6 @@ class RewardFleet:
         binary_reward: bool = True,
         success_threshold: float = 0.5,
     ) -> None:
-        if not (on_failure == "raise" or isinstance(on_failure, int | float)):
-            raise ValueError(f'on_failure: give "raise" or a number, not {on_failure!r}')
         if not 0 <= success_threshold <= 1:
             raise ValueError(f"success_threshold: give a number in [0, 1], not {success_threshold}")
         if not (timeout_s > 0 and math.isfinite(timeout_s)):

@@ -41,6 +41,10 @@ class RewardRule:
     binary_reward: bool
     success_threshold: float
 
+    def __post_init__(self) -> None:
+        if not (self.on_failure == "raise" or isinstance(self.on_failure, int | float)):
+            raise ValueError(f'on_failure: give "raise" or a number, not {self.on_failure!r}')
+
     def reward(self, score: Score) -> float:
         if score.error is not None:
             return self.failed(ERRORS[score.error.kind].of(score.error))
