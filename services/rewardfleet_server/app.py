@@ -25,7 +25,7 @@ from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchResponse
 
 from .admission import Admission
 from .auth import Keys
-from .cache import Cache, MemoryCache, SqliteCache
+from .cache import Cache, MemoryCache, RedisCache, SqliteCache
 from .pipeline import Pipeline, RequestT, Scorer, ScoreT
 from .problems import problem_response
 from .settings import ServerSettings
@@ -122,6 +122,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         deadline_s=settings.deadline_s,
         max_body_bytes=settings.max_body_mb * _MIB,
         takes_uploads=service.takes_uploads,
+        audit_share=settings.cache_audit,
     )
 
     @asynccontextmanager
@@ -152,6 +153,8 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
 
 def _open_cache(settings: ServerSettings) -> Cache:
     memory = MemoryCache(settings.cache_mb * _MIB)
+    if settings.cache_url is not None:
+        return _open_redis(settings.cache_url, memory)
     if settings.cache_file is None:
         return memory
     try:
@@ -159,6 +162,15 @@ def _open_cache(settings: ServerSettings) -> Cache:
         return SqliteCache(settings.cache_file, max_bytes=max_bytes, memory=memory)
     except sqlite3.Error as error:
         raise ValueError(f"--cache-file {settings.cache_file}: {error}") from error
+
+
+def _open_redis(url: str, memory: MemoryCache) -> Cache:
+    try:
+        return RedisCache(url, memory=memory)
+    except ImportError:
+        raise ValueError("--cache-url needs a package: pip install redis") from None
+    except ValueError as error:
+        raise ValueError(f"--cache-url: {error}") from error
 
 
 def _add_score_routes(

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import math
 import sqlite3
+import struct
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -22,8 +25,12 @@ class Cache(Protocol):
     async def get(self, key: str) -> bytes | None:
         """Return the answer kept under `key`, or None."""
 
-    async def put(self, key: str, value: bytes) -> None:
-        """Keep `value` under `key`, at the cost of older entries where there is no room."""
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        """Keep `value` under `key`, at the cost of older entries where there is no room.
+
+        Args:
+            ttl_s: For so many seconds; None for as long as there is room.
+        """
 
     async def aclose(self) -> None:
         """Let go of files and threads."""
@@ -39,22 +46,24 @@ class MemoryCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: OrderedDict[str, bytes] = OrderedDict()
+        # Each with the moment after which it is not true any more.
+        self._entries: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
     async def get(self, key: str) -> bytes | None:
-        value = self._entries.get(key)
-        if value is not None:
-            self._entries.move_to_end(key)
+        value, until = self._entries.get(key, (None, 0.0))
+        if value is None or time.monotonic() > until:
+            return None
+        self._entries.move_to_end(key)
         return value
 
-    async def put(self, key: str, value: bytes) -> None:
-        old = self._entries.pop(key, None)
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        old, _ = self._entries.pop(key, (None, 0.0))
         if old is not None:
             self._bytes -= len(key) + len(old)
-        self._entries[key] = value
+        self._entries[key] = value, math.inf if ttl_s is None else time.monotonic() + ttl_s
         self._bytes += len(key) + len(value)
         while self._bytes > self._max_bytes:
-            forgotten_key, forgotten = self._entries.popitem(last=False)
+            forgotten_key, (forgotten, _) = self._entries.popitem(last=False)
             self._bytes -= len(forgotten_key) + len(forgotten)
 
     async def aclose(self) -> None:
@@ -62,14 +71,23 @@ class MemoryCache:
         self._bytes = 0
 
 
+_REDIS_PREFIX = "rewardfleet:"
+_REDIS_CONNECTIONS = 64
+#: For one question to the server, and how long one that failed is left alone.
+_REDIS_SECONDS, _REDIS_REST_SECONDS = 0.25, 5.0
+#: A week: the server forgets older answers even where it has room.
+_REDIS_KEEPS_SECONDS = 7 * 24 * 3600.0
+_STAMP = struct.Struct("!d")
+
 #: A cache that others hold locked is not worth waiting for: requests would queue behind it.
 _BUSY_SECONDS = 0.05
 
 _CACHE_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (
+CREATE TABLE IF NOT EXISTS kept_answers (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE,
-    value BLOB NOT NULL
+    value BLOB NOT NULL,
+    until REAL NOT NULL
 )
 """
 
@@ -114,22 +132,29 @@ class SqliteCache:
         if value is not None:
             return value
 
-        def read(db: sqlite3.Connection) -> bytes | None:
-            row = db.execute("SELECT value FROM answers WHERE key = ?", (key,)).fetchone()
-            return row[0] if row is not None and isinstance(row[0], bytes) else None
+        def read(db: sqlite3.Connection) -> tuple[bytes, float] | None:
+            query = "SELECT value, until FROM kept_answers WHERE key = ?"
+            match db.execute(query, (key,)).fetchone():
+                case (bytes(kept), float(until)) if until > time.time():
+                    return kept, until
+            return None
 
-        value = await self._guarded(read)
-        if value is not None:
-            await self._memory.put(key, value)
+        found = await self._guarded(read)
+        if found is None:
+            return None
+        value, until = found
+        await self._memory.put(key, value, until - time.time())
         return value
 
-    async def put(self, key: str, value: bytes) -> None:
-        await self._memory.put(key, value)
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        await self._memory.put(key, value, ttl_s)
+        until = math.inf if ttl_s is None else time.time() + ttl_s
 
         def write(db: sqlite3.Connection) -> None:
             with db:
-                row = (key, value)
-                added = db.execute("INSERT OR REPLACE INTO answers VALUES (NULL, ?, ?)", row)
+                row = (key, value, until)
+                query = "INSERT OR REPLACE INTO kept_answers VALUES (NULL, ?, ?, ?)"
+                added = db.execute(query, row)
                 size = self._bytes + added.rowcount * (len(key) + len(value))
                 while size > self._max_bytes and (freed := _forget_oldest(db)):
                     size -= freed
@@ -167,17 +192,80 @@ class SqliteCache:
 
 
 def _count_bytes(db: sqlite3.Connection) -> int:
-    query = "SELECT coalesce(sum(length(key) + length(value)), 0) FROM answers"
+    query = "SELECT coalesce(sum(length(key) + length(value)), 0) FROM kept_answers"
     return int(db.execute(query).fetchone()[0])
 
 
 def _forget_oldest(db: sqlite3.Connection) -> int:
     """Delete the oldest entries; return the bytes that they held."""
     rows = db.execute(
-        "DELETE FROM answers WHERE id IN (SELECT id FROM answers ORDER BY id LIMIT 64) "
+        "DELETE FROM kept_answers "
+        "WHERE id IN (SELECT id FROM kept_answers ORDER BY id LIMIT 64) "
         "RETURNING length(key) + length(value)"
     ).fetchall()
     return sum(size for (size,) in rows)
+
+
+class RedisCache:
+    """Answers at a Redis server, which replicas share; it bounds its memory itself.
+
+    A server that is gone, slow or full costs the answer's place in the cache, nothing else.
+
+    Args:
+        url: `redis://host:port/number`, or `rediss://` with TLS; a password may stand in it.
+        memory: The front that answers repeated look-ups without the network.
+    """
+
+    def __init__(self, url: str, *, memory: MemoryCache) -> None:
+        # Imported here, as only those who share a cache need it.
+        import redis.asyncio  # noqa: PLC0415
+
+        self._memory = memory
+        self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._redis = redis.asyncio.from_url(
+            url,
+            max_connections=_REDIS_CONNECTIONS,
+            socket_timeout=_REDIS_SECONDS,
+            socket_connect_timeout=_REDIS_SECONDS,
+        )
+        self._rests_until = 0.0
+
+    async def get(self, key: str) -> bytes | None:
+        value = await self._memory.get(key)
+        if value is not None:
+            return value
+        match await self._guarded(lambda: self._redis.get(_REDIS_PREFIX + key)):
+            case bytes(value) if len(value) > _STAMP.size:
+                (until,) = _STAMP.unpack_from(value)
+                value = value[_STAMP.size :]
+                await self._memory.put(key, value, until - time.time())
+                return value
+        return None
+
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        await self._memory.put(key, value, ttl_s)
+        seconds = min(ttl_s or math.inf, _REDIS_KEEPS_SECONDS)
+        # The moment goes with the value: fronts must not keep it for longer than Redis does.
+        stamped = _STAMP.pack(time.time() + seconds) + value
+        await self._guarded(
+            lambda: self._redis.set(_REDIS_PREFIX + key, stamped, px=math.ceil(seconds * 1000))
+        )
+
+    async def _guarded(self, ask: Callable[[], Awaitable[object]]) -> object:
+        """Ask the server; one that fails is left alone for a while, so that nobody waits for it."""
+        if time.monotonic() < self._rests_until:
+            return None
+        try:
+            async with asyncio.timeout(2 * _REDIS_SECONDS):
+                return await ask()
+        except (*self._failures, TimeoutError) as error:
+            log.warning("the shared cache could not be used: %s", type(error).__name__)
+            self._rests_until = time.monotonic() + _REDIS_REST_SECONDS
+            return None
+
+    async def aclose(self) -> None:
+        await self._memory.aclose()
+        await self._redis.aclose()
 
 
 @dataclass

@@ -6,6 +6,7 @@ request in flight → take a place at the backend → score → cache → answer
 
 import asyncio
 import logging
+import random
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -73,11 +74,20 @@ class Plan(Generic[ScoreT]):
             deterministic, and then it is neither shared nor cached.
         compute: Does the work. Fills `timing_ms.decode` and `timing_ms.backend`, and in
             `provenance` what is the item's own.
+        other_keys: Under which an answer may be known that serves this item as well.
+        keep: Under which key a computed answer is kept, and for how many seconds; by default
+            under `key`, for as long as there is room.
+        adopt: Makes this item's answer of one that was computed for another.
+        essence: In what two computations of the answer must agree.
     """
 
     backend: str
     key: str | None
     compute: Callable[[], Awaitable[ScoreT]]
+    other_keys: tuple[str, ...] = ()
+    keep: Callable[[ScoreT], tuple[str, float | None]] | None = None
+    adopt: Callable[[ScoreT], ScoreT] = lambda score: score
+    essence: Callable[[ScoreT], object] = lambda score: score.score
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -112,6 +122,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         deadline_s: Seconds for a whole request; a caller may ask for less by header.
         max_body_bytes: Bound on one request's body.
         takes_uploads: Whether a single request may be a form with a file.
+        audit_share: Of the known answers, in [0, 1]: how many are computed anew all the same.
     """
 
     def __init__(
@@ -127,8 +138,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
         deadline_s: float,
         max_body_bytes: int,
         takes_uploads: bool,
+        audit_share: float,
     ) -> None:
         self._scorer = scorer
+        self._audit_share = audit_share
         self._takes_uploads = takes_uploads
         self._json_fields = {
             name
@@ -222,8 +235,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
                 plan = await self._scorer.plan(item, upload)
                 backend = plan.backend
                 score = await self._known(plan)
-                if score is None:
+                if score is None or self._is_audited():
+                    known = score
                     score = await _unless_hung_up(request, self._computed(plan))
+                    self._audit(plan, known, score)
         except (RewardFleetError, TimeoutError):
             self._telemetry.item_failed(backend)
             raise
@@ -257,7 +272,11 @@ class Pipeline(Generic[RequestT, ScoreT]):
             async with asyncio.timeout_at(deadline):
                 plan = await self._scorer.plan(item, None)
                 backend = plan.backend
-                score = await self._known(plan) or await self._computed(plan)
+                score = await self._known(plan)
+                if score is None or self._is_audited():
+                    known = score
+                    score = await self._computed(plan)
+                    self._audit(plan, known, score)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
             problem = self._failure(error, visit).problem()
             problem.request_id = visit.request_id
@@ -270,10 +289,26 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """Look into the cache; a hit takes no place at the backend."""
         if plan.key is None:
             return None
-        value = await self._cache.get(plan.key)
-        score = None if value is None else self._readable(value)
+        score = None
+        for key in (plan.key, *plan.other_keys):
+            value = await self._cache.get(key)
+            score = None if value is None else self._readable(value)
+            if score is not None:
+                break
         self._telemetry.cache_looked_up(hit=score is not None)
-        return score
+        return None if score is None else plan.adopt(score)
+
+    def _is_audited(self) -> bool:
+        """Whether this known answer is to be computed anew, to see whether both agree."""
+        return self._audit_share > 0 and random.random() < self._audit_share  # noqa: S311 - no secret
+
+    def _audit(self, plan: Plan[ScoreT], known: ScoreT | None, computed: ScoreT) -> None:
+        if known is None:
+            return
+        agrees = plan.essence(known) == plan.essence(computed)
+        self._telemetry.cache_audited(agrees=agrees)
+        if not agrees:
+            log.warning("a cached answer was another than a computation of it: key %s", plan.key)
 
     def _readable(self, value: bytes) -> ScoreT | None:
         try:
@@ -290,7 +325,8 @@ class Pipeline(Generic[RequestT, ScoreT]):
             return await self._compute(plan)
         score = await self._flights.join(plan.key, lambda: self._compute(plan))
         timing = score.timing_ms.model_copy()
-        return score.model_copy(update={"timing_ms": timing})  # each sharer has his own total
+        # Each sharer has his own total.
+        return plan.adopt(score.model_copy(update={"timing_ms": timing}))
 
     async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
         asked = time.monotonic()
@@ -300,7 +336,8 @@ class Pipeline(Generic[RequestT, ScoreT]):
         score.timing_ms.queue = round(score.timing_ms.queue + queue_ms, 3)
         if plan.key is not None and score.status is Status.OK:
             kept = score.model_dump_json(exclude={"cached", "timing_ms"})
-            await self._cache.put(plan.key, kept.encode())
+            key, ttl_s = plan.keep(score) if plan.keep else (plan.key, None)
+            await self._cache.put(key, kept.encode(), ttl_s)
         return score
 
     def _finished(self, score: ScoreT, visit: Visit) -> ScoreT:

@@ -49,6 +49,8 @@ class ServerSettings(BaseSettings):
     cache_mb: int = Field(256, ge=0, description="MiB of answers kept in memory; 0 keeps none there.")
     cache_file: Path | None = Field(None, description="SQLite file for answers that shall outlive the process.")
     cache_file_mb: PositiveInt = Field(1024, description="MiB of answers kept in --cache-file; the oldest go first.")
+    cache_url: str | None = Field(None, description="Redis server that replicas share their answers by, e.g. redis://127.0.0.1:6379/0, in place of --cache-file.")
+    cache_audit: float = Field(0.0, ge=0, le=1, description="Share of known answers that are computed anew all the same; rewardfleet_cache_audits_total counts whether both agree.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log lines to write; `warning` drops the line that each request writes.")
     # fmt: on
 

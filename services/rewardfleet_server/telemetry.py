@@ -105,6 +105,12 @@ class Telemetry:
             ("service", "result"),
             registry=self._registry,
         )
+        self._audits = Counter(
+            "rewardfleet_cache_audits",
+            "Cached answers computed anew, by result: agree or disagree.",
+            ("service", "result"),
+            registry=self._registry,
+        )
         self._stages = Histogram(
             "rewardfleet_stage_seconds",
             "Time of an item by stage: queue, decode, backend, total.",
@@ -128,6 +134,9 @@ class Telemetry:
 
     def cache_looked_up(self, *, hit: bool) -> None:
         self._cache.labels(self._service, "hit" if hit else "miss").inc()
+
+    def cache_audited(self, *, agrees: bool) -> None:
+        self._audits.labels(self._service, "agree" if agrees else "disagree").inc()
 
     def item_failed(self, backend: str) -> None:
         """Count an item that got no answer; `backend` is empty where none was chosen yet."""
