@@ -16,8 +16,8 @@ from rewardfleet.wire.code import (
     MAX_TESTS,
     FunctionalTests,
     Outcome,
+    PlainTests,
     StdioTests,
-    Tests,
     Verdict,
 )
 from rewardfleet.wire.errors import InvalidRequest
@@ -66,7 +66,7 @@ class Trial(Protocol):
         """Give the verdicts of the tests that the run stands for."""
 
 
-def trials(tests: Tests) -> Sequence[Trial]:
+def trials(tests: PlainTests) -> Sequence[Trial]:
     """Return the runs that the tests ask for, in order.
 
     Raises:
@@ -74,15 +74,18 @@ def trials(tests: Tests) -> Sequence[Trial]:
     """
     if isinstance(tests, StdioTests):
         return [
-            Printed(Run(stdin=_encoded(case.stdin)), _encoded(case.stdout), tests)
+            Printed(Run(_encoded(case.stdin), tests.setup), _encoded(case.stdout), tests)
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
         return [
-            Asked(Run(checks=(_call(tests, index),)), (Value(case.expected, as_json=True),))
+            Asked(
+                Run(setup=tests.setup, checks=(_call(tests, index),)),
+                (Value(case.expected, as_json=True),),
+            )
             for index, case in enumerate(tests.cases)
         ]
-    questions = [_question(case, index) for index, case in enumerate(tests.cases)]
+    questions = [_question(case, index, tests.tolerance) for index, case in enumerate(tests.cases)]
     groups = [questions] if tests.together else [[question] for question in questions]
     return [
         Asked(
@@ -159,6 +162,7 @@ class Value:
 
     expected: Any
     as_json: bool
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -194,21 +198,24 @@ class Asked:
         return Judged(verdicts, suspicious)
 
 
-def _question(case: str, index: int) -> tuple[Check, Value | None]:
+def _question(case: str, index: int, tolerance: float) -> tuple[Check, Value | None]:
     """Take an assert apart: what to ask the program, and what it should answer."""
     try:
-        statements = ast.parse(case).body
+        tree = ast.parse(case)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidRequest(f"tests.cases.{index}: no Python: {error}") from None
-    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
-        raise InvalidRequest(f"tests.cases.{index}: give one assert statement")
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise InvalidRequest(f"tests.cases.{index}: give one assert statement, or a script of some")
     nonce = secrets.token_hex(16)
-    test = statements[0].test
+    statement = tree.body[0]
+    if len(tree.body) > 1 or not isinstance(statement, ast.Assert):
+        return Check("assert", case, nonce), None
+    test = statement.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         for asked, known in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             literal = _literal(known)
             if literal is not None and _is_equality(test.ops[0], literal[0]):
-                value = Value(literal[0], as_json=False)
+                value = Value(literal[0], as_json=False, tolerance=tolerance)
                 return Check("eval", ast.unparse(asked), nonce), value
     return Check("assert", case, nonce), None
 
@@ -232,7 +239,7 @@ def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
         return Outcome.ACCEPTED if answer.get("held") is True else Outcome.WRONG_ANSWER
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
-    right = same(answer["value"], value.expected, as_json=value.as_json)
+    right = same(answer["value"], value.expected, as_json=value.as_json, tolerance=value.tolerance)
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
 
 
