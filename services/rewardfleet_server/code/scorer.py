@@ -114,7 +114,7 @@ class CodeScorer:
             tests = request.tests
         examined = await _trials(tests)  # also where they are not run: bad tests are told
         if task.is_void:
-            return self._void(len(tests.cases))
+            return self._void(task.program, len(tests.cases))
         exam = _Exam(examined, bounds, request.mode, self._settings.max_submission_s)
         await self._hold(exam, task.program)
         score = self._answer(exam, request.mode, len(tests.cases))
@@ -154,13 +154,14 @@ class CodeScorer:
             return False
         return True if len(exam.verdicts) == len(tests.cases) else None
 
-    def _void(self, count: int) -> CodeScore:
+    def _void(self, program: str, count: int) -> CodeScore:
         """Answer a critique without a judgment."""
         return CodeScore(
             score=0.0,
             status=Status.OK,
             backend=self._name,
             verdicts=[Verdict(verdict=Outcome.SKIPPED)] * count,
+            code=program,
             critique_valid=False,
             isolation=self.check_ready()["isolation"],
         )

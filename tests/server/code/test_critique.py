@@ -126,7 +126,7 @@ def test_a_critique_without_a_judgment_scores_0_and_nothing_runs(critique: str):
     with served_code(sandbox=sandbox) as service:
         score = service.score(RIGHT, TESTS, critique=critique, original=WRONG)
     assert (score["score"], score["status"], score["pass_rate"]) == (0.0, "ok", None)
-    assert (score["critique_valid"], score["judgment"]) == (False, None)
+    assert (score["critique_valid"], score["judgment"], score["code"]) == (False, None, RIGHT)
     assert [each["verdict"] for each in score["verdicts"]] == ["skipped"] * 2
     assert sandbox.jobs == []
 
