@@ -11,12 +11,12 @@ from pydantic import JsonValue, ValidationError
 from .clips import ClipLike, body_bytes, first_finding, video_request
 from .endpoint import Endpoint, in_thread
 from .service import OnFailure, RewardRule, ServiceClient
-from .wire.code import AssertTests, CodeRequest, CodeScore, FunctionalTests, Limits, StdioTests
+from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 #: Tests as a model, or as the mapping that JSON has for it.
-TestsLike = StdioTests | FunctionalTests | AssertTests | Mapping[str, Any]
+TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
 
 
 class VideoOptions(TypedDict, total=False):
@@ -32,6 +32,9 @@ class VideoOptions(TypedDict, total=False):
 class CodeOptions(TypedDict, total=False):
     """What `code_request` takes beside program and tests."""
 
+    critique: str | None
+    original: str | None
+    original_passed: bool | None
     mode: Literal["pass_rate", "all_pass"]
     limits: Limits | Mapping[str, float]
     language: Literal["python"]
@@ -43,7 +46,8 @@ def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
     Args:
         revision: The program, or the text.
         tests: What it must pass; at least one test.
-        options: `mode`, `limits` and `language`; see `CodeRequest`.
+        options: `critique`, `original`, `original_passed`, `mode`, `limits` and `language`; see
+            `CodeRequest`.
 
     Raises:
         InvalidRequest: As the service would say.

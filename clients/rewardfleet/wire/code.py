@@ -4,7 +4,7 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
 from .score import Request, Response, Score, Timing
 
@@ -36,6 +36,13 @@ def _finite(value: JsonValue) -> JsonValue:
 
 FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
+Setup = Annotated[
+    str,
+    StringConstraints(max_length=MAX_PROGRAM),
+    AfterValidator(_without_nul),
+    Field(description="Source that is run before the program, e.g. imports that it relies on."),
+]
+
 
 class StdioCase(Request):
     """What the program reads, and what it shall print."""
@@ -48,6 +55,7 @@ class StdioTests(Request):
     """The program is run once a case."""
 
     kind: Literal["stdio"]
+    setup: Setup = ""
     cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS)
     checker: Literal["exact", "tokens", "float"] = Field(
         "tokens",
@@ -74,6 +82,7 @@ class FunctionalTests(Request):
     fn_name: str = Field(
         pattern=r"^[^\W\d]\w*$", max_length=200, description="The function's or method's name."
     )
+    setup: Setup = ""
     cases: list[FunctionalCase] = Field(min_length=1, max_length=MAX_TESTS)
 
 
@@ -81,13 +90,14 @@ class AssertTests(Request):
     """Asserts that hold when the program is right."""
 
     kind: Literal["asserts"]
-    setup: Annotated[str, AfterValidator(_without_nul)] = Field(
-        "",
-        max_length=MAX_PROGRAM,
-        description="Source that is run before the program, e.g. imports that it may rely on.",
-    )
+    setup: Setup = ""
     cases: list[Source] = Field(
-        min_length=1, max_length=MAX_TESTS, description="One `assert` statement each."
+        min_length=1,
+        max_length=MAX_TESTS,
+        description="One `assert` statement each; or a script that holds some, which is one test.",
+    )
+    tolerance: FiniteFloat = Field(
+        0.0, ge=0, le=1, description="Of floating-point literals: absolute, or relative."
     )
     together: bool = Field(
         False,
@@ -96,7 +106,28 @@ class AssertTests(Request):
     )
 
 
-Tests = Annotated[StdioTests | FunctionalTests | AssertTests, Field(discriminator="kind")]
+class DatasetTests(Request):
+    """A raw row of a data set, which is read as one of the other kinds."""
+
+    # pandas has NaN where a row has no value.
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    kind: Literal["dataset"]
+    dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps"] = Field(
+        description="How the row is read. TACO's rows are read as those of `apps`."
+    )
+    row: dict[str, JsonValue] = Field(
+        description="As the data set, CTRL or SandboxFusion has it; columns that are not needed "
+        "are passed over. Its `time_limit` is `limits.cpu_s`, where the request gives none."
+    )
+    first: int | None = Field(
+        None, ge=1, description="How many of its tests are used; null: all. CTRL took 10."
+    )
+
+
+#: Tests that say themselves what is run.
+PlainTests = StdioTests | FunctionalTests | AssertTests
+Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 
 class Limits(Request):
@@ -114,9 +145,24 @@ class CodeRequest(Request):
     """One program to be judged by its tests."""
 
     revision: Source = Field(
-        description="The program: plain, or in the one fence of a text (```python … ```)."
+        description="The program: plain, or in a fence of a text (```python … ```)."
     )
     tests: Tests
+    critique: str | None = Field(
+        None,
+        max_length=MAX_PROGRAM,
+        description="What led to the program. It must hold one overall judgment (`Overall "
+        "judgment: Correct`, or Incorrect); else the score is 0, and nothing is run. Null: not "
+        "checked.",
+    )
+    original: Source | None = Field(
+        None,
+        description="The program, or text, that the critique judged: it is run on the same tests "
+        "to learn whether the judgment was right (`components.judgment_correct`).",
+    )
+    original_passed: bool | None = Field(
+        None, description="Whether it passes, where that is known: then it is not run."
+    )
     mode: Literal["pass_rate", "all_pass"] = Field(
         "pass_rate",
         description="pass_rate: the score is the share of tests passed. all_pass: 1 or 0, and the "
@@ -124,6 +170,10 @@ class CodeRequest(Request):
     )
     limits: Limits = Limits()
     language: Literal["python"] = "python"
+
+
+#: What a critique says overall of the program that it judges.
+Judgment = Literal["correct", "incorrect"]
 
 
 class Outcome(StrEnum):
@@ -170,6 +220,11 @@ class CodeScore(Score):
 
     pass_rate: FiniteFloat | None = Field(None, description="The share of tests passed, in [0, 1].")
     verdicts: list[Verdict] = Field(default_factory=list, description="One a test, in order.")
+    code: str = Field("", description="The program that was found in `revision`.")
+    critique_valid: bool | None = Field(
+        None, description="Whether the critique holds one overall judgment; null: there is none."
+    )
+    judgment: Judgment | None = Field(None, description="What the critique says overall.")
     isolation: str = Field("", description="How the program was kept in: see `GET /readyz`.")
     suspicious: list[str] = Field(
         default_factory=list, description="What an honest program would not have done."

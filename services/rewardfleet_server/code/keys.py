@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from importlib import resources
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome, StdioTests
+from rewardfleet.wire.code import CodeRequest, CodeScore, FunctionalTests, Outcome, StdioTests
 
 from .normal_form import normal_form
 
@@ -21,6 +22,9 @@ _REMEMBERED = 4096
 _BRIEF_SECONDS = 600.0
 _TIMED = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
 
+#: What tests say that look at more than public names: private ones, docstrings, hints, frames.
+_LOOKS = re.compile(r"\b_\w|\b(?:inspect|signature|help|vars|dir|locals|globals|getattr)\b")
+
 #: The files whose every change may change a verdict.
 _HARNESS = ("verdict.py", "values.py", "sandboxes/jail/warden.py", "sandboxes/jail/seccomp.py")
 
@@ -29,7 +33,7 @@ class Keys:
     """Makes keys for one service.
 
     Args:
-        provenance: Of its sandbox: isolation, Python, versions.
+        provenance: Of its sandbox, and its own: isolation, Python, versions, ceilings.
     """
 
     def __init__(self, provenance: Mapping[str, JsonValue]) -> None:
@@ -38,7 +42,8 @@ class Keys:
 
     async def of(self, program: str, request: CodeRequest) -> str:
         """Name the verdicts of a program on a request's tests."""
-        level = "stdin" if isinstance(request.tests, StdioTests) else "unit"
+        tests = request.tests.model_dump_json()
+        level = _level(request, tests)
         form = self._forms.get((level, program))
         if form is None:
             if len(program) <= _SMALL_PROGRAM:
@@ -48,8 +53,9 @@ class Keys:
             self._forms[level, program] = form
             if len(self._forms) > _REMEMBERED:
                 self._forms.popitem(last=False)
-        tests, limits = request.tests.model_dump_json(), request.limits.model_dump_json()
-        said = "\n".join((self._base, form, tests, limits, request.language))
+        limits = request.limits.model_dump_json()
+        given = sorted(request.limits.model_fields_set)  # a data set's row has limits of its own
+        said = f"{self._base}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -77,6 +83,22 @@ def harness_version() -> str:
     return digest.hexdigest()[:16]
 
 
+def _level(request: CodeRequest, tests: str) -> str:
+    """Say how much of a program its tests can see.
+
+    A script of the tests before the program may bring any name into its module. Tests that are
+    Python may look at what the normal form takes for unseen.
+    """
+    if isinstance(request.tests, StdioTests) and not request.tests.setup:
+        return "stdin"
+    if isinstance(request.tests, FunctionalTests) and request.tests.fn_name[0] != "_":
+        return "unit"
+    return "text" if _LOOKS.search(tests) else "unit"
+
+
 def _form_digest(program: str, level: str) -> str:
-    form = normal_form(program, level="stdin" if level == "stdin" else "unit")
+    if level == "text":
+        form = f"text {program}"
+    else:
+        form = normal_form(program, level="stdin" if level == "stdin" else "unit")
     return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()

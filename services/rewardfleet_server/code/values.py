@@ -10,24 +10,33 @@ number and a floating-point one are alike where Python calls them equal; a boole
 
 import json
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 _KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
 
 
-def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 - one for each kind
+def same(  # noqa: PLR0911 - one for each kind
+    given: Any, expected: Any, *, as_json: bool, tolerance: float = 0.0
+) -> bool:
     """Whether a program gave the value expected.
 
     Args:
         given: As the warden wrote it, or as the program did who wrote in its place.
         expected: Of built-in types.
         as_json: Whether tuples pass for lists, as what is expected came as JSON, which has none.
+        tolerance: By how much an expected floating-point number may be missed: absolute, or
+            relative to it. Not in sets, nor by keys.
     """
     if expected is None or isinstance(expected, bool):
         return bool(given is expected)
     if isinstance(expected, int | float | complex):
         number = _number(given)
-        return number is not None and bool(number == expected)
+        if number is None or number == expected:
+            return number is not None
+        return (
+            bool(tolerance) and isinstance(expected, float) and _close(number, expected, tolerance)
+        )
     if isinstance(expected, str):
         return isinstance(given, str) and given == expected
     if isinstance(expected, bytes):
@@ -40,12 +49,13 @@ def same(given: Any, expected: Any, *, as_json: bool) -> bool:  # noqa: PLR0911 
             isinstance(listed, list)
             and len(listed) == len(expected)
             and all(
-                same(one, other, as_json=as_json)
+                same(one, other, as_json=as_json, tolerance=tolerance)
                 for one, other in zip(listed, expected, strict=True)
             )
         )
     if isinstance(expected, dict):
-        return _same_dict(_content(given, "dict"), expected, as_json=as_json)
+        pairs = _content(given, "dict")
+        return _same_dict(pairs, expected, as_json=as_json, tolerance=tolerance)
     if isinstance(expected, set | frozenset):
         items = _content(given, "set")
         return (
@@ -61,7 +71,14 @@ def is_plain(given: Any) -> bool:
     return _content(given, "other") is None
 
 
-def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool) -> bool:
+def _close(number: complex, expected: float, tolerance: float) -> bool:
+    try:
+        return isfinite(expected) and abs(number - expected) <= tolerance * max(1, abs(expected))
+    except OverflowError:  # a whole number beyond all floating-point ones
+        return False
+
+
+def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool, tolerance: float) -> bool:
     if not isinstance(pairs, list) or len(pairs) != len(expected):
         return False
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
@@ -69,7 +86,7 @@ def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool) -> bool:
     given = {_key(key): value for key, value in pairs}
     wanted = {_key_of_literal(key): value for key, value in expected.items()}
     return given.keys() == wanted.keys() and all(
-        same(given[key], wanted[key], as_json=as_json) for key in wanted
+        same(given[key], wanted[key], as_json=as_json, tolerance=tolerance) for key in wanted
     )
 
 

@@ -33,7 +33,7 @@ GOOD = stdio(("", "1"))
         ({"revision": "x" * 10_000_000}, "1000000 characters"),
         ({"revision": "print(1)\0"}, "NUL character (at 8)"),
         ({"revision": 7}, "revision"),
-        ({"revision": "```\na\n```\n```\nb\n```"}, "2 fences"),
+        ({"critique": "x" * 5_000_000}, "1000000 characters"),
         ({"tests": None}, "tests"),
         ({"tests": {}}, "tests"),
         ({"tests": {"kind": "unit"}}, "stdio"),

@@ -505,10 +505,12 @@ def limit(kind: int, amount: int) -> None:
 
 
 def find(namespace: dict[str, Any], name: str) -> Any:
+    """A method first: what else has its name may be the setup's."""
+    solution = namespace.get("Solution")
+    if hasattr(solution, name):
+        return getattr(namespace["Solution"](), name)
     if name in namespace:
         return namespace[name]
-    if "Solution" in namespace:
-        return getattr(namespace["Solution"](), name)
     raise NameError(f"the program defines no {name!r}")
 
 

@@ -1,0 +1,192 @@
+"""The overall judgment of a critique, and what it decides. The second half is over real HTTP."""
+
+import time
+
+import pytest
+
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.code.critique import judgment_of
+from rewardfleet_server.testing import FakeSandbox
+
+from .conftest import Service, asserts, served_code, stdio
+
+JUDGMENTS = [
+    ("Overall judgment: Correct", "correct"),
+    ("Overall judgment: Incorrect", "incorrect"),
+    ("Analysis:\nFine.\n\nOverall judgment: Correct\n</format>", "correct"),
+    # markdown, case and spacing
+    ("**Overall judgment:** Correct", "correct"),
+    ("**Overall Judgment**: **Incorrect**", "incorrect"),
+    ("__Overall judgment:__ _Correct_", "correct"),
+    ("`Overall judgment: Correct`", "correct"),
+    ("overall  judgement :  INCORRECT.", "incorrect"),
+    ("OVERALL JUDGMENT:CORRECT", "correct"),
+    ("Overall_judgment: correct", "correct"),
+    ("### Overall judgment\n\nCorrect", "correct"),
+    ("## Overall Judgment:\n- **Incorrect**\n", "incorrect"),
+    ("Overall judgment:\n\n\n**Incorrect.**", "incorrect"),
+    ("Overall judgment:\r\nCorrect\r\n", "correct"),
+    ("Overall judgment\uff1aCorrect", "correct"),
+    ("| Overall judgment | Correct |", "correct"),
+    ("Overall judgment: $\\boxed{Correct}$", "correct"),
+    ("Overall judgment: $\\boxed{\\text{Incorrect}}$", "incorrect"),
+    ("<b>Overall judgment:</b> <b>Correct</b>", "correct"),
+    ("Overall judgment: [Incorrect]", "incorrect"),
+    ("Overall judgment: {Correct}", "correct"),
+    ("The overall judgment is: incorrect", "incorrect"),
+    # prose behind it
+    ("Overall judgment: Incorrect. The correct sum is 5", "incorrect"),
+    ("Overall judgment: Incorrect. Correct answers are 5", "incorrect"),
+    ("Overall judgment: Incorrect (correct for n=1)", "incorrect"),
+    ("Overall judgment: Correct, not incorrect.", "correct"),
+    ("Overall judgment: Correct, but slow", "correct"),
+    # both at once
+    ("Overall judgment: Correct/Incorrect", None),
+    ("Overall judgment: {Correct/Incorrect}", None),
+    ("Overall judgment: **Correct** / **Incorrect**", None),
+    ("Overall judgment: Correct | Incorrect", None),
+    ("Overall judgment: Correct or Incorrect", None),
+    ("Overall judgment: Correct and incorrect", None),
+    ("Overall judgment: Correct. Incorrect.", None),
+    ("Overall judgment: Correct (Incorrect)", None),
+    ("Overall judgment: Correct\nOverall judgment: Incorrect", None),
+    ("Overall judgment: Correct/Incorrect\n\nOverall judgment: Correct", None),
+    ("Overall judgment: Correct\n...\nOverall judgment: correct", "correct"),
+    # no explicit one
+    ("", None),
+    ("It is correct.", None),
+    ("Judgment: Correct", None),
+    ("Overall judgment:", None),
+    ("Overall judgment: Inc", None),
+    ("Overall judgment: not correct", None),
+    ("Overall judgment: partially correct", None),
+    ("Overall judgment: Correct?", None),
+    ("Overall judgment: Correctness is fine", None),
+    ("Overall judgment:\nCorrect handling of edges is missing", None),
+    ("In my overall judgment, correct code", None),
+    # thinking
+    ("<think>Overall judgment: Correct</think>Overall judgment: Incorrect", "incorrect"),
+    ("<think>Overall judgment: Correct</think> I do not know.", None),
+]
+
+
+@pytest.mark.parametrize(("critique", "judgment"), JUDGMENTS)
+def test_judgments(critique: str, judgment: str | None):
+    assert judgment_of(critique) == judgment
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "overall judgment ",
+        "overall judgment: correct " + "/" * 170,
+        "overall judgment: " + "<b>" * 60,
+        "overall judgment:" + "-" * 99 + "\n" * 99,
+        "overall " + "*" * 9,
+        "<think>",
+        "</think",
+    ],
+)
+def test_its_time_is_linear(part: str):
+    started = time.process_time()
+    judgment_of(part * (1_000_000 // len(part)))
+    assert time.process_time() - started < 5
+
+
+# Over HTTP
+
+RIGHT, WRONG = "print(input())", "print(1)"
+TESTS = stdio(("1", "1"), ("2", "2"))
+SAYS = {"correct": "Overall judgment: Correct", "incorrect": "Overall judgment: Incorrect"}
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served_code(workers=1) as service:
+        yield service
+
+
+def test_without_a_critique_none_is_checked(service: Service):
+    score = service.score(f"Sure:\n```python\n{RIGHT}\n```", TESTS)
+    assert (score["score"], score["critique_valid"], score["judgment"]) == (1.0, None, None)
+    assert score["code"] == f"{RIGHT}\n"
+    assert score["components"] == {"pass_rate": 1.0}
+
+
+def test_a_critique_that_judges(service: Service):
+    score = service.score(RIGHT, TESTS, critique=SAYS["incorrect"])
+    assert (score["score"], score["critique_valid"]) == (1.0, True)
+    assert score["judgment"] == "incorrect"
+    assert "judgment_correct" not in score["components"]
+
+
+@pytest.mark.parametrize("critique", ["", "Fine.", "Overall judgment: Correct/Incorrect"])
+def test_a_critique_without_a_judgment_scores_0_and_nothing_runs(critique: str):
+    sandbox = FakeSandbox()
+    with served_code(sandbox=sandbox) as service:
+        score = service.score(RIGHT, TESTS, critique=critique, original=WRONG)
+    assert (score["score"], score["status"], score["pass_rate"]) == (0.0, "ok", None)
+    assert (score["critique_valid"], score["judgment"], score["code"]) == (False, None, RIGHT)
+    assert [each["verdict"] for each in score["verdicts"]] == ["skipped"] * 2
+    assert sandbox.jobs == []
+
+
+def test_bad_tests_are_told_whatever_the_critique_says(service: Service):
+    assert service.post(RIGHT, asserts("f(1)"), critique="").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("judgment", "original", "right"),
+    [
+        ("correct", RIGHT, 1.0),
+        ("correct", f"Like so:\n```py\n{RIGHT}\n```", 1.0),
+        ("correct", WRONG, 0.0),
+        ("incorrect", RIGHT, 0.0),
+        ("incorrect", WRONG, 1.0),
+        ("incorrect", "no Python", 1.0),
+        ("incorrect", "while True: pass", 1.0),
+    ],
+)
+def test_the_original_tells_whether_a_judgment_is_right(
+    service: Service, judgment: str, original: str, right: float
+):
+    score = service.score(RIGHT, TESTS, critique=SAYS[judgment], original=original)
+    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, right)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_where_it_is_known_whether_the_original_passes_it_is_not_run(passed: bool):
+    sandbox = FakeSandbox()
+    with served_code(sandbox=sandbox) as service:
+        score = service.score(
+            RIGHT, TESTS, critique=SAYS["correct"], original=WRONG, original_passed=passed
+        )
+    assert score["components"]["judgment_correct"] == float(passed)
+    assert [job.program for job in sandbox.jobs] == [RIGHT]
+
+
+def test_an_original_that_cannot_be_run_is_no_wrong_judgment():
+    """The failure is ours: the request fails, and may be tried again."""
+
+    class FailsSecond(FakeSandbox):
+        async def run(self, job, look):
+            if self.jobs:
+                raise Unavailable("no jail")
+            return await super().run(job, look)
+
+    with served_code(sandbox=FailsSecond()) as service:
+        answer = service.post(RIGHT, TESTS, critique=SAYS["correct"], original=RIGHT)
+    assert answer.status_code == 503
+    assert answer.json()["retryable"] is True
+
+
+@pytest.mark.parametrize(("tests", "known"), [(40, False), (1, True)])
+def test_an_original_has_what_time_the_revision_left(tests: int, known: bool):
+    """Where that ends before a test failed, nobody knows whether the judgment is right."""
+    sleepy = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.1: pass"
+    with served_code(workers=1, max_submission_s=2) as service:
+        score = service.score(
+            "pass", stdio(*[("", "")] * tests), critique=SAYS["correct"], original=sleepy
+        )
+    assert score["score"] == 1.0
+    assert ("judgment_correct" in score["components"]) is known

@@ -1,0 +1,390 @@
+"""Raw rows of data sets as tests. The last part is over real HTTP."""
+
+import base64
+import json
+import math
+import pickle
+import time
+import zlib
+
+import pytest
+
+from rewardfleet.wire.code import DatasetTests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.datasets import plain_tests
+from rewardfleet_server.code.packed import MAX_UNPACKED
+
+from ..video.test_bad_input import check_problem
+from .conftest import Service, served_code
+
+PAIRS = [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}] * 2
+IO = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
+FN = {"inputs": ['[1, 2]\n"x"'], "outputs": ['{"a": [3]}'], "fn_name": "f"}
+
+EVALPLUS = """import numpy as np
+from math import inf
+
+def is_floats(x) -> bool:
+    if isinstance(x, float):
+        return True
+    if isinstance(x, (list, tuple)):
+        return all(isinstance(i, float) for i in x)
+    return False
+
+def assertion(out, exp, atol):
+    exact_match = out == exp
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if not exact_match and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert exact_match
+
+inputs = [[1, (2,)], [3, {4}]]
+results = [0.3, (inf, [None])]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(f(*inp), exp, 0)
+"""
+
+
+def packed(value: object, protocol: int = 4) -> str:
+    """As LiveCodeBench packs it."""
+    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
+
+
+def raw(pickled: bytes) -> str:
+    return base64.b64encode(zlib.compress(pickled)).decode()
+
+
+def read(dataset: str, row: dict, first: int | None = None):
+    return plain_tests(DatasetTests(kind="dataset", dataset=dataset, row=row, first=first))[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "cases"),
+    [
+        ({"selected_uts": PAIRS}, 2),
+        ({"all_uts": json.dumps(PAIRS), "labels": '{"difficulty": "A"}'}, 2),
+        ({"test": PAIRS}, 2),
+        (
+            {
+                "public_tests": {"input": ["1 2"], "output": ["3"]},
+                "private_tests": {"input": [], "output": []},
+                "generated_tests": {"input": ["1 2"] * 3, "output": ["3"] * 3},
+            },
+            4,
+        ),
+    ],
+)
+def test_code_contests(row: dict, cases: int):
+    tests = read("code_contests", row)
+    assert [(case.stdin, case.stdout) for case in tests.cases] == [("1 2", "3")] * cases
+    assert (tests.checker, tests.setup) == ("tokens", "")
+    assert len(read("code_contests", row, first=1).cases) == 1
+
+
+def test_numbers_with_a_decimal_point_have_a_tolerance():
+    row = {"test": [{"input": {"stdin": ""}, "output": {"stdout": "0.5"}}]}
+    assert read("code_contests", row).checker == "float"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_livecodebench_packed(protocol: int):
+    text = json.dumps({"input_output": json.dumps({**IO, "inputs": ["\u00fc \U0001f642"]})})
+    tests = read("livecodebench", {"id": 1, "labels": "{}", "test": packed(text, protocol)})
+    assert [(case.stdin, case.stdout) for case in tests.cases] == [("\u00fc \U0001f642", "3\n")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"test": json.dumps({"input_output": json.dumps(FN)})},
+        {"test": {"input_output": FN}},
+        {
+            "public_test_cases": json.dumps([]),
+            "private_test_cases": packed(
+                json.dumps([{"input": FN["inputs"][0], "output": FN["outputs"][0]}])
+            ),
+            "metadata": '{"func_name": "f"}',
+        },
+    ],
+)
+def test_livecodebench_functional(row: dict):
+    tests = read("livecodebench", row)
+    assert tests.fn_name == "f"
+    assert [(case.args, case.expected) for case in tests.cases] == [([[1, 2], "x"], {"a": [3]})]
+
+
+def test_livecodebench_raw_has_public_tests_first():
+    row = {
+        "public_test_cases": '[{"input": "a", "output": "b", "testtype": "stdin"}]',
+        "private_test_cases": packed('[{"input": "c", "output": "d", "testtype": "stdin"}]'),
+        "metadata": "{}",
+    }
+    assert [case.stdin for case in read("livecodebench", row).cases] == ["a", "c"]
+
+
+def test_mbppplus_values_are_compared_outside():
+    tests = read("mbppplus", {"test": EVALPLUS, "test_list": ["assert f(1) == 1"]})
+    assert tests.cases == [
+        "assert f(*[1, (2,)]) == 0.3",
+        "assert f(*[3, {4}]) == (inf, [None])",
+    ]
+    assert (tests.together, tests.tolerance) == (True, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        EVALPLUS.replace("out == exp", "set(out) == set(exp)"),
+        EVALPLUS.replace("exp, 0)", "ref_func(*inp), 0)"),
+        EVALPLUS.replace("exp, 0)", "exp, 1)"),
+        EVALPLUS.replace("f(*inp)", "set(f(*inp))"),
+        EVALPLUS + "\nassert f(1)",
+        "def check(f):\n    assert f(1)\ncheck(f)",
+    ],
+)
+def test_mbppplus_other_scripts_stay_whole(script: str):
+    assert read("mbppplus", {"test": script}).cases == [script]
+
+
+def test_mbppplus_asserts():
+    listed = {"selected_uts": ["assert f(1) == 2", "assert f(2)"], "test_imports": ["import math"]}
+    tests = read("mbppplus", listed)
+    assert (tests.cases, tests.together) == (listed["selected_uts"], False)
+    assert "import math" in tests.setup
+    text = read("mbppplus", {"test": "assert f(1) == 2\nassert(f(2))\n"})
+    assert (text.cases, text.together) == (["assert f(1) == 2", "assert f(2)"], True)
+
+
+@pytest.mark.parametrize(
+    ("io", "cases"),
+    [
+        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [([1, 2], 3)]),
+        ({"inputs": [[1]], "outputs": [[0, 1]], "fn_name": "f"}, [([1], [0, 1])]),
+        ({"inputs": [["x"]], "outputs": ["x"], "fn_name": "f"}, [(["x"], "x")]),
+    ],
+)
+def test_apps_functional(io: dict, cases: list):
+    tests = read("apps", {"input_output": json.dumps(io)})
+    assert [(case.args, case.expected) for case in tests.cases] == cases
+
+
+def test_apps_other_forms():
+    lines = {"inputs": [["1", "2"]], "outputs": [["3"]]}
+    (case,) = read("apps", {"input_output": lines}).cases
+    assert (case.stdin, case.stdout) == ("1\n2", "3")
+    assert read("apps", {"selected_uts": ["assert f(1) == 2"]}).cases == ["assert f(1) == 2"]
+    assert len(read("apps", {"all_uts": json.dumps(PAIRS)}).cases) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (2, 2.0),
+        (0.5, 0.5),
+        (math.nan, None),
+        (None, None),
+        ("2.0 seconds", 2.0),
+        ({"seconds": 1, "nanos": 500_000_000}, 1.5),
+    ],
+)
+def test_time_limits(given: object, seconds: float | None):
+    row = {"selected_uts": PAIRS, "time_limit": given}
+    given_tests = DatasetTests(kind="dataset", dataset="code_contests", row=row)
+    assert plain_tests(given_tests)[1] == seconds
+
+
+# What cannot be read
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("evil",)
+
+
+TEXT = pickle.dumps("{}", 2)
+
+HOSTILE = {
+    "call": pickle.dumps(Evil()),
+    "global": b"cos\nsystem\n.",
+    "stack-global": b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "list": pickle.dumps(["{}"]),
+    "bytes": pickle.dumps(b"{}"),
+    "dict": pickle.dumps({"input_output": IO}),
+    "number": pickle.dumps(7),
+    "two-texts": b"X\2\0\0\0{}X\2\0\0\0[].",
+    "popped": b"X\2\0\0\0{}0N.",
+    "persistent": b"Pid\n.",
+    "extension": b"\x82\x01.",
+    "instance": b"(ios\nsystem\n.",
+    "buffers": b"\x80\x05\x97.",
+    "no-stop": TEXT[:-1],
+    "nothing": b"",
+    "stop-only": b".",
+    "junk": b"\xff\xfe\xfd",
+    "length-that-lies": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f{}.",
+    "frame-that-lies": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f\x8c\x02{}\x94",
+    "long-number": b"\x8b\xff\xff\xff\x7f.",
+    "decimal-number": b"I" + b"9" * 100_000 + b"\n.",
+}
+
+
+@pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_pickle_that_is_more_than_a_text(pickled: bytes, capsys):
+    with pytest.raises(InvalidRequest, match="pickle"):
+        read("livecodebench", {"test": raw(pickled)})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_memo_that_would_take_all_memory_is_not_made():
+    """Python's own unpickler makes a table of so many places."""
+    pickled = b"\x80\x02X\2\0\0\0{}r\xff\xff\xff\x7f."
+    with pytest.raises(InvalidRequest, match="no `input_output`"):
+        read("livecodebench", {"test": raw(pickled)})
+
+
+def test_what_unpacks_to_too_much_is_let_be():
+    bomb = base64.b64encode(zlib.compress(bytes(20 * MAX_UNPACKED))).decode()
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match="above 32 MiB"):
+        read("livecodebench", {"test": bomb})
+    assert time.process_time() - started < 2
+
+
+BAD = [
+    ("code_contests", {}, "no tests"),
+    ("code_contests", {"selected_uts": []}, "no tests"),
+    ("code_contests", {"selected_uts": "[]"}, "no tests"),
+    ("code_contests", {"public_tests": {"input": [], "output": []}}, "no tests"),
+    ("code_contests", {"public_tests": {"input": ["1"], "output": []}}, "as many outputs"),
+    ("code_contests", {"public_tests": [1]}, "public_tests"),
+    ("code_contests", {"test": "{"}, "test: no JSON"),
+    ("code_contests", {"test": "[" * 100_000}, "test: no JSON"),
+    ("code_contests", {"test": {"input": 1}}, "give a list"),
+    ("code_contests", {"test": ["assert f()"]}, "test.0: give input.stdin"),
+    ("code_contests", {"test": [{"input": {"stdin": 1}, "output": {"stdout": ""}}]}, "stdin"),
+    ("code_contests", {"test": PAIRS * 501}, "1002 tests; ask for the `first` 1000"),
+    ("code_contests", {"test": PAIRS, "labels": "{bad"}, "labels: no JSON"),
+    ("code_contests", {"test": PAIRS, "labels": [1]}, "labels: give an object"),
+    ("code_contests", {"test": PAIRS, "labels": {"programming_language": "cpp"}}, "'cpp'"),
+    ("code_contests", {"test": PAIRS, "time_limit": 0}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": "soon"}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": True}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": math.inf}, "time_limit"),
+    ("livecodebench", {}, "no tests"),
+    ("livecodebench", {"test": ""}, "test"),
+    ("livecodebench", {"test": "no base64!"}, "neither JSON nor base64"),
+    ("livecodebench", {"test": "AAAA"}, "zlib"),
+    ("livecodebench", {"test": packed("{}" * 999)[:-4]}, "cut short"),
+    ("livecodebench", {"test": packed("no JSON")}, "test: no JSON"),
+    ("livecodebench", {"test": packed("[]")}, "no `input_output`"),
+    ("livecodebench", {"test": {"input_output": {**FN, "inputs": ["{"]}}}, "input 0: no JSON"),
+    ("livecodebench", {"test": {"input_output": {**FN, "inputs": [7]}}}, "input 0"),
+    ("livecodebench", {"test": {"input_output": {**FN, "outputs": ["NaN"]}}}, "expected"),
+    ("livecodebench", {"test": {"input_output": {**FN, "outputs": []}}}, "as many outputs"),
+    ("livecodebench", {"test": {"input_output": {**FN, "fn_name": "f()"}}}, "fn_name"),
+    ("livecodebench", {"public_test_cases": [1]}, "a test is an object"),
+    ("livecodebench", {"public_test_cases": [{"testtype": "functional"}]}, "func_name"),
+    ("mbppplus", {}, "no tests"),
+    ("mbppplus", {"test": ""}, "no tests"),
+    ("mbppplus", {"test": "def f(:"}, "no Python"),
+    ("mbppplus", {"test_list": [1]}, "cases.0"),
+    ("apps", {}, "no tests"),
+    ("apps", {"input_output": ""}, "no tests"),
+    ("apps", {"input_output": "[]"}, "give an object"),
+    ("apps", {"input_output": {"inputs": [], "outputs": []}}, "no tests"),
+]
+
+
+@pytest.mark.parametrize(("dataset", "row", "said"), BAD)
+def test_a_row_that_cannot_be_read(dataset: str, row: dict, said: str):
+    with pytest.raises(InvalidRequest, match=r"^tests\.row: ") as caught:
+        read(dataset, row)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served_code(workers=1) as service:
+        yield service
+
+
+def dataset(name: str, row: dict, **fields: object) -> dict[str, object]:
+    return {"kind": "dataset", "dataset": name, "row": row, **fields}
+
+
+SOLUTION = """class Solution:
+    def permutations(self, xs: List[int], k: int) -> int:
+        return len(list(permutations(xs, k)))
+"""
+
+
+def test_a_method_of_livecodebench_with_the_imports_it_is_given(service: Service):
+    """Its name is that of a function that these imports bring."""
+    io = {"inputs": ["[1, 2, 3]\n2", "[1]\n1"], "outputs": ["6", "2"], "fn_name": "permutations"}
+    tests = dataset("livecodebench", {"test": packed(json.dumps({"input_output": json.dumps(io)}))})
+    score = service.score(f"```python\n{SOLUTION}```", tests)
+    assert (score["pass_rate"], score["code"]) == (0.5, SOLUTION)
+    verdicts = [(each["verdict"], each["verdict_by"]) for each in score["verdicts"]]
+    assert verdicts == [("accepted", "service"), ("wrong_answer", "service")]
+
+
+def test_stdin_of_livecodebench(service: Service):
+    tests = dataset("livecodebench", {"test": {"input_output": IO}})
+    assert service.score("print(reduce(add, map(int, input().split())))", tests)["score"] == 1.0
+
+
+def test_code_contests_over_http(service: Service):
+    tests = dataset("code_contests", {"selected_uts": PAIRS}, first=1)
+    assert len(service.score("print(3)", tests)["verdicts"]) == 1
+
+
+def test_mbppplus_over_http(service: Service):
+    """Of values that are nearly right, that are equal to everything; and of a script."""
+    tests = dataset("mbppplus", {"test": EVALPLUS})
+    right = "def f(x, y): return 0.1 + 0.2 if x == 1 else (float('inf'), [None])"
+    score = service.score(right, tests)
+    assert score["pass_rate"] == 1.0
+    equal = "class E(float):\n    def __eq__(self, o): return True\ndef f(x, y): return E(7)"
+    assert service.verdict(equal, tests) == "wrong_answer"
+    script = dataset("mbppplus", {"test": "def check(f):\n    assert f(1) == 2\ncheck(f)"})
+    (verdict,) = service.score("def f(x): return x + 1", script)["verdicts"]
+    assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "jail")
+    assert service.verdict("def f(x): return x", script) == "wrong_answer"
+
+
+def test_a_rows_time_limit_holds_where_the_request_gives_none(service: Service):
+    tests = dataset("code_contests", {"test": PAIRS[:1], "time_limit": 0.2})
+    busy = "import time\nwhile time.process_time() < 0.8: pass\nprint(3)"
+    body = {"revision": busy, "tests": tests}
+    hurried = service.client.post("/score", json=body).json()
+    assert hurried["verdicts"][0]["verdict"] == "time_limit"
+    body["limits"] = {"cpu_s": 5}
+    assert service.client.post("/score", json=body).json()["score"] == 1.0
+    tests["row"]["time_limit"] = 1000
+    check_problem(
+        service.client.post("/score", json={"revision": busy, "tests": tests}),
+        "invalid",
+        "allows at most 60 (got 1000)",
+    )
+
+
+def test_nan_in_a_row_is_no_limit(service: Service):
+    """As pandas and `requests` send it."""
+    body = {
+        "revision": "print(3)",
+        "tests": dataset("code_contests", {"test": PAIRS, "time_limit": math.nan}),
+    }
+    headers = {"content-type": "application/json"}
+    answer = service.client.post("/score", content=json.dumps(body), headers=headers)
+    assert answer.json()["score"] == 1.0
+
+
+def test_a_row_that_cannot_be_read_is_a_clear_problem(service: Service):
+    tests = dataset("livecodebench", {"test": raw(HOSTILE["call"])})
+    check_problem(service.post("x", tests), "invalid", "more than a text")
