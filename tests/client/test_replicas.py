@@ -365,7 +365,7 @@ async def test_a_cancelled_call_gives_its_place_back(replica):
             call.cancel()
         release.set()
         assert await asyncio.gather(*calls[8:]) == [8, 9]
-        pool = next(iter(fleet._endpoint._connected.values()))
+        pool = next(iter(fleet._endpoints["video"]._connected.values()))
         assert [each.in_flight for each in pool._replicas] == [0]
         assert not pool._waiting
     assert sorted(each.items[0]["task_text"] for each in only.asked[2:]) == ["task 8", "task 9"]
