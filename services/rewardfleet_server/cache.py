@@ -221,7 +221,7 @@ class RedisCache:
         import redis.asyncio  # noqa: PLC0415
 
         self._memory = memory
-        self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._redis = redis.asyncio.from_url(
             url,
             max_connections=_REDIS_CONNECTIONS,
@@ -258,7 +258,7 @@ class RedisCache:
         try:
             async with asyncio.timeout(2 * _REDIS_SECONDS):
                 return await ask()
-        except (*self._failures, TimeoutError) as error:
+        except self._failures as error:
             log.warning("the shared cache could not be used: %s", type(error).__name__)
             self._rests_until = time.monotonic() + _REDIS_REST_SECONDS
             return None
