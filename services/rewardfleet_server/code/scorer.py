@@ -49,7 +49,7 @@ class CodeScorer:
         Raises:
             InvalidRequest: A limit is beyond its ceiling, or there are several programs.
         """
-        bounds = self._bounds(request.limits)
+        bounds = self.bounds(request.limits)
         program = program_of(request.revision)
         return Plan(self._name, None, lambda: self._score(request, program, bounds))
 
@@ -61,7 +61,12 @@ class CodeScorer:
         """Return how programs are kept in. Jails are probed before the service listens."""
         return {"isolation": str(self._sandbox.provenance["isolation"])}
 
-    def _bounds(self, limits: Limits) -> Bounds:
+    def bounds(self, limits: Limits) -> Bounds:
+        """Return the limits as the sandbox takes them.
+
+        Raises:
+            InvalidRequest: One is beyond its ceiling.
+        """
         for name, asked in limits:
             ceiling = getattr(self._settings, f"max_{name}")
             if asked > ceiling:
