@@ -132,7 +132,8 @@ class Facade:
         program = program_of(request.completion)
         tests = await asyncio.to_thread(tests_of, config.provided_data.get("test"))
         limits = self._limits(config.run_timeout or _LCB_SECONDS)
-        score = await journey.score(_item(with_its_imports(program), tests, "all_pass", limits))
+        revision = with_its_imports(program, tests)
+        score = await journey.score(_item(revision, tests, "all_pass", limits))
         accepted = score.pass_rate == 1
         # One entry for all tests, as there: its users take the mean over the entries.
         last = _until_failure(score.verdicts)[-1]

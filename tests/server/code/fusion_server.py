@@ -71,17 +71,13 @@ class FusionServer:
             stderr=subprocess.PIPE,
         )
         started = time.monotonic()
-        result: dict[str, Any] = {"status": "Finished"}
+        given, seconds = (asked["stdin"] or "").encode(), asked["run_timeout"]
         try:
-            out, err = await asyncio.to_thread(
-                process.communicate, (asked["stdin"] or "").encode(), asked["run_timeout"]
-            )
-            result |= {"return_code": process.returncode}
-        except subprocess.TimeoutExpired:
-            out, err = b"", b""
-            result |= {"status": "TimeLimitExceeded", "return_code": None}
+            out, err, is_late = await asyncio.to_thread(_communicate, process, given, seconds)
         finally:
-            process.kill()
+            process.kill()  # a caller who has left ends it here
+        result = {"status": "TimeLimitExceeded" if is_late else "Finished"}
+        result["return_code"] = None if is_late else process.returncode
         result |= {
             "execution_time": time.monotonic() - started,
             "stdout": out[:CUT].decode(),
@@ -104,6 +100,16 @@ class FusionServer:
             for name in names
             if (folder / name).is_file()
         }
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], given: bytes, seconds: float
+) -> tuple[bytes, bytes, bool]:
+    try:
+        return *process.communicate(given, seconds), False
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return *process.communicate(), True
 
 
 @contextmanager
