@@ -57,7 +57,7 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 _SMALL_BODY = 64 * 1024
 #: Fields and commas that a body may have: an unknown field costs far more memory and time than its
 #: bytes, and a value some. Pictures in base64 have neither.
-_MAX_FIELDS, _MAX_FIELDS_OF_BATCH, _MAX_COMMAS = 1_000, 20_000, 2_000_000
+_MAX_FIELDS, _MAX_COMMAS = 20_000, 2_000_000
 #: The end of a field's name; within a text, a quotation mark has a backslash before it.
 _FIELD = re.compile(rb'(?<!\\)"\s*:')
 #: Seconds in which a body must have come, so that silence holds no place for long.
@@ -280,7 +280,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     ) -> str:
         assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
-            batch = await self._parse(self._batch_type, body, _MAX_FIELDS_OF_BATCH)
+            batch = await self._parse(self._batch_type, body)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
         judged = {score.backend for score in scores if score.status is not Status.ERROR}
         return self._batch_response(
@@ -298,7 +298,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     ) -> str:
         assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
-            asked = await self._parse(endpoint.request_type, body, _MAX_FIELDS_OF_BATCH)
+            asked = await self._parse(endpoint.request_type, body)
             journey = Journey(partial(self._scored, visit), self._admission.slot)
             answer = await _unless_hung_up(request, endpoint.answer(asked, journey))
         return answer.model_dump_json()
@@ -441,7 +441,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _item_of(self, body: bytes | Form) -> tuple[RequestT, HeldFile | None]:
         if isinstance(body, Form):
             return self._parse_form(body.fields), body.file
-        return await self._parse(self._request_type, body, _MAX_FIELDS), None
+        return await self._parse(self._request_type, body), None
 
     def _parse_form(self, fields: Mapping[str, str]) -> RequestT:
         """Read a form's fields: texts as they are, and what is no text in its JSON form."""
@@ -456,7 +456,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         except ValidationError as error:
             raise InvalidRequest(explain(error, self._request_type)) from None
 
-    async def _parse(self, model: type[ModelT], body: bytes, max_fields: int) -> ModelT:
+    async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
         """Read a body; a large one off the event loop.
 
         Raises:
@@ -464,10 +464,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
-            too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
+            too_many_fields = body.count(b":") > _MAX_FIELDS < len(_FIELD.findall(body))
             if too_many_fields or body.count(b",") > _MAX_COMMAS:
                 raise InvalidRequest(
-                    f"the body has too many fields or values; at most {max_fields} fields"
+                    f"the body has too many fields or values; at most {_MAX_FIELDS} fields"
                 )
             try:
                 return model.model_validate_json(body)

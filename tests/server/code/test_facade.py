@@ -352,7 +352,7 @@ LCB = {"dataset_type": "LiveCodeBenchDataset"}
         ({"provided_data": {}}, "provided_data.test"),
         ({"provided_data": {"test": "no JSON"}}, "provided_data.test"),
         ({"provided_data": {"test": []}}, "cases"),
-        ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "1000"),
+        ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "at most 1000 items"),
         ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
         ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s"),
         ({**LCB, "provided_data": {"test": None}}, "input_output"),

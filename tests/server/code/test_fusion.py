@@ -98,6 +98,12 @@ def test_outputs_that_sandboxfusion_cuts_off_come_whole(sound: Service):
         assert sound.verdict(f"print('x' * {size})", stdio(("", "x" * size))) == "accepted"
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_large_input(sound: Service):
+    tests = stdio(("x" * 10_000_000, "10000000"))
+    assert sound.verdict("print(len(input()))", tests) == "accepted"
+
+
 def test_our_own_facade_in_front_of_it(sound: Service):
     assert submit(sound, ADD, oj(("1 2", "3")), "CommonOJ").accepted is True
 
