@@ -2,13 +2,14 @@
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -26,7 +27,7 @@ from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchResponse
 from .admission import Admission
 from .auth import Keys
 from .cache import Cache, MemoryCache, RedisCache, SqliteCache
-from .pipeline import Pipeline, RequestT, Scorer, ScoreT
+from .pipeline import Endpoint, Pipeline, RequestT, Scorer, ScoreT
 from .problems import problem_response
 from .settings import ServerSettings
 from .telemetry import Telemetry
@@ -54,6 +55,7 @@ class Service(Generic[RequestT, ScoreT]):
         takes_uploads: Whether `POST /score` may be a form with a file.
         failure: Says why the service can never score again, or None. The process then ends, for
             its supervisor to start a new one.
+        endpoints: Those that it has beside `/score`, in others' wire formats.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Service(Generic[RequestT, ScoreT]):
     start: Callable[[], Awaitable[None]] = _nothing
     takes_uploads: bool = False
     failure: Callable[[], str | None] = lambda: None
+    endpoints: Sequence[Endpoint[Any, RequestT, ScoreT]] = ()
 
 
 class RewardApp(FastAPI):
@@ -144,6 +147,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
     )
     app.admission, app.abandon, app.failure = admission, pipeline.abandon, service.failure
     _add_score_routes(app, service, pipeline)
+    _add_further_routes(app, service.endpoints, pipeline)
     _add_health_routes(app, service, admission)
     _add_metrics_route(app, telemetry, None if settings.open_metrics else keys)
     app.add_exception_handler(RewardFleetError, _on_failure)
@@ -177,9 +181,7 @@ def _add_score_routes(
     app: RewardApp, service: Service[RequestT, ScoreT], pipeline: Pipeline[RequestT, ScoreT]
 ) -> None:
     """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
-    schema = service.request_type.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    item = _inlined(schema, definitions)
+    item = _schema_of(service.request_type)
     items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
     batch: dict[str, Any] = {
         "type": "object",
@@ -207,8 +209,28 @@ def _add_score_routes(
     )
 
 
-def _inlined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Put what the schema refers to in its place, as OpenAPI keeps its definitions elsewhere."""
+def _add_further_routes(
+    app: RewardApp,
+    endpoints: Sequence[Endpoint[Any, RequestT, ScoreT]],
+    pipeline: Pipeline[RequestT, ScoreT],
+) -> None:
+    for endpoint in endpoints:
+        app.journeys[endpoint.path] = pipeline.further(endpoint)
+        app.add_api_route(
+            endpoint.path,
+            app.journeys[endpoint.path],
+            methods=["POST"],
+            response_model=endpoint.response_type,
+            responses=_PROBLEMS,
+            openapi_extra=_json_body(_schema_of(endpoint.request_type)),
+            summary=endpoint.about,
+        )
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a schema with what it refers to in place, as OpenAPI keeps definitions elsewhere."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
     text = json.dumps(schema)
     for name, definition in definitions.items():
         text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))

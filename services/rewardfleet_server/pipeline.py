@@ -11,7 +11,9 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from pydantic import (
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ForeignT = TypeVar("ForeignT", bound=BaseModel)
 RequestT = TypeVar("RequestT", bound=BaseModel)
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -55,7 +58,7 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 _SMALL_BODY = 64 * 1024
 #: Fields and commas that a body may have: an unknown field costs far more memory and time than its
 #: bytes, and a value some. Pictures in base64 have neither.
-_MAX_FIELDS, _MAX_FIELDS_OF_BATCH, _MAX_COMMAS = 1_000, 20_000, 2_000_000
+_MAX_FIELDS, _MAX_COMMAS = 20_000, 2_000_000
 #: The end of a field's name; within a text, a quotation mark has a backslash before it.
 _FIELD = re.compile(rb'(?<!\\)"\s*:')
 #: Seconds in which a body must have come, so that silence holds no place for long.
@@ -106,6 +109,38 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
 
     def check_ready(self) -> Mapping[str, str] | None:
         """Raise `Unavailable` where the service could not score now; else what `/readyz` adds."""
+
+
+@dataclass(frozen=True)
+class Journey(Generic[RequestT, ScoreT]):
+    """What a further endpoint may ask for, once its request is in the house and read.
+
+    Attributes:
+        score: Scores an item as `POST /score` does, cache and metrics included.
+        slot: A place at the backend, for what is no score.
+    """
+
+    score: Callable[[RequestT], Awaitable[ScoreT]]
+    slot: Callable[[], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Endpoint(Generic[ForeignT, RequestT, ScoreT]):
+    """A further endpoint of a service, in a wire format that others speak already.
+
+    Its requests are admitted, bounded, read, cancelled and refused as all others are.
+
+    Attributes:
+        path: E.g. `/submit`.
+        about: A few words for the documentation page.
+        answer: Answers a request.
+    """
+
+    path: str
+    about: str
+    request_type: type[ForeignT]
+    response_type: type[BaseModel]
+    answer: Callable[[ForeignT, Journey[RequestT, ScoreT]], Coroutine[None, None, BaseModel]]
 
 
 class CallerGone(Exception):
@@ -171,6 +206,16 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def batch(self, request: Request) -> Response:
         """Answer `POST /score/batch`."""
         return await self._journey(request, self._answer_batch)
+
+    def further(
+        self, endpoint: Endpoint[ForeignT, RequestT, ScoreT]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return what answers a further endpoint."""
+
+        async def answered(request: Request) -> Response:
+            return await self._journey(request, partial(self._answer_further, endpoint))
+
+        return answered
 
     def close(self) -> None:
         """End the parsing thread."""
@@ -250,13 +295,39 @@ class Pipeline(Generic[RequestT, ScoreT]):
     ) -> str:
         assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
         async with asyncio.timeout_at(deadline):
-            batch = await self._parse(self._batch_type, body, _MAX_FIELDS_OF_BATCH)
+            batch = await self._parse(self._batch_type, body)
         scores = await _unless_hung_up(request, self._all_items(batch.items, visit, deadline))
         judged = {score.backend for score in scores if score.status is not Status.ERROR}
         return self._batch_response(
             results=scores,
             provenance={backend: self._scorer.provenance(backend) for backend in sorted(judged)},
         ).model_dump_json()
+
+    async def _answer_further(
+        self,
+        endpoint: Endpoint[ForeignT, RequestT, ScoreT],
+        request: Request,
+        body: bytes | Form,
+        visit: Visit,
+        deadline: float,
+    ) -> str:
+        assert not isinstance(body, Form)  # noqa: S101 - `_takes_form` sees to it
+        async with asyncio.timeout_at(deadline):
+            asked = await self._parse(endpoint.request_type, body)
+            journey = Journey(partial(self._scored, visit), self._admission.slot)
+            answer = await _unless_hung_up(request, endpoint.answer(asked, journey))
+        return answer.model_dump_json()
+
+    async def _scored(self, visit: Visit, item: RequestT) -> ScoreT:
+        backend = ""
+        try:
+            plan = await self._scorer.plan(item, None)
+            backend = plan.backend
+            score = await self._known(plan) or await self._computed(plan)
+        except RewardFleetError:
+            self._telemetry.item_failed(backend)
+            raise
+        return self._finished(score, visit)
 
     async def _all_items(
         self, items: Sequence[RequestT | InvalidRequest], visit: Visit, deadline: float
@@ -377,7 +448,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _takes_form(self, request: Request, headers: Mapping[str, str]) -> bool:
         """Whether the body is a form, which only single requests of some services may be."""
         is_form = _media_type(headers) == "multipart/form-data"
-        return is_form and self._takes_uploads and not request.scope["path"].endswith("/batch")
+        return is_form and self._takes_uploads and request.scope["path"].endswith("/score")
 
     def _announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
@@ -407,7 +478,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _item_of(self, body: bytes | Form) -> tuple[RequestT, HeldFile | None]:
         if isinstance(body, Form):
             return self._parse_form(body.fields), body.file
-        return await self._parse(self._request_type, body, _MAX_FIELDS), None
+        return await self._parse(self._request_type, body), None
 
     def _parse_form(self, fields: Mapping[str, str]) -> RequestT:
         """Read a form's fields: texts as they are, and what is no text in its JSON form."""
@@ -422,7 +493,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         except ValidationError as error:
             raise InvalidRequest(explain(error, self._request_type)) from None
 
-    async def _parse(self, model: type[ModelT], body: bytes, max_fields: int) -> ModelT:
+    async def _parse(self, model: type[ModelT], body: bytes) -> ModelT:
         """Read a body; a large one off the event loop.
 
         Raises:
@@ -430,10 +501,10 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
-            too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
+            too_many_fields = body.count(b":") > _MAX_FIELDS < len(_FIELD.findall(body))
             if too_many_fields or body.count(b",") > _MAX_COMMAS:
                 raise InvalidRequest(
-                    f"the body has too many fields or values; at most {max_fields} fields"
+                    f"the body has too many fields or values; at most {_MAX_FIELDS} fields"
                 )
             try:
                 return model.model_validate_json(body)

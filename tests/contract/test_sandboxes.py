@@ -7,20 +7,25 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rewardfleet_server.code.sandboxes import SANDBOXES, Bounds, Ended, Job, Run, Sandbox
+from rewardfleet_server.code.sandboxes import SANDBOXES, Bounds, Ended, Job, Run, Sandbox, fusion
 from rewardfleet_server.code.sandboxes.jail.pool import build
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox
+
+from ..server.code.fusion_server import fusion_server
 
 BOUNDS = Bounds(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 20)
 ECHO = "import sys\nsys.stdout.write(sys.stdin.read())"
 
 #: How each sandbox is made; a sandbox of the table must be here.
-MAKERS: dict[str, Callable[[], Sandbox]] = {
-    "fake": FakeSandbox,
-    "jail": lambda: build(CodeSettings(_cli_parse_args=False, workers=1)),
-    "jail at level 2": lambda: build(
+MAKERS: dict[str, Callable[..., Sandbox]] = {
+    "fake": lambda **_: FakeSandbox(),
+    "jail": lambda **_: build(CodeSettings(_cli_parse_args=False, workers=1)),
+    "jail at level 2": lambda **_: build(
         CodeSettings(_cli_parse_args=False, workers=1, isolation="landlock")
+    ),
+    "fusion": lambda fusion_url: fusion.build(
+        CodeSettings(_cli_parse_args=False, sandbox="fusion", fusion_url=fusion_url)
     ),
 }
 
@@ -31,9 +36,10 @@ def test_every_sandbox_keeps_the_contract():
 
 @pytest.fixture(params=MAKERS.values(), ids=MAKERS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    made = request.param()
-    yield made
-    asyncio.run(made.aclose())
+    with fusion_server() as server:
+        made = request.param(fusion_url=server.url)
+        yield made
+        asyncio.run(made.aclose())
 
 
 def job(count: int, program: str = ECHO) -> Job:
@@ -41,7 +47,7 @@ def job(count: int, program: str = ECHO) -> Job:
 
 
 def test_it_says_how_programs_are_kept_in(sandbox: Sandbox):
-    assert sandbox.provenance["isolation"] in {"bubblewrap", "landlock", "none-unsafe"}
+    assert sandbox.provenance["isolation"] in {"bubblewrap", "landlock", "none-unsafe", "fusion"}
 
 
 def test_the_runs_are_made_in_order_and_looked_at_off_the_event_loop(sandbox: Sandbox):

@@ -66,6 +66,7 @@ class StdioTests(Request):
     tolerance: FiniteFloat = Field(
         1e-6, ge=0, le=1, description="Of the checker `float`: absolute, or relative."
     )
+    ignore_case: bool = Field(False, description="Whether YES and Yes are the same.")
 
 
 class FunctionalCase(Request):

@@ -26,7 +26,10 @@ _TIMED = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
 _LOOKS = re.compile(r"\b_\w|\b(?:inspect|signature|help|vars|dir|locals|globals|getattr)\b")
 
 #: The files whose every change may change a verdict.
-_HARNESS = ("verdict.py", "values.py", "sandboxes/jail/warden.py", "sandboxes/jail/seccomp.py")
+_HARNESS = (
+    *("verdict.py", "values.py", "datasets.py", "packed.py"),
+    *("sandboxes/jail/warden.py", "sandboxes/jail/seccomp.py", "sandboxes/fusion.py"),
+)
 
 
 class Keys:

@@ -84,7 +84,7 @@ class CodeScorer:
             task = _read(request)
         else:
             task = await asyncio.to_thread(_read, request)
-        bounds = self._bounds(request.limits)
+        bounds = self.bounds(request.limits)
         if task.is_void:  # told in no time
             return Plan(self._name, None, lambda: self._score(request, task, bounds))
         key = await self._keys.of(task.program, request)
@@ -109,7 +109,12 @@ class CodeScorer:
         """Return how programs are kept in. Jails are probed before the service listens."""
         return {"isolation": str(self._sandbox.provenance["isolation"])}
 
-    def _bounds(self, limits: Limits) -> Bounds:
+    def bounds(self, limits: Limits) -> Bounds:
+        """Return the limits as the sandbox takes them.
+
+        Raises:
+            InvalidRequest: One is beyond its ceiling.
+        """
         for name, asked in limits:
             ceiling = getattr(self._settings, f"max_{name}")
             if asked > ceiling:
@@ -130,7 +135,7 @@ class CodeScorer:
         if isinstance(request.tests, DatasetTests):
             tests, cpu_s = await asyncio.to_thread(plain_tests, request.tests)
             if cpu_s is not None and "cpu_s" not in request.limits.model_fields_set:
-                bounds = self._bounds(self._limits_of_row(request.limits, cpu_s))
+                bounds = self.bounds(self._limits_of_row(request.limits, cpu_s))
         else:
             tests = request.tests
         examined = await _trials(tests)  # also where they are not run: bad tests are told

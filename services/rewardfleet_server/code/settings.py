@@ -3,7 +3,7 @@
 import os
 from typing import Literal
 
-from pydantic import Field, FilePath, PositiveFloat, PositiveInt
+from pydantic import Field, FilePath, HttpUrl, PositiveFloat, PositiveInt
 
 from rewardfleet_server.settings import NameList, ServerSettings
 
@@ -14,6 +14,7 @@ class CodeSettings(ServerSettings):
     # One line a setting: its unit, and why one would change it.
     # fmt: off
     port: int = Field(18081, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one and prints it.")
+    sandbox: Literal["jail", "fusion"] = Field("jail", description="Where programs run: in jails on this machine, or at a SandboxFusion server.")
     workers: PositiveInt = Field(os.cpu_count() or 1, description="Jails, each of which runs one program at a time. Default: one a core.")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = Field("auto", description="How programs are kept in: the best that works here, or this one or none. none-unsafe: they may read this user's files.")
     python: FilePath | None = Field(None, description="Interpreter that runs the programs, with the packages of its environment. Default: the one that this service runs on, without its environment's packages.")
@@ -23,4 +24,6 @@ class CodeSettings(ServerSettings):
     max_memory_mb: PositiveInt = Field(4096, description="Most that a request may ask for by limits.memory_mb. Times --workers, the machine should have it.")
     max_output_kb: PositiveInt = Field(65_536, description="Most that a request may ask for by limits.output_kb.")
     max_submission_s: PositiveFloat = Field(60.0, description="Seconds of CPU that all tests of a submission may take together, and half as much again by the clock. The rest is skipped.")
+    fusion_url: HttpUrl | None = Field(None, description="Base URL of the SandboxFusion server of the sandbox `fusion`, e.g. http://127.0.0.1:8080.")
+    fusion_concurrency: PositiveInt = Field(32, description="Runs at the SandboxFusion server at once. It has no bound of its own, and answers nobody in time when it has too many.")
     # fmt: on

@@ -125,15 +125,21 @@ class Printed:
     def judge(self, ended: Ended, bounds: Bounds) -> Judged:
         outcome = failure(ended, bounds)
         if outcome is None:
-            outcome = Outcome.ACCEPTED if self._is_right(ended.stdout) else Outcome.WRONG_ANSWER
+            right = self._is_right(*self._texts(ended.stdout))
+            outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         # The warden reports a failure here, and nothing else.
         noise = [line for line in _lines(ended.report) if "failed" not in line]
         return Judged([_verdict(outcome, ended)], _suspicions(outcome, ended, bool(noise)))
 
-    def _is_right(self, printed: bytes) -> bool:
+    def _texts(self, printed: bytes) -> tuple[bytes, bytes]:
+        if not self.tests.ignore_case:
+            return printed, self.expected
+        return printed.lower(), self.expected.lower()
+
+    def _is_right(self, printed: bytes, wanted: bytes) -> bool:
         if self.tests.checker == "exact":
-            return _unix(printed) == _unix(self.expected)
-        expected = self.expected.split()
+            return _unix(printed) == _unix(wanted)
+        expected = wanted.split()
         got = printed.split(None, len(expected))  # no more words than the test is worth
         if got and len(got) > len(expected):
             return False
@@ -154,11 +160,19 @@ def _unix(text: bytes) -> bytes:
 def _close(one: bytes, other: bytes, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
         return False
+    if one.lstrip(b"+-").isdigit() and other.lstrip(b"+-").isdigit():
+        return _whole(one) == _whole(other)  # a count that is nearly right is wrong
     got, expected = float(one), float(other)
     # The expected number is the measure: a huge one of the program's is close to nothing. To one
     # that is itself beyond what a float can tell, nothing is.
     is_near = abs(got - expected) <= tolerance * max(1.0, abs(expected))
     return math.isfinite(expected) and is_near
+
+
+def _whole(number: bytes) -> tuple[bool, bytes]:
+    """A whole number's sign and digits: `int` takes long over a long one, or refuses it."""
+    digits = number.lstrip(b"+-").lstrip(b"0")
+    return number.startswith(b"-") and bool(digits), digits
 
 
 # Programs that are asked

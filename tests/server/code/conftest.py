@@ -56,11 +56,13 @@ def asserts(*cases: str, **fields: object) -> dict[str, object]:
 
 @contextmanager
 def served_code(
-    level: str = "auto", sandbox: Sandbox | None = None, **settings: object
+    level: str = "auto",
+    sandbox: Sandbox | None = None,
+    sandbox_name: str = "jail",
+    **settings: object,
 ) -> Iterator[Service]:
-    app = create_app(
-        CodeSettings(_cli_parse_args=False, isolation=level, **{"workers": 2, **settings}), sandbox
-    )
+    settings = {"workers": 2, "sandbox": sandbox_name, **settings}
+    app = create_app(CodeSettings(_cli_parse_args=False, isolation=level, **settings), sandbox)
     with (
         serving(app) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,

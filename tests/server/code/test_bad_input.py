@@ -40,7 +40,7 @@ GOOD = stdio(("", "1"))
         ({"tests": stdio()}, "tests.stdio.cases"),
         ({"tests": functional("f")}, "tests.functional.cases"),
         ({"tests": asserts()}, "tests.asserts.cases"),
-        ({"tests": stdio(*[("", "1")] * 1001)}, "1000"),
+        ({"tests": stdio(*[("", "1")] * 1001)}, "at most 1000 items"),
         ({"tests": {"kind": "stdio", "cases": [{"input": "x", "stdout": ""}]}}, "'tests.stdio"),
         ({"tests": stdio(("", "1"), checker="fuzzy")}, "checker"),
         ({"tests": stdio(("", "1"), tolerance=-1)}, "tolerance"),

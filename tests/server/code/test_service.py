@@ -99,6 +99,11 @@ def test_a_program_that_only_times_out_gets_its_verdict(service: Service):
     assert verdicts(score) == ["time_limit"] * 2 + ["skipped"] * 18
 
 
+@pytest.mark.slow
+def test_as_many_tests_as_there_may_be(service: Service):
+    assert service.score("print(input())", stdio(*[("1", "1")] * 1000))["score"] == 1.0
+
+
 def test_times_by_stage(service: Service):
     timing = service.score("print(1)", stdio(("", "1"), ("", "1")))["timing_ms"]
     stages = [timing[stage] for stage in ("fork", "run", "judge", "clean")]

@@ -50,6 +50,12 @@ BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
         ("float", "x 1.0000001", "x 1", True),
         ("float", "y 1.0", "x 1.0", False),
         ("float", "1 2", "1", False),
+        ("float", "1000000001", "1000000000", False),
+        ("float", "1000000001.0", "1000000000", True),
+        ("float", "+007", "7", True),
+        ("float", "-0", "0", True),
+        ("float", "-7", "7", False),
+        ("float", "9" * 400, "9" * 399 + "8", False),
     ],
 )
 def test_checkers(checker: str, printed: str, expected: str, passes: bool):
@@ -66,6 +72,15 @@ def test_a_long_word_that_is_no_number_takes_no_time(start: str):
     judged = trials(tests)[0].judge(ended, replace(BOUNDS, output_bytes=2**24))
     assert judged.verdicts[0].verdict == "wrong_answer"
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("checker", ["exact", "tokens", "float"])
+def test_case_may_be_ignored(checker: str):
+    cases = [{"stdin": "", "stdout": "YES 1E3"}]
+    tests = StdioTests(kind="stdio", cases=cases, checker=checker, ignore_case=True)
+    for printed, verdict in ((b"Yes 1e3", "accepted"), (b"No 1e3", "wrong_answer")):
+        judged = trials(tests)[0].judge(Ended(stdout=printed), BOUNDS)
+        assert judged.verdicts[0].verdict == verdict
 
 
 @pytest.mark.parametrize(

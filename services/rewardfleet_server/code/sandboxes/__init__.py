@@ -11,7 +11,10 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 #: The sandboxes that come with the service, by name.
-SANDBOXES: dict[str, str] = {"jail": "rewardfleet_server.code.sandboxes.jail.pool:build"}
+SANDBOXES: dict[str, str] = {
+    "jail": "rewardfleet_server.code.sandboxes.jail.pool:build",
+    "fusion": "rewardfleet_server.code.sandboxes.fusion:build",
+}
 
 
 #: Bytes of a run's answers to its checks. Read as JSON, they take many times that.

@@ -1,0 +1,448 @@
+"""SandboxFusion's wire format, as its published client and verl use it, over real HTTP."""
+
+import asyncio
+import base64
+import json
+import os
+import pickle
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import sandbox_fusion as sf
+
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.testing import FakeSandbox, wait_until
+
+from ..test_pipeline import metric
+from ..video.test_bad_input import check_problem
+from .conftest import Service, served_code
+
+ADD = "print(sum(map(int, input().split())))"
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served_code(workers=2) as service:
+        yield service
+
+
+def run(service: Service, code: str, **fields: object) -> sf.RunCodeResponse:
+    request = sf.RunCodeRequest(code=code, language="python", **fields)
+    return sf.run_code(request, endpoint=str(service.client.base_url), max_attempts=1)
+
+
+def submit(
+    service: Service, completion: str, test: object, dataset_type: str, **config: Any
+) -> sf.EvalResult:
+    fields = {"language": "python", "run_timeout": 5, **config}
+    given = sf.TestConfig(dataset_type=dataset_type, provided_data={"test": test}, **fields)
+    request = sf.SubmitRequest(dataset="any", id=7, completion=completion, config=given)
+    return sf.submit(request, endpoint=str(service.client.base_url), max_attempts=1)
+
+
+def oj(*cases: tuple[str, str]) -> list[dict]:
+    return [{"input": {"stdin": stdin}, "output": {"stdout": stdout}} for stdin, stdout in cases]
+
+
+def lcb(inputs: list, outputs: list, fn_name: str | None = None) -> dict[str, str]:
+    given = {"inputs": inputs, "outputs": outputs, "fn_name": fn_name}
+    return {"input_output": json.dumps(given)}
+
+
+def passed(result: sf.EvalResult) -> list[bool]:
+    return [each.passed for each in result.tests]
+
+
+# POST /run_code
+
+
+def test_a_program_that_ends_well(service: Service):
+    answer = run(service, "import sys\nprint(input())\nprint('e', file=sys.stderr)", stdin="hä\n")
+    assert (answer.status, answer.message, answer.compile_result) == ("Success", "", None)
+    result = answer.run_result
+    assert (result.status, result.return_code) == ("Finished", 0)
+    assert (result.stdout, result.stderr) == ("hä\n", "e\n")
+    assert 0 < result.execution_time < 5 and result.cpu_time > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "return_code", "said"),
+    [
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("def f(:", 1, "SyntaxError"),
+        ("print(1)\0", 1, "null bytes"),
+        ("import sys\nsys.exit(7)", 7, ""),
+        ("assert 1 == 2", 1, "AssertionError"),
+        ("open('/etc/passwd')", 1, "No such file"),
+        ("x = bytearray(4 << 30)", 1, "MemoryError"),
+        ("import ctypes\nctypes.string_at(0)", -11, ""),
+        ("import os\nos.fork()", 1, "PermissionError"),
+    ],
+)
+def test_a_program_that_fails(service: Service, code: str, return_code: int, said: str):
+    answer = run(service, code)
+    assert (answer.status, answer.run_result.status) == ("Failed", "Finished")
+    assert answer.run_result.return_code == return_code
+    assert said in answer.run_result.stderr
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time\ntime.sleep(60)"])
+def test_a_program_that_takes_too_long(service: Service, code: str):
+    started = time.monotonic()
+    answer = run(service, f"print('so far', flush=True)\n{code}", run_timeout=0.5)
+    assert (answer.status, answer.run_result.status) == ("Failed", "TimeLimitExceeded")
+    assert (answer.run_result.return_code, answer.run_result.stdout) == (None, "so far\n")
+    assert time.monotonic() - started < 4
+
+
+def test_large_outputs_come_whole(service: Service):
+    """SandboxFusion cuts 300 kB without a word, and times out on a megabyte."""
+    answer = run(service, "print('x' * 1_000_000)\nprint('end')")
+    assert answer.status == "Success"
+    assert answer.run_result.stdout == "x" * 1_000_000 + "\nend\n"
+
+
+def test_an_endless_output_is_no_success(service: Service):
+    answer = run(service, "while True: print('x' * 100_000)")
+    assert (answer.status, answer.run_result.return_code) == ("Failed", -25)
+
+
+def test_memory_may_be_asked_for(service: Service):
+    """As verl does, in a field that the published client does not have yet."""
+    body = {"code": "x = bytearray(300 << 20)", "language": "python"}
+    for memory_mb, status in ((-1, "Success"), (512, "Success"), (128, "Failed")):
+        answer = service.client.post("/run_code", json={**body, "memory_limit_MB": memory_mb})
+        assert answer.json()["status"] == status
+
+
+def test_the_summary_of_the_published_client(service: Service):
+    mapping = sf.SummaryMapping(Success="ok", Failed="failed", RunFailed="re", RunTimeout="tle")
+    codes = ["print(1)", "1/0", "while True: pass"]
+    answers = [run(service, code, run_timeout=0.3) for code in codes]
+    said = [sf.summary_run_code_result(answer, mapping) for answer in answers]
+    assert said == ["ok", "re", "tle"]
+
+
+async def test_the_async_client_many_at_once(service: Service):
+    url = str(service.client.base_url)
+    requests = [sf.RunCodeRequest(code=f"print({n})", language="python") for n in range(40)]
+    answers = await asyncio.gather(*(sf.run_code_async(each, endpoint=url) for each in requests))
+    assert [answer.run_result.stdout for answer in answers] == [f"{n}\n" for n in range(40)]
+
+
+def verl_result(service: Service, code: str, stdin: str, expected: str) -> bool | int:
+    """What verl makes of an answer: its request, its codes.
+
+    -1: a failure of the sandbox; -2: of the program; -3: time; -4: no program at all.
+    """
+    body = {"compile_timeout": 1, "run_timeout": 1, "code": code, "stdin": stdin}
+    body |= {"memory_limit_MB": 1024, "language": "python", "files": {}, "fetch_files": []}
+    answer = service.client.post("/run_code", json=body)
+    if answer.status_code != 200:
+        return -1
+    given = answer.json()
+    ran, compiled = given["run_result"], given["compile_result"]
+    if given["status"] == "Success" and ran["status"] == "Finished":
+        return ran["stdout"].rstrip("\n") == expected.rstrip("\n")
+    if given["status"] != "Failed":
+        return -1
+    if compiled:
+        return -4
+    return -3 if ran["status"] == "TimeLimitExceeded" else -2
+
+
+def test_what_verl_makes_of_it(service: Service):
+    assert verl_result(service, ADD, "1 2\n", "3\n") is True
+    assert verl_result(service, ADD, "1 2\n", "4") is False
+    assert verl_result(service, ADD, "x", "4") == -2
+    assert verl_result(service, "import os\nos._exit(3)", "", "") == -2
+    assert verl_result(service, "while True: pass", "", "") == -3
+    with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as broken:
+        assert verl_result(broken, ADD, "1 2\n", "3\n") == -1
+
+
+# POST /submit
+
+
+def test_an_accepted_submission(service: Service):
+    completion = f"The sum:\n```python\n{ADD}\n```\n"
+    result = submit(service, completion, oj(("1 2", "3"), ("4 5", "9\n")), "CommonOJDataset")
+    assert (result.id, result.accepted, passed(result)) == (7, True, [True, True])
+    assert result.extracted_code == f"{ADD}\n"
+    assert result.tests[0].test_info == oj(("1 2", "3"))[0]
+    assert result.tests[0].exec_info.run_result.stdout == "3\n"
+    assert result.extra == {"isolation": "bubblewrap", "suspicious": []}
+
+
+def test_a_failure_ends_it_unless_all_cases_are_asked_for(service: Service):
+    test = oj(("1 2", "3"), ("4 5", "x"), ("x", "1"), ("6 7", "13"))
+    first = submit(service, ADD, test, "CommonOJ")
+    assert (first.accepted, passed(first)) == (False, [True, False])
+    # As CTRL sends it: the tests as their JSON.
+    extra = {"run_all_cases": True}
+    every = submit(service, ADD, json.dumps(test), "CommonOJDataset", extra=extra)
+    assert (every.accepted, passed(every)) == (False, [True, False, False, True])
+    told = [each.exec_info.status for each in every.tests]
+    assert told == ["Success", "Success", "Failed", "Success"]
+    assert "ValueError" in every.tests[2].exec_info.run_result.stderr
+
+
+def test_a_test_for_which_there_was_no_time_is_not_passed():
+    with served_code(workers=1, max_submission_s=0.5) as hurried:
+        test, extra = oj(*[("", "")] * 5), {"run_all_cases": True}
+        result = submit(hurried, "while True: pass", test, "CommonOJ", extra=extra, run_timeout=0.5)
+    assert passed(result) == [False] * 5
+    told = {each.exec_info.run_result.status for each in result.tests}
+    assert told == {"TimeLimitExceeded"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "accepted"),
+    [
+        ("Yes", "YES", True),
+        ("0.3333333", "0.33333331", True),
+        ("0.334", "0.333", False),
+        ("1e-3", "0.001", True),
+        ("1000000007", "1000000000", False),
+        ("007", "7", True),
+        ("-0", "0", True),
+        ("-7", "7", False),
+        ("3.0", "3", True),
+        ("a  b\n\nc\n", "a b\nc", True),
+        ("a", "a b", False),
+    ],
+)
+def test_how_outputs_are_compared(service: Service, printed: str, expected: str, accepted: bool):
+    result = submit(service, f"print({printed!r})", oj(("", expected)), "CommonOJ")
+    assert result.accepted is accepted
+
+
+@pytest.mark.parametrize(
+    "completion", ["", "I cannot.", "```python\n```", "import os\nos._exit(0)"]
+)
+def test_who_says_nothing_passes_nothing(service: Service, completion: str):
+    assert submit(service, completion, oj(("", "1")), "CommonOJ").accepted is False
+    for fn_name in ("f", "add", "max"):  # the second and third are there without an import
+        test = lcb(["1\n0"], ["1"], fn_name)
+        assert submit(service, completion, test, "LiveCodeBench").accepted is False
+
+
+SOLUTION = """
+class Solution:
+    def add(self, numbers: List[int], more: int) -> int:
+        return sum(numbers) + more
+"""
+CALLS = lcb(["[1, 2]\n3", "[]\n0"], ["6", "0"], "add")
+
+
+def packed(value: object, protocol: int = 4) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        CALLS,
+        json.dumps(CALLS),
+        packed(CALLS),
+        packed(CALLS, 2),
+        packed(json.dumps(CALLS)),
+    ],
+    ids=["object", "json", "pickle", "old pickle", "pickled json"],
+)
+def test_the_forms_of_livecodebench(service: Service, test: object):
+    result = submit(service, SOLUTION, test, "LiveCodeBenchDataset", language=None)
+    assert (result.accepted, passed(result)) == (True, [True])
+    assert result.extracted_code == SOLUTION
+
+
+def test_livecodebench_has_one_entry_for_all_tests(service: Service):
+    """CTRL averages over the entries; there is one in SandboxFusion, too."""
+    wrong = SOLUTION.replace("+ more", "+ 3")
+    result = submit(service, wrong, CALLS, "LiveCodeBench")
+    assert (result.accepted, passed(result)) == (False, [False])
+    stdin = lcb(["1 2", ["3", "4"]], ["3", "7"])
+    program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
+    assert submit(service, program, stdin, "LiveCodeBench").accepted is True
+    raising = submit(service, "x = 1 / 0", stdin, "LiveCodeBench")
+    assert raising.tests[0].exec_info.status == "Failed"
+    assert "ZeroDivisionError" in raising.tests[0].exec_info.run_result.stderr
+
+
+def test_the_reward_hacks_that_sandboxfusion_accepts(service: Service):
+    for hack in ("import sys\nsys.exit(0)", "import os\nos._exit(0)"):
+        assert submit(service, hack, CALLS, "LiveCodeBench").accepted is False
+    equal = "class E(int):\n  __eq__ = lambda *_: True\ndef add(*_): return E()"
+    assert submit(service, equal, CALLS, "LiveCodeBench").accepted is False
+
+
+async def test_the_async_client_submits(service: Service):
+    config = sf.TestConfig(
+        language="python", dataset_type="CommonOJ", provided_data={"test": oj(("1 2", "3"))}
+    )
+    request = sf.SubmitRequest(dataset="any", id="a", completion=ADD, config=config)
+    url = str(service.client.base_url)
+    results = await asyncio.gather(*(sf.submit_async(request, endpoint=url) for _ in range(10)))
+    assert all(result.accepted and result.id == "a" for result in results)
+
+
+def test_a_submission_is_a_result_like_others(service: Service):
+    line = 'rewardfleet_results_total{backend="jail",service="code",status="ok"}'
+    before = metric(service.client, line)
+    submit(service, ADD, oj(("1 2", "3")), "CommonOJ")
+    assert metric(service.client, line) == before + 1
+
+
+# What is refused
+
+RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"language": "cpp"}, "'python' (got 'cpp')"),
+        ({"code": None}, "code"),
+        ({"code": "x" * 1_000_001}, "1000000 characters"),
+        ({"files": {"a.txt": "YQ=="}}, "files: this service keeps no files"),
+        ({"fetch_files": ["a.txt"]}, "fetch_files: this service keeps no files"),
+        ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s (got 1000)"),
+        ({"run_timeout": 0}, "run_timeout"),
+        ({"run_timeout": "nan"}, "run_timeout"),
+        ({"memory_limit_MB": 10**6}, "memory_mb: this service allows at most 4096"),
+    ],
+    ids=str,
+)
+def test_runs_that_are_refused(service: Service, fields: dict[str, Any], said: str):
+    check_problem(service.client.post("/run_code", json={**RUN, **fields}), "invalid", said)
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /tmp/rewardfleet-was-here",)
+
+
+CONFIG: dict[str, Any] = {
+    "language": "python",
+    "dataset_type": "CommonOJDataset",
+    "provided_data": {"test": oj(("1 2", "3"))},
+}
+LCB = {"dataset_type": "LiveCodeBenchDataset"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"custom_extract_logic": "submit_code_blocks([])"}, "custom_extract_logic: refused"),
+        ({"language": "java"}, "'python' (got 'java')"),
+        ({"language": None}, "asks for a language"),
+        ({"dataset_type": None}, "dataset_type"),
+        ({"dataset_type": "HumanEvalDataset"}, "CommonOJDataset"),
+        ({"provided_data": None}, "provided_data"),
+        ({"provided_data": [{"test": []}]}, "provided_data"),
+        ({"provided_data": {}}, "provided_data.test"),
+        ({"provided_data": {"test": "no JSON"}}, "provided_data.test"),
+        ({"provided_data": {"test": []}}, "cases"),
+        ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "at most 1000 items"),
+        ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
+        ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s"),
+        ({**LCB, "provided_data": {"test": None}}, "input_output"),
+        ({**LCB, "provided_data": {"test": "!"}}, "neither JSON nor base64"),
+        ({**LCB, "provided_data": {"test": {"input_output": "{}"}}}, "inputs"),
+        ({**LCB, "provided_data": {"test": lcb([], [])}}, "cases"),
+        ({**LCB, "provided_data": {"test": lcb(["1"], [])}}, "input_output"),
+        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input_output"),
+        ({**LCB, "provided_data": {"test": lcb(["1"], ["1"], "f; g")}}, "fn_name"),
+        ({**LCB, "provided_data": {"test": packed(_Evil())}}, "more than texts"),
+        ({**LCB, "provided_data": {"test": packed({"input_output": 1})}}, "more than texts"),
+        ({**LCB, "provided_data": {"test": packed("[" * 10**6)}}, "input_output"),
+        ({**LCB, "provided_data": {"test": packed(CALLS)[:-8]}}, "cut off"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_submissions_that_are_refused(service: Service, fields: dict[str, Any], said: str):
+    body = {"dataset": "any", "id": 1, "completion": ADD, "config": {**CONFIG, **fields}}
+    check_problem(service.client.post("/submit", json=body), "invalid", said)
+    assert not os.path.exists("/tmp/rewardfleet-was-here")
+
+
+def test_tests_that_unpack_to_very_much(service: Service):
+    bomb = base64.b64encode(zlib.compress(b"\0" * (200 << 20))).decode()
+    config = {**LCB, "provided_data": {"test": bomb}}
+    body = {"dataset": "any", "id": 1, "completion": ADD, "config": config}
+    check_problem(service.client.post("/submit", json=body), "invalid", "larger than 128 MiB")
+
+
+# The journey
+
+SUBMIT = {"dataset": "any", "id": 1, "completion": ADD, "config": CONFIG}
+BOTH = pytest.mark.parametrize(("path", "body"), [("/run_code", RUN), ("/submit", SUBMIT)])
+
+
+@BOTH
+def test_our_failure_is_an_http_error(path: str, body: dict):
+    with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
+        answer = service.client.post(path, json=body)
+        check_problem(answer, "unavailable", "gone")
+        assert answer.json()["retryable"] is True
+        with pytest.raises(Exception, match="code 503"):
+            run(service, "print(1)")
+
+
+@BOTH
+def test_keys_are_asked_for(path: str, body: dict, tmp_path):
+    (tmp_path / "keys").write_text("secret\n")
+    with served_code(sandbox=FakeSandbox(), api_key_file=tmp_path / "keys") as service:
+        check_problem(service.client.post(path, json=body), "unauthorized")
+        headers = {"authorization": "Bearer secret"}
+        assert service.client.post(path, json=body, headers=headers).status_code == 200
+
+
+@BOTH
+def test_a_body_that_is_too_large(path: str, body: dict):
+    with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
+        answer = service.client.post(path, json={**body, "more": "x" * (2 << 20)})
+        check_problem(answer, "too_large")
+
+
+@BOTH
+def test_the_deadline_ends_it(path: str, body: dict):
+    with served_code(sandbox=FakeSandbox(wait_s=5)) as service:
+        headers = {"x-request-timeout": "0.2"}
+        check_problem(service.client.post(path, json=body, headers=headers), "deadline_exceeded")
+
+
+@BOTH
+def test_a_full_house_refuses_at_once(path: str, body: dict):
+    sandbox = FakeSandbox(wait_s=0.8)
+    with (
+        served_code(sandbox=sandbox, max_in_flight=1, max_waiting=1) as service,
+        ThreadPoolExecutor(2) as callers,
+    ):
+        early = [callers.submit(service.client.post, path, json=body) for _ in range(2)]
+        wait_until(lambda: metric(service.client, "rewardfleet_in_flight") == 2)
+        started = time.monotonic()
+        answer = service.client.post(path, json=body)
+        check_problem(answer, "overloaded")
+        assert "retry-after" in answer.headers
+        assert time.monotonic() - started < 0.5
+        assert [each.result().status_code for each in early] == [200, 200]
+
+
+def test_a_caller_who_hangs_up_ends_his_program(service: Service):
+    endless = {**RUN, "code": "while True: pass", "run_timeout": 30}
+    for _ in range(2):  # one for each worker
+        with pytest.raises(httpx.ReadTimeout):
+            service.client.post("/run_code", json=endless, timeout=0.3)
+    started = time.monotonic()
+    assert run(service, "print(1)").status == "Success"
+    assert time.monotonic() - started < 1
