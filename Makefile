@@ -19,8 +19,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 # What the code service's jails are made of. Without them it still works where the kernel has
 # Landlock, or refuses to start and says why.
 jail:
-	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || { \
-		set -- apt-get install --yes --no-install-recommends bubblewrap libseccomp2; \
+	@command -v bwrap >/dev/null && command -v redis-server >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || { \
+		set -- apt-get install --yes --no-install-recommends bubblewrap libseccomp2 redis-server; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
 		then "$$@" >/dev/null || { apt-get update >/dev/null && "$$@" >/dev/null; } || true; fi; \
 		command -v bwrap >/dev/null || echo "for the code service, run: sudo $$*"; }

@@ -162,6 +162,8 @@ def _open_cache(settings: ServerSettings) -> Cache:
     if settings.cache_file is None:
         return memory
     try:
+        if "cache_file" not in settings.model_fields_set:  # a default's folder may not be there
+            settings.cache_file.parent.mkdir(parents=True, exist_ok=True)
         max_bytes = settings.cache_file_mb * _MIB
         return SqliteCache(settings.cache_file, max_bytes=max_bytes, memory=memory)
     except sqlite3.Error as error:

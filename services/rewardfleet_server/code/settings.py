@@ -1,11 +1,18 @@
 """What the code service can be told."""
 
 import os
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field, FilePath, HttpUrl, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, FilePath, HttpUrl, PositiveFloat, PositiveInt
 
 from rewardfleet_server.settings import NameList, ServerSettings
+
+
+def _cache_file() -> Path:
+    """The user's own place for what may be lost: verdicts are worth more than one process's life."""
+    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 
 
 class CodeSettings(ServerSettings):
@@ -15,6 +22,7 @@ class CodeSettings(ServerSettings):
     # fmt: off
     port: int = Field(18081, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one and prints it.")
     sandbox: Literal["jail", "fusion"] = Field("jail", description="Where programs run: in jails on this machine, or at a SandboxFusion server.")
+    cache_file: Annotated[Path | None, BeforeValidator(lambda given: given or None)] = Field(default_factory=_cache_file, description="SQLite file for verdicts that shall outlive the process; empty for none.")
     workers: PositiveInt = Field(os.cpu_count() or 1, description="Jails, each of which runs one program at a time. Default: one a core.")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = Field("auto", description="How programs are kept in: the best that works here, or this one or none. none-unsafe: they may read this user's files.")
     python: FilePath | None = Field(None, description="Interpreter that runs the programs, with the packages of its environment. Default: the one that this service runs on, without its environment's packages.")

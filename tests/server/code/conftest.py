@@ -61,7 +61,9 @@ def served_code(
     sandbox_name: str = "jail",
     **settings: object,
 ) -> Iterator[Service]:
-    settings = {"workers": 2, "sandbox": sandbox_name, **settings}
+    # Nothing is known from before, or an attack's aftermath would not be seen.
+    uncached = {"cache_mb": 0, "cache_file": None}
+    settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
     app = create_app(CodeSettings(_cli_parse_args=False, isolation=level, **settings), sandbox)
     with (
         serving(app) as url,

@@ -1,0 +1,255 @@
+"""Verdicts that are known already: who shares them, and who must not."""
+
+import concurrent.futures
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.cache import MemoryCache, RedisCache
+from rewardfleet_server.code.app import create_app
+from rewardfleet_server.code.keys import keep, places
+from rewardfleet_server.code.sandboxes import Ended
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeSandbox, serving, wait_until
+
+from .conftest import Service, asserts, functional, served_code, stdio
+
+DOUBLE = "def double(number):\n    result = number * 2\n    return result\n"
+RENAMED = (
+    '"""Doubles."""\ndef double(number: int) -> int:\n    r = number*2  # twice\n    return r\n'
+)
+OTHER = "def double(number):\n    result = number * 3\n    return result\n"
+TESTS = functional("double", ([1], 2), ([2], 4), ([3], 5))
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    file = tmp_path_factory.mktemp("cache") / "code.sqlite"
+    with served_code(cache_mb=16, cache_file=file) as service:
+        yield service
+
+
+def test_programs_that_are_alike_share_their_verdicts(cached: Service):
+    """Each answer tells its own program."""
+    first = cached.score(DOUBLE, TESTS)
+    again = cached.score(RENAMED, TESTS)
+    other = cached.score(OTHER, TESTS)
+    assert not first["cached"] and again["cached"] and not other["cached"]
+    assert first["score"] == again["score"] == pytest.approx(2 / 3)
+    assert (first["code"], again["code"]) == (DOUBLE, RENAMED)
+    assert other["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tests": functional("double", ([1], 2), ([2], 4), ([3], 6))},
+        {"limits": {"cpu_s": 0.7, "wall_s": 1.5}},
+        {"tests": asserts("assert double(1) == 2")},
+    ],
+)
+def test_other_tests_or_limits_are_another_question(cached: Service, change: dict):
+    body = {"revision": DOUBLE, "tests": TESTS, "limits": {"cpu_s": 0.5}}
+    cached.client.post("/score", json=body)
+    assert not cached.client.post("/score", json={**body, **change}).json()["cached"]
+
+
+def test_an_early_stop_never_answers_a_pass_rate(cached: Service):
+    """But all verdicts answer both modes."""
+    program = DOUBLE + "early = 1\n"
+    tests = functional("double", ([1], 3), ([2], 4), ([3], 6))
+    stopped = cached.score(program, tests, mode="all_pass")
+    assert [each["verdict"] for each in stopped["verdicts"]][1:] == ["skipped", "skipped"]
+    assert cached.score(program, tests, mode="all_pass")["cached"]
+    whole = cached.score(program, tests)
+    assert not whole["cached"] and whole["score"] == pytest.approx(2 / 3)
+    from_whole = served_by_whole(cached, program + "#\n", tests)
+    assert from_whole["cached"] and from_whole["score"] == 0.0
+
+
+def served_by_whole(cached: Service, program: str, tests: dict) -> dict:
+    changed = {**tests, "cases": [*tests["cases"], {"args": [5], "expected": 10}]}
+    assert not cached.score(program, changed)["cached"]
+    return cached.score(program, changed, mode="all_pass")
+
+
+def test_a_critique_is_judged_anew_for_verdicts_that_are_known(cached: Service):
+    program = DOUBLE + "critic = 1\n"
+    plain = cached.score(program, TESTS)
+    right = cached.score(
+        program, TESTS, critique="Overall judgment: Incorrect", original_passed=False
+    )
+    wrong = cached.score(
+        program, TESTS, critique="Overall judgment: Correct", original_passed=False
+    )
+    void = cached.score(program, TESTS, critique="fine")
+    assert plain["critique_valid"] is None and plain["judgment"] is None
+    assert right["cached"] and wrong["cached"]
+    assert (right["judgment"], wrong["judgment"]) == ("incorrect", "correct")
+    assert right["components"]["judgment_correct"] == 1.0
+    assert wrong["components"]["judgment_correct"] == 0.0
+    assert void["score"] == 0.0 and void["critique_valid"] is False
+
+
+def test_an_originals_own_passing_is_part_of_the_question(cached: Service):
+    ask = {"critique": "Overall judgment: Correct"}
+    tests = functional("double", ([1], 2))
+    right = cached.score(DOUBLE, tests, original=DOUBLE, **ask)
+    wrong = cached.score(DOUBLE, tests, original=OTHER, **ask)
+    again = cached.score(DOUBLE, tests, original=OTHER, **ask)
+    assert right["components"]["judgment_correct"] == 1.0
+    assert wrong["components"]["judgment_correct"] == 0.0
+    assert again["cached"] and again["components"]["judgment_correct"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["assert double.__doc__ is None", "assert _hidden(x=1) == 1", "import inspect; assert True"],
+)
+def test_tests_that_look_closer_share_nothing(cached: Service, case: str):
+    program = "def _hidden(x):\n    return x\n" + DOUBLE
+    tests = asserts(case)
+    assert not cached.score(program, tests)["cached"]
+    assert not cached.score(program.replace("result", "r"), tests)["cached"]
+
+
+def test_identical_programs_in_flight_run_once():
+    sandbox = FakeSandbox(wait_s=0.3)
+    with served_code(sandbox=sandbox) as service, concurrent.futures.ThreadPoolExecutor(8) as many:
+        tests = stdio(("1", "1"))
+        asked = [many.submit(service.score, f"x{n} = 1\nprint(x{n})", tests) for n in range(8)]
+        assert {future.result()["score"] for future in asked} == {1.0}
+    assert len(sandbox.jobs) == 1
+
+
+def test_an_audit_runs_known_programs_again_and_counts_disagreements():
+    sandbox = FakeSandbox()
+    with served_code(sandbox=sandbox, cache_mb=16, cache_audit=1.0) as service:
+        for _ in range(3):
+            assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
+        sandbox._ended = Ended(stdout=b"2")
+        assert service.score("print(1)", stdio(("1", "1")))["score"] == 0.0
+        metrics = service.client.get("/metrics").text
+    assert len(sandbox.jobs) == 4
+    counts = dict(
+        re.findall(r'cache_audits_total{result="(\w+)",service="code"} ([\d.]+)', metrics)
+    )
+    assert counts == {"agree": "2.0", "disagree": "1.0"}
+
+
+def test_what_hung_on_time_is_kept_briefly(cached: Service):
+    score = cached.post("while True: pass", stdio(("", "1"))).json()
+    from rewardfleet.wire.code import CodeScore  # noqa: PLC0415
+
+    timed = CodeScore.model_validate(score)
+    assert timed.verdicts[0].verdict == "time_limit"
+    assert keep("k", "pass_rate", timed) == ("k:all", 600.0)
+    wrong = CodeScore.model_validate(cached.score("print(2)", stdio(("", "1"))))
+    assert keep("k", "pass_rate", wrong) == ("k:all", None)
+    assert places("k", "pass_rate") == ("k:all",)
+    assert places("k", "all_pass") == ("k:first", "k:all")
+
+
+# Redis
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("redis-server")
+    assert program, "install redis-server (make install does where it may)"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _listens(port))
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_replicas_share_verdicts_by_redis(redis_url: str):
+    one, two = FakeSandbox(), FakeSandbox()
+    with (
+        served_code(sandbox=one, cache_mb=16, cache_url=redis_url) as first,
+        served_code(sandbox=two, cache_mb=16, cache_url=redis_url) as second,
+    ):
+        assert not first.score("print(1)", stdio(("1", "1")))["cached"]
+        assert second.score("print( 1 )", stdio(("1", "1")))["cached"]
+    assert len(one.jobs) == 1 and not two.jobs
+
+
+async def test_redis_forgets_in_time(redis_url: str):
+    cache = RedisCache(redis_url, memory=MemoryCache(0))
+    other = RedisCache(redis_url, memory=MemoryCache(1000))
+    await cache.put("brief", b"value", 0.2)
+    await cache.put("long", b"\x00value")
+    assert await other.get("brief") == b"value"
+    assert await other.get("long") == b"\x00value"
+    import asyncio  # noqa: PLC0415
+
+    async with asyncio.timeout(5):
+        while await other.get("brief") is not None:
+            await asyncio.sleep(0.02)
+    await cache.aclose()
+    await other.aclose()
+
+
+def test_a_redis_that_is_gone_costs_nothing_but_the_cache():
+    """Not even the time of waiting for it, after the first look."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts, and never answers
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with served_code(sandbox=FakeSandbox(), cache_mb=16, cache_url=url) as service:
+            assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
+            answers = [service.score(f"print({n})", stdio(("1", "1"))) for n in range(10)]
+    assert max(answer["timing_ms"]["total"] for answer in answers) < 200
+
+
+def test_a_wrong_url_is_refused_at_start(tmp_path: Path):
+    with pytest.raises(ValueError, match="--cache-url"):
+        served_code(sandbox=FakeSandbox(), cache_url="http://127.0.0.1").__enter__()
+
+
+def test_half_of_the_requests_being_known_is_seen_in_the_metrics(cached: Service):
+    before = _looked_up(cached.client)
+    for _ in range(2):
+        cached.score("print('metrics')", stdio(("", "metrics")))
+    after = _looked_up(cached.client)
+    assert after["hit"] - before["hit"] == 1 and after["miss"] - before["miss"] == 1
+
+
+def _looked_up(client: httpx.Client) -> dict[str, float]:
+    found = re.findall(
+        r'_cache_total{result="(\w+)",service="code"} ([\d.]+)', client.get("/metrics").text
+    )
+    return {"hit": 0.0, "miss": 0.0} | {name: float(count) for name, count in found}
+
+
+def test_by_default_verdicts_outlive_the_process_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = CodeSettings(_cli_parse_args=False, workers=1)
+    for known in (False, True):
+        with serving(create_app(settings, FakeSandbox())) as url:
+            body = {"revision": "print(1)", "tests": stdio(("1", "1"))}
+            answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+        assert answer["cached"] is known
+    assert (tmp_path / "cache" / "rewardfleet" / "code.sqlite").exists()
+    assert CodeSettings(_cli_parse_args=False, cache_file="").cache_file is None
