@@ -21,7 +21,6 @@ from rewardfleet.adapters.ctrl import (
     place_rewards,
     request_fields,
 )
-from rewardfleet.wire.code import CodeRequest
 
 from .standin import CharTokenizer, batch, batch_of, compute_ref_log_prob
 
@@ -118,7 +117,6 @@ async def test_rewards_are_the_shares_passed_in_order(code_url: str):
     assert await fn.get_reward_all([], [], []) == []
 
 
-@pytest.mark.skipif("critique" not in CodeRequest.model_fields, reason="the wire has no critiques")
 async def test_a_critique_without_a_judgment_is_worth_nothing(code_url: str):
     fn = reward_fn(code_url)
     assert await fn.get_reward_all(["Nice.", GOOD], [SUM, SUM], ROWS[:2]) == [0.0, 1.0]

@@ -341,7 +341,7 @@ def test_a_cached_answer_that_cannot_be_read_is_computed_anew(
     judge = FakeJudge()
     serve(judge, cache_file=path).post("/score", json=frames_request)
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE answers SET value = substr(value, 1, 10)")
+        db.execute("UPDATE kept_answers SET value = substr(value, 1, 10)")
     db.close()
     client = serve(judge, cache_file=path)
     cached = [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)]

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.wire.code import CodeRequest
 
 #: A row of the trainer's data: see `CritiqueReward`.
 Row = Mapping[str, Any]
@@ -241,8 +240,7 @@ def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
         tests: The request's, or their JSON as text.
         options: Of these, those that a request has are taken where they are not None.
     """
-    known = [name for name in _OPTIONS if name in CodeRequest.model_fields]
-    named = {name: options[name] for name in known if options.get(name) is not None}
+    named = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
     return {"revision": revision, "tests": _from_text(tests), **named}
 
 

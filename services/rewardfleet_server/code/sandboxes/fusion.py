@@ -51,7 +51,8 @@ def opened(name):
 
 class Guest(warden.Run):
     def take_limits(self):
-        warden.limit_all_runs(4096)
+        warden.limit_all_runs()
+        warden.limit(resource.RLIMIT_NPROC, 4096)
         seconds = math.ceil(self.order["cpu_s"])
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         with open("/proc/self/statm") as statm:
