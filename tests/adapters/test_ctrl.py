@@ -24,6 +24,8 @@ from rewardfleet.adapters.ctrl import (
 
 from .standin import CharTokenizer, batch, batch_of, compute_ref_log_prob
 
+pytestmark = pytest.mark.slow
+
 GOOD = "The sum is missing.\n\nOverall judgment: Incorrect"
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 ECHO = "print(input())"

@@ -18,6 +18,8 @@ from rewardfleet import InvalidRequest, RewardFleet, Unavailable, blocking
 from rewardfleet.adapters import verl
 from rewardfleet.adapters.verl import compute_score, compute_score_async
 
+pytestmark = pytest.mark.slow
+
 TESTS = {
     "kind": "stdio",
     "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],

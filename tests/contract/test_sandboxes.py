@@ -14,6 +14,8 @@ from rewardfleet_server.testing import FakeSandbox
 
 from ..server.code.fusion_server import fusion_server
 
+pytestmark = pytest.mark.slow
+
 BOUNDS = Bounds(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 20)
 ECHO = "import sys\nsys.stdout.write(sys.stdin.read())"
 

@@ -180,6 +180,7 @@ def test_an_original_that_cannot_be_run_is_no_wrong_judgment():
     assert answer.json()["retryable"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tests", "known"), [(40, False), (1, True)])
 def test_an_original_has_what_time_the_revision_left(tests: int, known: bool):
     """Where that ends before a test failed, nobody knows whether the judgment is right."""

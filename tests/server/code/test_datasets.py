@@ -244,6 +244,7 @@ def test_a_memo_that_would_take_all_memory_is_not_made():
         read("livecodebench", {"test": raw(pickled)})
 
 
+@pytest.mark.slow
 def test_what_unpacks_to_too_much_is_let_be():
     bomb = base64.b64encode(zlib.compress(bytes(20 * MAX_UNPACKED))).decode()
     started = time.process_time()

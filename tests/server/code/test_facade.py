@@ -21,6 +21,8 @@ from ..test_pipeline import metric
 from ..video.test_bad_input import check_problem
 from .conftest import Service, served_code
 
+pytestmark = pytest.mark.slow
+
 ADD = "print(sum(map(int, input().split())))"
 
 

@@ -22,6 +22,8 @@ from .conftest import Service, asserts, functional, served_code, stdio
 from .fusion_server import CUT, FusionServer, fusion_server
 from .test_facade import ADD, oj, submit
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def served_fusion(**settings: object) -> Iterator[tuple[Service, FusionServer]]:

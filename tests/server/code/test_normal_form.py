@@ -395,6 +395,7 @@ def check_mutants(count: int, seed: int) -> None:
             done += essence(source, level) != essence(changed, level)
 
 
+@pytest.mark.slow
 def test_mutants_that_behave_differently_have_other_keys():
     check_mutants(300, seed=1)
 
@@ -439,6 +440,7 @@ def renamed(program: ast.Module, chance: random.Random) -> str | None:
     return ast.unparse(tree)
 
 
+@pytest.mark.slow
 def test_renamed_locals_share_the_key():
     """At least 97 of 100, of those renamings of which CPython says that they change nothing."""
     chance = random.Random(3)
