@@ -1,14 +1,15 @@
 """Assembly: a slice's parts and the spine's become one ASGI application."""
 
-import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -29,13 +30,28 @@ from .cache import Cache, MemoryCache, SqliteCache
 from .pipeline import Pipeline, RequestT, Scorer, ScoreT
 from .problems import problem_response
 from .settings import ServerSettings
-from .telemetry import Telemetry
+from .telemetry import Telemetry, Visit
 
 _MIB = 2**20
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": kind.replace("_", " ").capitalize()}
     for kind, status in STATUS.items()
 }
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A `POST` of a slice's own, which takes the same journey up to its body.
+
+    Attributes:
+        work: Reads the body, and returns the answer as JSON. Takes heavy work off the event loop.
+    """
+
+    path: str
+    summary: str
+    request_type: type[BaseModel]
+    answer_type: type[BaseModel]
+    work: Callable[[bytes, Visit], Coroutine[None, None, bytes]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,8 @@ class Service(Generic[RequestT, ScoreT]):
         about: A sentence for the documentation page.
         aclose: Lets go of threads and engines.
         takes_uploads: Whether `POST /score` may be a form with a file.
+        endpoints: Beside the two, or in the place of `/score/batch`.
+        metrics: Beside the spine's.
     """
 
     name: str
@@ -56,6 +74,8 @@ class Service(Generic[RequestT, ScoreT]):
     score_type: type[ScoreT]
     aclose: Callable[[], Awaitable[None]]
     takes_uploads: bool = False
+    endpoints: Sequence[Endpoint] = ()
+    metrics: Sequence[Collector] = ()
 
 
 class RewardApp(FastAPI):
@@ -99,7 +119,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         max_body_bytes=settings.max_bodies_mb * _MIB,
     )
     keys = Keys(settings.api_key_file)
-    telemetry = Telemetry(service.name, admission)
+    telemetry = Telemetry(service.name, admission, service.metrics)
     cache = _open_cache(settings)
     pipeline = Pipeline(
         scorer=service.scorer,
@@ -152,16 +172,15 @@ def _add_score_routes(
     app: RewardApp, service: Service[RequestT, ScoreT], pipeline: Pipeline[RequestT, ScoreT]
 ) -> None:
     """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
-    schema = service.request_type.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    item = _inlined(schema, definitions)
+    item = _whole_schema(service.request_type)
     items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
     batch: dict[str, Any] = {
         "type": "object",
         "properties": {"items": items},
         "required": ["items"],
     }
-    app.journeys = {"/score": pipeline.single, "/score/batch": pipeline.batch}
+    own = {endpoint.path: pipeline.whole(endpoint.work) for endpoint in service.endpoints}
+    app.journeys = {"/score": pipeline.single, "/score/batch": pipeline.batch, **own}
     app.add_api_route(
         "/score",
         pipeline.single,
@@ -171,6 +190,18 @@ def _add_score_routes(
         openapi_extra=_json_body(item),
         summary="Score one item",
     )
+    for endpoint in service.endpoints:
+        app.add_api_route(
+            endpoint.path,
+            own[endpoint.path],
+            methods=["POST"],
+            response_model=endpoint.answer_type,
+            responses=_PROBLEMS,
+            openapi_extra=_json_body(_whole_schema(endpoint.request_type)),
+            summary=endpoint.summary,
+        )
+    if "/score/batch" in own:
+        return
     app.add_api_route(
         "/score/batch",
         pipeline.batch,
@@ -182,13 +213,22 @@ def _add_score_routes(
     )
 
 
-def _inlined(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Put what the schema refers to in its place, as OpenAPI keeps its definitions elsewhere."""
-    text = json.dumps(schema)
-    for name, definition in definitions.items():
-        text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))
-    inlined: dict[str, Any] = json.loads(text)
-    return inlined
+def _whole_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's schema without references, as OpenAPI keeps its definitions elsewhere."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        rest = {key: inlined(value) for key, value in node.items() if key != "$ref"}
+        return {**inlined(definitions[name]), **rest} if name else rest
+
+    whole: dict[str, Any] = inlined(schema)
+    return whole
 
 
 def _json_body(schema: dict[str, Any]) -> dict[str, Any]:

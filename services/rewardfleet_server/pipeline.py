@@ -137,7 +137,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         }
         self._request_type = request_type
         self._score_type = score_type
-        self._batch_type = BatchRequest[Annotated[request_type, _item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
+        self._batch_type = BatchRequest[Annotated[request_type, item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
         self._batch_response = BatchResponse[score_type]  # type: ignore[valid-type] # likewise
         self._keys = keys
         self._admission = admission
@@ -159,6 +159,25 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """Answer `POST /score/batch`."""
         return await self._journey(request, self._answer_batch)
 
+    def whole(
+        self, work: Callable[[bytes, Visit], Coroutine[None, None, bytes]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Make an endpoint of a slice's own: `work` reads a whole body and writes the answer."""
+
+        async def answer(
+            request: Request, body: bytes | Form, visit: Visit, deadline: float
+        ) -> bytes:
+            assert not isinstance(body, Form)  # noqa: S101 - only `/score` takes one
+            async with asyncio.timeout_at(deadline), self._admission.slot():
+                content = await _unless_hung_up(request, work(body, visit))
+            self._telemetry.judged_together(visit)
+            return content
+
+        async def endpoint(request: Request) -> Response:
+            return await self._journey(request, answer)
+
+        return endpoint
+
     def close(self) -> None:
         """End the parsing thread."""
         self._parser.shutdown(wait=False, cancel_futures=True)
@@ -173,7 +192,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _journey(
         self,
         request: Request,
-        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str]],
+        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str | bytes]],
     ) -> Response:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
@@ -340,7 +359,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _takes_form(self, request: Request, headers: Mapping[str, str]) -> bool:
         """Whether the body is a form, which only single requests of some services may be."""
         is_form = _media_type(headers) == "multipart/form-data"
-        return is_form and self._takes_uploads and not request.scope["path"].endswith("/batch")
+        return is_form and self._takes_uploads and request.scope["path"] == "/score"
 
     def _announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
@@ -416,7 +435,7 @@ def _media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _item_or_reason(model: type[BaseModel]) -> WrapValidator:
+def item_or_reason(model: type[BaseModel]) -> WrapValidator:
     """Carry a bad item on as the reason why it is bad, that it may not fail its batch."""
 
     def validate_item(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

@@ -1,0 +1,70 @@
+"""Assembly of the episode service."""
+
+from rewardfleet.wire.episode import (
+    CollectAnswer,
+    CollectRequest,
+    EpisodeAnswer,
+    EpisodeBatch,
+    EpisodeRequest,
+    EpisodeScore,
+    TemperaturesAnswer,
+    TemperaturesRequest,
+)
+from rewardfleet_server.app import Endpoint, RewardApp, Service
+from rewardfleet_server.app import create_app as create_reward_app
+from rewardfleet_server.runstate import RunState, SqliteRunState
+
+from .scorer import EpisodeScorer
+from .settings import EpisodeSettings
+
+
+def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
+    """Put the episode service together.
+
+    Args:
+        settings: What it was told.
+        store: What is remembered of training runs; by default the file that the settings name.
+
+    Raises:
+        Unavailable: The run-state file is damaged or cannot be opened.
+    """
+    remembered = store or SqliteRunState(settings.run_state_file)
+    scorer = EpisodeScorer(remembered)
+
+    async def aclose() -> None:
+        scorer.close()
+        await remembered.aclose()
+
+    service = Service(
+        name="episode",
+        about="A rollout batch goes in; rewards, groups and whom to train on come out.",
+        scorer=scorer,
+        request_type=EpisodeRequest,
+        score_type=EpisodeScore,
+        aclose=aclose,
+        endpoints=(
+            Endpoint(
+                "/score/batch",
+                "Score a rollout batch with its groups",
+                EpisodeBatch,
+                EpisodeAnswer,
+                scorer.batch,
+            ),
+            Endpoint(
+                "/collect",
+                "Add one episode to its group; ask again until the group is released",
+                CollectRequest,
+                CollectAnswer,
+                scorer.collect,
+            ),
+            Endpoint(
+                "/temperatures",
+                "The temperature of each sample of a prompt",
+                TemperaturesRequest,
+                TemperaturesAnswer,
+                scorer.temperatures,
+            ),
+        ),
+        metrics=scorer.metrics.collectors,
+    )
+    return create_reward_app(service, settings)

@@ -1,0 +1,107 @@
+"""A batch's body, read twice as fast as a model could be made of each item.
+
+The fast way takes what is right in form. Whatever it will not take, the models of the wire read
+again, and name what is wrong item by item; so there is one say in what a good item is.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, ValidationError
+
+from rewardfleet.wire.episode import MAX_EPISODES, EpisodeBatchHead, EpisodeRequest, Kind
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.pipeline import item_or_reason
+from rewardfleet_server.problems import explain
+
+#: Fields of a body that the slow way looks at: an unknown one costs it far more than its bytes.
+_MAX_FIELDS = 16 * MAX_EPISODES
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """`EpisodeRequest` in form; a test holds the two together."""
+
+    uid: _Name
+    kind: Kind = "success"
+    group: _Name | None = None
+    success: bool | Literal[0, 1] | None = None
+    steps: float | None = None
+    max_steps: float | None = None
+    episode_reward: float | None = None
+    step_rewards: list[float] | None = None
+    step_token_ends: list[int] | None = None
+    rm_score: float | None = None
+    temperature: float | None = None
+    actions: list[list[float]] | None = None
+    path: list[list[float]] | None = None
+    progress: list[float] | None = None
+    visual_success: float | dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    items: Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MAX_EPISODES)]
+    options: Any = msgspec.UNSET
+    run: Any = msgspec.UNSET
+    step: Any = msgspec.UNSET
+
+
+class _SlowBatch(EpisodeBatchHead):
+    items: list[Annotated[EpisodeRequest, item_or_reason(EpisodeRequest)]] = Field(
+        min_length=1, max_length=MAX_EPISODES
+    )
+
+
+@dataclass
+class Batch:
+    """A batch that was read.
+
+    Attributes:
+        head: What holds for all items.
+        items: In order; a placeholder where one is bad.
+        bad: By index, why.
+    """
+
+    head: EpisodeBatchHead
+    items: list[Any]
+    bad: dict[int, InvalidRequest]
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+def read(body: bytes) -> Batch:
+    """Read a batch.
+
+    Raises:
+        InvalidRequest: It is no JSON, or no batch; an item that is none is in `bad`.
+    """
+    try:
+        fast = _DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return _read_slowly(body)
+    given = {name: getattr(fast, name) for name in EpisodeBatchHead.model_fields}
+    told = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    try:
+        return Batch(EpisodeBatchHead.model_validate(told), list(fast.items), {})
+    except ValidationError as error:
+        raise InvalidRequest(explain(error, EpisodeBatchHead)) from None
+
+
+def _read_slowly(body: bytes) -> Batch:
+    if body.count(b":") > _MAX_FIELDS:
+        raise InvalidRequest(f"the body has too many fields; at most {_MAX_FIELDS}")
+    try:
+        batch = _SlowBatch.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(explain(error, _SlowBatch)) from None
+    given: list[EpisodeRequest | InvalidRequest] = list(batch.items)
+    bad = {
+        index: InvalidRequest(f"item {index}: {item.detail}")
+        for index, item in enumerate(given)
+        if isinstance(item, InvalidRequest)
+    }
+    items = [Item("-") if index in bad else item for index, item in enumerate(given)]
+    return Batch(batch, items, bad)
