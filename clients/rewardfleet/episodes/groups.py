@@ -53,7 +53,11 @@ class Grouping:
 
     def deviation(self, values: Floats) -> Floats:
         """[N] → [G]: the sample's (n - 1), as GRPO has it in verl and TRL; NaN below two."""
-        squares = self.sum((values - self.spread(self.mean(values))) ** 2)
+        return self.deviation_of(values - self.spread(self.mean(values)))
+
+    def deviation_of(self, centred: Floats) -> Floats:
+        """The same, of values less their group's mean."""
+        squares = self.sum(centred * centred)
         variance = np.full(self.count, np.nan)
         np.divide(squares, self.sizes - 1, out=variance, where=self.sizes > 1)
         deviations: Floats = np.sqrt(variance)
@@ -107,12 +111,13 @@ def normalise(
         ValueError: An episode is of no group, or alone in its group.
     """
     values = np.asarray(rewards, float)
-    sizes = grouping.spread(grouping.sizes.astype(float))
-    check((sizes > 1) | ~np.asarray(members, bool), "a group has two members or more", sizes)
+    if not (grouping.in_one.all() and (grouping.sizes > 1).all()):
+        sizes = grouping.spread(grouping.sizes.astype(float))
+        check((sizes > 1) | ~np.asarray(members, bool), "a group has two members or more", sizes)
     centred = values - grouping.spread(grouping.mean(values))
     if not by_deviation:
         return centred
-    return centred / (grouping.spread(grouping.deviation(values)) + EPSILON)
+    return centred / grouping.spread(grouping.deviation_of(centred) + EPSILON)
 
 
 def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools:

@@ -22,8 +22,9 @@ EPSILON = 1e-6
 
 def check(good: ArrayLike, what: str, values: ArrayLike) -> None:
     """Raise ValueError for the first entry that is not good."""
-    bad = np.flatnonzero(~np.asarray(good, bool))
-    if bad.size:
+    right = np.asarray(good, bool)
+    if not right.all():
+        bad = np.flatnonzero(~right)
         value = np.asarray(values).ravel()[bad[0]]
         raise ValueError(f"{what} (entry {bad[0]}: {value})")
 
@@ -90,8 +91,8 @@ def efficiency(
     share = np.asarray(steps, float) / limit
     check((share >= 0) & (share <= 1), "steps are 0 to max_steps", steps)
     worth = EFFICIENCY[form](share, np.broadcast_to(np.asarray(best, float), share.shape))
-    paid: Floats = np.where(gained > 0, worth, 0.0)
-    return paid
+    worth[gained == 0] = 0.0
+    return worth
 
 
 def visual(episode_reward: ArrayLike, visual_success: ArrayLike) -> Floats:

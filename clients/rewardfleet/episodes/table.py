@@ -20,6 +20,7 @@ _REWARD = "episode_reward or step_rewards"
 TERMINAL = "episode_reward, step_rewards or success"
 _PATH = "path or actions"
 
+_NUMBERS = {"success", "steps", "max_steps", "episode_reward", "rm_score", "temperature"}
 #: Larger numbers are no measurements, and their squares would not be finite.
 LARGEST = 1e100
 _NUMBER = "a number between -1e100 and 1e100"
@@ -95,7 +96,7 @@ class Table:
         column = self._numbers.get(name)
         if column is None:
             get = _seen if name == "visual_success" else attrgetter(name)
-            column = np.array([get(item) for item in self.items], float)
+            column = np.array(list(map(get, self.items)), float)
             self._numbers[name] = column
         return column
 
@@ -105,8 +106,10 @@ class Table:
             names = name.replace(" or ", ", ").split(", ")
             given: Bools = np.logical_or.reduce([self.has(each) for each in names])
             return given
-        get = attrgetter(name)
-        return np.array([get(item) is not None for item in self.items], bool)
+        if name in _NUMBERS:
+            given = ~np.isnan(self.number(name))
+            return given
+        return np.array([each is not None for each in map(attrgetter(name), self.items)], bool)
 
     def array(self, index: int, name: str) -> Floats:
         """A list field of one episode."""
@@ -296,6 +299,8 @@ def _seen(item: Any) -> float | None:
 
 def _take_over_judgments(table: Table) -> None:
     """A video without a score gives none here: its abstention or failure is passed on."""
+    if not table.of_kind("visual").any():
+        return
     for index in np.flatnonzero(table.of_kind("visual")).tolist():
         seen = table.items[index].visual_success
         if isinstance(seen, dict):
@@ -331,6 +336,8 @@ def _check_groups(table: Table, options: EpisodeOptions) -> None:
         whole, _ = table.groups
         grouping = Grouping(np.where(compared, whole.codes, -1), whole.count)
         alone = grouping.spread(grouping.sizes.astype(float)) == 1
+        if not alone.any():
+            return
         table.refuse(
             alone, lambda item: f"alone in group {item.group[:60]!r}: nothing to compare it with"
         )

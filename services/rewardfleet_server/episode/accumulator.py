@@ -9,6 +9,7 @@ groups, which is short.
 import time
 from typing import Any
 
+import msgspec
 from pydantic import JsonValue
 
 from rewardfleet.episodes import measure, settle
@@ -82,7 +83,7 @@ class Accumulator:
         ]
         options = EpisodeOptions.model_validate(opened["options"])
         settled = settle(measure(items, options), options)
-        results = answers.results(settled, request_id)
+        results = msgspec.to_builtins(answers.results(settled, request_id))
         stats = answers.groups(settled)
         answer = {
             "results": dict(zip(opened["uids"], results, strict=True)),

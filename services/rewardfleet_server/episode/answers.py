@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from rewardfleet.episodes import Settled
 from rewardfleet.episodes.temperatures import Bin
 from rewardfleet.wire.errors import RewardFleetError
@@ -13,46 +15,60 @@ from rewardfleet.wire.score import Status
 BACKEND = "episode"
 
 
-def results(settled: Settled, request_id: str | None) -> list[dict[str, Any]]:
-    """One `EpisodeScore` an item; fields at their defaults are left out."""
-    items = settled.measured.table.items
-    components = _components(settled)
-    written: list[dict[str, Any]] = [
-        {
-            "uid": item.uid,
-            "score": score,
-            "status": "ok",
-            "components": made_of,
-            "backend": BACKEND,
-            "keep": keep,
-        }
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """`EpisodeScore` as it is written; a test holds the two together."""
+
+    uid: str
+    score: float | None
+    status: Status
+    keep: bool
+    components: dict[str, float] = {}
+    backend: str = ""
+    dropped: str | None = None
+    cluster: int | None = None
+    pseudo_label: int | None = None
+    step_rewards: list[float] | None = None
+    token_positions: list[int] | None = None
+    error: dict[str, Any] | None = None
+
+
+def results(settled: Settled, request_id: str | None) -> list[Result]:
+    """One result an item, in order."""
+    items, ok = settled.measured.table.items, Status.OK
+    written = [
+        Result(item.uid, score, ok, keep, made_of, BACKEND)
         for item, score, made_of, keep in zip(
-            items, settled.scores.tolist(), components, settled.keep.tolist(), strict=True
+            items,
+            settled.scores.tolist(),
+            _components(settled),
+            settled.keep.tolist(),
+            strict=True,
         )
     ]
     for index, rule in settled.dropped.items():
-        written[index]["dropped"] = rule
+        written[index].dropped = rule
     for index, steps in settled.measured.step_rewards.items():
-        written[index]["step_rewards"] = steps.tolist()
-        written[index]["token_positions"] = items[index].step_token_ends
+        written[index].step_rewards = steps.tolist()
+        written[index].token_positions = items[index].step_token_ends
     if settled.similarity is not None:
         numbers, voted = settled.similarity.cluster.tolist(), settled.similarity.voted.tolist()
         for result, number, vote in zip(written, numbers, voted, strict=True):
             if number >= 0:
-                result["cluster"], result["pseudo_label"] = number, int(vote)
+                result.cluster, result.pseudo_label = number, int(vote)
     for index, reason in settled.reasons.items():
-        written[index] = {"uid": items[index].uid, **without_score(reason, request_id)}
+        written[index] = _without_score(items[index].uid, reason, request_id)
     return written
 
 
-def without_score(reason: RewardFleetError | None, request_id: str | None) -> dict[str, Any]:
+def _without_score(uid: str, reason: RewardFleetError | None, request_id: str | None) -> Result:
     """What stands for a score where there is none: a failure, or else an abstention."""
-    written: dict[str, Any] = {"score": None, "backend": BACKEND, "keep": False}
-    if reason is None:
-        return {**written, "status": "abstained"}
-    problem = reason.problem()
-    problem.request_id = request_id
-    return {**written, "status": "error", "error": problem.model_dump(mode="json")}
+    status = Status.ABSTAINED if reason is None else Status.ERROR
+    result = Result(uid, None, status, keep=False, backend=BACKEND)
+    if reason is not None:
+        problem = reason.problem()
+        problem.request_id = request_id
+        result.error = problem.model_dump(mode="json")
+    return result
 
 
 def by_status(settled: Settled) -> Mapping[Status, int]:
@@ -93,6 +109,9 @@ def _components(settled: Settled) -> list[dict[str, float]]:
     columns = settled.measured.components
     if not columns:
         return [{} for _ in settled.scores]
+    if len(columns) == 1:
+        ((name, column),) = columns.items()
+        return [{name: value} if value == value else {} for value in column.tolist()]  # noqa: PLR0124 - NaN
     names, rows = list(columns), zip(*(each.tolist() for each in columns.values()), strict=True)
     if not any(math.isnan(float(each.sum())) for each in columns.values()):
         return [dict(zip(names, row, strict=True)) for row in rows]

@@ -169,7 +169,8 @@ def _alone(request: EpisodeRequest) -> EpisodeScore:
     if reason is not None:
         raise reason
     (result,) = answers.results(settled, None)
-    return EpisodeScore.model_validate({**result, "keep": True, "dropped": None})
+    score = EpisodeScore.model_validate(msgspec.to_builtins(result))
+    return score.model_copy(update={"keep": score.score is not None, "dropped": None})
 
 
 def _model(model: type[ModelT], body: bytes) -> ModelT:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from rewardfleet.episodes.table import NEEDS
-from rewardfleet.wire.episode import EpisodeRequest, Kind
-from rewardfleet_server.episode import reading
+from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore, Kind
+from rewardfleet_server.episode import answers, reading
 
 from .conftest import batch
 
@@ -149,6 +149,7 @@ def test_both_ways_of_reading_know_the_same_fields():
     item, request = reading.Item("a"), EpisodeRequest(uid="a")
     assert all(getattr(item, name) == getattr(request, name) for name in fields)
     assert set(NEEDS) == set(get_args(Kind))
+    assert set(answers.Result.__struct_fields__) <= set(EpisodeScore.model_fields)
 
 
 def test_both_ways_of_reading_score_alike(service: httpx.Client):
