@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install jail demo test check bench bench-client bench-code serve lock
+.PHONY: install jail demo test check bench bench-client bench-code bench-episode example-episode
+.PHONY: serve lock
 
 install: $(VENV)/.installed jail
 
@@ -43,6 +44,12 @@ bench-client: install  ## 16,000 calls at once over a fleet that fails, beside b
 
 bench-code: install  ## the speed of the code service, beside bare interpreters
 	$(BIN)/python tests/bench/code.py
+
+bench-episode: install  ## the speed of the episode service, beside bare parsing and arithmetic
+	$(BIN)/python tests/bench/episode.py
+
+example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
+	$(BIN)/python examples/libero_episodes.py tests/data/libero episodes.png
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

@@ -19,8 +19,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rewardfleet.episodes import Grouping, clusters, efficiency, majority, measure, normalise
-from rewardfleet.episodes import resampled, resampled_distances, settle
+from rewardfleet.episodes import (
+    Grouping,
+    clusters,
+    efficiency,
+    majority,
+    measure,
+    normalise,
+    resampled,
+    resampled_distances,
+    settle,
+)
 from rewardfleet.episodes.groups import all_equal
 from rewardfleet.episodes.temperatures import by_temperature
 from rewardfleet.wire.episode import EpisodeOptions

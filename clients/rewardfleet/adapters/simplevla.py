@@ -124,7 +124,7 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
     if batch_size % n_samples:
         raise ValueError(f"{batch_size} rows are no whole number of prompts of {n_samples}")
     one = spread(n_samples, meta_info["base_temperature"], meta_info["temperature_range"])
-    return one.tolist() * (batch_size // n_samples)
+    return [float(each) for each in one] * (batch_size // n_samples)
 
 
 def at_temperatures(logits: Any, temperatures: Sequence[float]) -> Any:

@@ -9,7 +9,6 @@ efficiency([1, 1, 0], [100, 500, 20], 500)  # 0.8333, 0.5, 0
 ```
 """
 
-from .similar import clusters, dtw_distances, majority, resampled, resampled_distances
 from .groups import Grouping, all_equal, most_diverse, most_efficient, normalise
 from .measure import Measured, measure
 from .motion import Trajectories, commanded_path, energy, path_length, smoothness
@@ -24,6 +23,7 @@ from .rewards import (
     visual,
 )
 from .settle import Settled, settle
+from .similar import clusters, dtw_distances, majority, resampled, resampled_distances
 from .temperatures import Schedule, signal_of_diversity, signal_of_success, spread
 
 __all__ = [

@@ -49,7 +49,7 @@ def dtw_distances(trajectories: Sequence[Floats]) -> Floats:
     Raises:
         ModuleNotFoundError: The package `dtaidistance` is not installed.
     """
-    from dtaidistance import dtw_ndim  # type: ignore[import-untyped]  # noqa: PLC0415 - only for those who ask for it
+    from dtaidistance import dtw_ndim  # noqa: PLC0415 - only for those who ask for it
 
     longest = max(len(each) for each in trajectories)
     series = [np.ascontiguousarray(each, float) for each in trajectories]

@@ -107,8 +107,7 @@ class Table:
             given: Bools = np.logical_or.reduce([self.has(each) for each in names])
             return given
         if name in _NUMBERS:
-            given = ~np.isnan(self.number(name))
-            return given
+            return np.asarray(~np.isnan(self.number(name)))
         return np.array([each is not None for each in map(attrgetter(name), self.items)], bool)
 
     def array(self, index: int, name: str) -> Floats:
