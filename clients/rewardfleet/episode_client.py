@@ -23,7 +23,7 @@ from .wire.episode import (
     TemperaturesAnswer,
     TemperaturesRequest,
 )
-from .wire.errors import DeadlineExceeded, InvalidRequest, RewardFleetError
+from .wire.errors import ERRORS, DeadlineExceeded, InvalidRequest, RewardFleetError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -144,17 +144,19 @@ class EpisodeClient:
                 "item": item,
             },
         )
-        patience = asyncio.get_running_loop().time() + wait_s
+        give_up = self._endpoint.deadline() + wait_s
         while True:
-            deadline = self._endpoint.deadline()
+            deadline = min(self._endpoint.deadline(), give_up)
             answer = await self._endpoint.post(
                 "/collect", request, CollectAnswer, deadline=deadline
             )
             if answer.result is not None:
+                if answer.result.error is not None:
+                    raise ERRORS[answer.result.error.kind].of(answer.result.error)
                 return answer.result
             pause = answer.ask_again_s or 1.0
-            if asyncio.get_running_loop().time() + pause > max(patience + wait_s, deadline):
-                raise DeadlineExceeded(f"the group was not released within {2 * wait_s:g} s")
+            if asyncio.get_running_loop().time() + pause >= give_up:
+                raise DeadlineExceeded(f"the group was not released within {wait_s:g} s")
             await asyncio.sleep(pause)
 
     async def temperatures(

@@ -137,7 +137,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         }
         self._request_type = request_type
         self._score_type = score_type
-        self._batch_type = BatchRequest[Annotated[request_type, item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
+        self._batch_type = BatchRequest[Annotated[request_type, _item_or_reason(request_type)]]  # type: ignore[valid-type] # types made at run time
         self._batch_response = BatchResponse[score_type]  # type: ignore[valid-type] # likewise
         self._keys = keys
         self._admission = admission
@@ -412,11 +412,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
-            too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
-            if too_many_fields or body.count(b",") > _MAX_COMMAS:
-                raise InvalidRequest(
-                    f"the body has too many fields or values; at most {max_fields} fields"
-                )
+            refuse_flood(body, max_fields)
             try:
                 return model.model_validate_json(body)
             except ValidationError as error:
@@ -431,11 +427,22 @@ class Pipeline(Generic[RequestT, ScoreT]):
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
 
 
+def refuse_flood(body: bytes, max_fields: int, max_commas: int = _MAX_COMMAS) -> None:
+    """Refuse a body that would come to far more memory and time than its bytes.
+
+    Raises:
+        InvalidRequest: It has too many fields or values.
+    """
+    too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
+    if too_many_fields or body.count(b",") > max_commas:
+        raise InvalidRequest(f"the body has too many fields or values; at most {max_fields} fields")
+
+
 def _media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def item_or_reason(model: type[BaseModel]) -> WrapValidator:
+def _item_or_reason(model: type[BaseModel]) -> WrapValidator:
     """Carry a bad item on as the reason why it is bad, that it may not fail its batch."""
 
     def validate_item(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

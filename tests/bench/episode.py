@@ -22,6 +22,7 @@ import numpy as np
 from rewardfleet.episodes import (
     Grouping,
     clusters,
+    dtw_distances,
     efficiency,
     majority,
     measure,
@@ -194,6 +195,11 @@ def clustering() -> bool:
             spent += time.perf_counter() - started
         seconds.append(spent)
         print(f"{count} groups of {GROUP} x [100, 7] clustered in {spent:.2f} s")
+    started = time.perf_counter()
+    for _ in range(100):
+        dtw_distances(list(rng.normal(size=(GROUP, 100, 7))))
+    spent = time.perf_counter() - started
+    print(f"  by time warping, 100 groups: {spent:.2f} s, so 10000 in {spent * 100:.0f} s")
     growth = seconds[-1] / seconds[0] / (counts[-1] / counts[0])
     print(f"  time a group, most to fewest: {growth:.2f} (linear is 1), bound 1.5")
     return growth <= 1.5

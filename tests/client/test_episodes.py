@@ -32,6 +32,8 @@ from rewardfleet.episodes import (
     resampled_distances,
     settle,
     shaping,
+    signal_of_diversity,
+    signal_of_success,
     smoothness,
     spread,
     success,
@@ -272,7 +274,29 @@ def test_against_the_groups_best():
 
 
 def test_a_precomputed_score_passes_untouched():
+    items = episodes(kind="rm", rm_score=0.3, steps=None, max_steps=None)
+    items += [EpisodeRequest(uid=f"{n} too", group="g", success=True, steps=9) for n in range(2)]
     for normalise_by in ("length", "group_mean", "group_deviation"):
         options = EpisodeOptions(normalise=normalise_by)
-        given_scores = settle(measure(episodes(kind="rm", rm_score=0.3), options), options).scores
-        assert given_scores.tolist() == [0.3] * 3
+        settled = settle(measure(items, options), options)
+        assert settled.scores[:3].tolist() == [0.3] * 3
+        assert not settled.reasons and (settled.scores[3:] != 1).all()
+
+
+def test_the_groups_best_is_of_those_who_tell_their_steps():
+    options = EpisodeOptions(efficiency="group_best")
+    items = [*episodes(kind="efficiency"), EpisodeRequest(uid="x", group="g", success=True)]
+    assert settle(measure(items, options), options).scores == pytest.approx([1, 0.5, 0, 1])
+
+
+def test_a_schedule_leads_to_its_target():
+    """Where success falls as the temperature rises, base settles where success is as asked."""
+    schedule = Schedule(0.2, 0.1)
+    for _ in range(60):
+        rate = min(max(1.2 - schedule.base, 0), 1)
+        schedule = schedule.after(signal_of_success(rate, 0.5))
+    assert rate == pytest.approx(0.5, abs=0.02)
+    for _ in range(200):
+        diversity = schedule.width / 2
+        schedule = schedule.after(signal_of_diversity(diversity, 0.2))
+    assert diversity == pytest.approx(0.2, abs=0.02)

@@ -82,7 +82,9 @@ def _efficiency_of(table: Table, mask: Bools, options: EpisodeOptions) -> Floats
     best = np.full(len(mask), np.nan)
     if options.efficiency == "group_best":
         grouping, _ = table.groups
-        best = grouping.spread(grouping.lowest(np.where(gained > 0, share, np.inf)))
+        best = grouping.spread(
+            grouping.lowest(np.where((gained > 0) & ~np.isnan(share), share, np.inf))
+        )
     return rewards.efficiency(gained[mask], share[mask], 1.0, options.efficiency, best=best[mask])
 
 

@@ -104,7 +104,8 @@ def _normalised(
         return raw
     if options.normalise == "length":
         scores = np.full(len(raw), np.nan)
-        scores[table.ok] = rewards.by_length(raw[table.ok], table.number("steps")[table.ok])
+        divided = table.ok & ~table.of_kind("rm")
+        scores[divided] = rewards.by_length(raw[divided], table.number("steps")[divided])
     elif options.normalise == "running":
         if running is None:
             raise ValueError("normalise: running needs the run's mean and variance")

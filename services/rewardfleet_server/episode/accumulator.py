@@ -7,12 +7,14 @@ groups, which is short.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from pydantic import JsonValue
 
 from rewardfleet.episodes import measure, settle
+from rewardfleet.episodes.temperatures import Bin, by_temperature
 from rewardfleet.wire.episode import CollectRequest, EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from rewardfleet_server.runstate import RunState
@@ -31,10 +33,16 @@ class _NotKnown(Exception):
 
 
 class Accumulator:
-    """Gathers groups and releases each once."""
+    """Gathers groups and releases each once.
 
-    def __init__(self, store: RunState) -> None:
+    Args:
+        store: Where groups are kept.
+        seen: Told what each temperature of a released group came to.
+    """
+
+    def __init__(self, store: RunState, seen: Callable[[list[Bin]], None]) -> None:
         self._store = store
+        self._seen = seen
 
     async def collect(self, request: CollectRequest, request_id: str | None) -> dict[str, Any]:
         """Take a member in, once; return its result if its group is released, else when to ask.
@@ -85,6 +93,7 @@ class Accumulator:
         settled = settle(measure(items, options), options)
         results = msgspec.to_builtins(answers.results(settled, request_id))
         stats = answers.groups(settled)
+        self._seen(by_temperature(settled))
         answer = {
             "results": dict(zip(opened["uids"], results, strict=True)),
             "missing": opened["size"] - len(items),

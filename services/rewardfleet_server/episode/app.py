@@ -17,6 +17,10 @@ from rewardfleet_server.runstate import RunState, SqliteRunState
 from .scorer import EpisodeScorer
 from .settings import EpisodeSettings
 
+#: For so many steps the answers of a run's groups are known. Trainers that overlap rollouts with
+#: training are a few steps apart.
+_GROUP_STEPS = 16
+
 
 def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
     """Put the episode service together.
@@ -28,12 +32,13 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     Raises:
         Unavailable: The run-state file is damaged or cannot be opened.
     """
-    remembered = store or SqliteRunState(settings.run_state_file)
-    scorer = EpisodeScorer(remembered)
+    stores = [store, store] if store else _open(settings)
+    scorer = EpisodeScorer(*stores)
 
     async def aclose() -> None:
         scorer.close()
-        await remembered.aclose()
+        for each in dict.fromkeys(stores):
+            await each.aclose()
 
     service = Service(
         name="episode",
@@ -68,3 +73,9 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         metrics=scorer.metrics.collectors,
     )
     return create_reward_app(service, settings)
+
+
+def _open(settings: EpisodeSettings) -> list[RunState]:
+    """Open the file twice: members of groups are large, and soon of no use to anybody."""
+    file = settings.run_state_file
+    return [SqliteRunState(file), SqliteRunState(file, keep_steps=_GROUP_STEPS)]

@@ -21,7 +21,8 @@ from rewardfleet.wire.episode import (
     TemperaturesRequest,
 )
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.pipeline import Plan
+from rewardfleet.wire.score import Status
+from rewardfleet_server.pipeline import Plan, refuse_flood
 from rewardfleet_server.problems import explain
 from rewardfleet_server.runstate import RunState
 from rewardfleet_server.telemetry import Visit
@@ -38,6 +39,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Bodies up to this size are reckoned with on the event loop: a thread would cost as much.
 _SMALL_BODY = 4 * 1024
+#: Fields of a body that is no batch.
+_MAX_FIELDS = 1_000
 
 
 class TemperatureMetrics:
@@ -73,15 +76,16 @@ class EpisodeScorer:
 
     Args:
         store: What is remembered of training runs.
+        groups: Likewise, of groups whose members come one by one.
     """
 
-    def __init__(self, store: RunState) -> None:
+    def __init__(self, store: RunState, groups: RunState) -> None:
         self._runs = Runs(store)
-        self._accumulator = Accumulator(store)
+        self.metrics = TemperatureMetrics()
+        self._accumulator = Accumulator(groups, self.metrics.seen)
         self._temperatures = Temperatures(store)
         # One, as it holds the interpreter: two would only take it from the event loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reckon")
-        self.metrics = TemperatureMetrics()
 
     async def plan(self, request: EpisodeRequest, upload: HeldFile | None) -> Plan[EpisodeScore]:  # noqa: ARG002 - none is taken
         """Nothing is cached: to reckon takes less than to look it up."""
@@ -135,6 +139,9 @@ class EpisodeScorer:
         """Answer `POST /collect`."""
         request = await self._reckon(body, lambda: _model(CollectRequest, body))
         answer = await self._accumulator.collect(request, visit.request_id)
+        if answer["released"]:
+            visit.backends.add(answers.BACKEND)
+            visit.together[Status(answer["result"]["status"])] += 1
         return msgspec.json.encode(answer)
 
     async def temperatures(self, body: bytes, visit: Visit) -> bytes:  # noqa: ARG002 - as the others
@@ -174,6 +181,7 @@ def _alone(request: EpisodeRequest) -> EpisodeScore:
 
 
 def _model(model: type[ModelT], body: bytes) -> ModelT:
+    refuse_flood(body, _MAX_FIELDS)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -82,6 +82,7 @@ def test_a_bad_episode_fails_alone(
     problem = results[1]["error"]
     assert (problem["kind"], problem["retryable"]) == ("invalid", False)
     assert said in problem["detail"] and "item 1" in problem["detail"], problem["detail"]
+    assert results[1]["uid"] == (bad["uid"] or "")
     assert problem["request_id"]
 
 
@@ -138,8 +139,11 @@ def test_a_body_that_is_no_json(service: httpx.Client, content: bytes):
 
 
 def test_a_flood_of_fields_is_refused(service: httpx.Client):
-    body = {"items": [{f"field{n}": 1 for n in range(70_000)}]}
-    assert "too many fields" in service.post("/score/batch", json=body).json()["detail"]
+    fields = {"items": [{f"field{n}": 1 for n in range(200_000)}]}
+    values = {"items": [{"uid": "a", "step_rewards": [1] * 5_000_000}]}
+    for body in (fields, values):
+        assert "too many fields" in service.post("/score/batch", json=body).json()["detail"]
+    assert "too many" in service.post("/collect", json={"item": fields["items"][0]}).text
 
 
 def test_both_ways_of_reading_know_the_same_fields():

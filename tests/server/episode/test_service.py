@@ -1,5 +1,6 @@
 """The episode service: batches with groups, runs that it remembers, temperatures."""
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,10 @@ def test_one_episode_alone(service: httpx.Client):
     refused = service.post("/score", json={"uid": "a", "kind": "rm"})
     assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
     assert "kind rm needs rm_score" in refused.json()["detail"]
+    unseen = {"uid": "a", "kind": "visual", "episode_reward": 1,
+              "visual_success": {"score": None, "status": "abstained"}}  # fmt: skip
+    answer = service.post("/score", json=unseen).json()
+    assert (answer["score"], answer["status"], answer["keep"]) == (None, "abstained", False)
 
 
 def test_all_equal_groups_are_dropped_within_a_tolerance_and_not_in_test_time_rl(
@@ -277,5 +282,11 @@ async def test_the_client(service: httpx.Client):
         await fleet.episode.collect(items[0], run="c", step=1, group_size=1)
         with pytest.raises(DeadlineExceeded, match="without it"):
             await fleet.episode.collect(items[1], run="c", step=1, group_size=1)
+        bad_member = episode_request("bad", kind="rm", group="bad")
+        with pytest.raises(InvalidRequest, match="needs rm_score"):
+            await fleet.episode.collect(bad_member, run="c", step=1, group_size=1)
+        three = [fleet.episode.collect(item, run="c", step=2, group_size=3) for item in items[:3]]
+        scores = await asyncio.gather(*three)
+        assert [each.score for each in scores] == pytest.approx([1 / 1.2, 1 / 1.4, 0])
     async with RewardFleet(episode=url, on_failure=-1.0) as fleet:
         assert await fleet.episode.rewards([items[2], bad]) == [0.0, -1.0]
