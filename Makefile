@@ -49,7 +49,7 @@ bench-episode: install  ## the speed of the episode service, beside bare parsing
 	$(BIN)/python tests/bench/episode.py
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
-	$(BIN)/python examples/libero_episodes.py tests/data/libero episodes.png
+	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

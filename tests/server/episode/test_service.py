@@ -1,6 +1,10 @@
 """The episode service: batches with groups, runs that it remembers, temperatures."""
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -10,6 +14,7 @@ import pytest
 from rewardfleet import RewardFleet, blocking, episode_request
 from rewardfleet.wire.episode import CollectAnswer, EpisodeAnswer, TemperaturesAnswer
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
+from rewardfleet_server.episode import accumulator
 
 from .conftest import batch, served_episodes
 
@@ -290,3 +295,68 @@ async def test_the_client(service: httpx.Client):
         assert [each.score for each in scores] == pytest.approx([1 / 1.2, 1 / 1.4, 0])
     async with RewardFleet(episode=url, on_failure=-1.0) as fleet:
         assert await fleet.episode.rewards([items[2], bad]) == [0.0, -1.0]
+
+
+def test_replicas_share_a_file(tmp_path: Path):
+    """Members of a group may go to any of them, and all hear the same."""
+    file = tmp_path / "runs.sqlite"
+    with (
+        served_episodes(run_state_file=file) as one,
+        served_episodes(run_state_file=file) as other,
+    ):
+        assert not collect(one, four()[0]).json()["released"]
+        assert collect(other, four()[1]).json()["missing"] == 1
+        assert collect(one, four()[2]).json()["released"]
+        told = [collect(each, four()[1]).json()["result"] for each in (one, other)]
+        assert told[0] == told[1]
+        running = {"options": {"normalise": "running"}, "run": "a", "step": 1}
+        batch(one, four("a"), **running)
+        assert batch(other, four("b"), **running)["running"]["count"] == 8
+
+
+def test_open_groups_are_bounded_and_forgotten_ones_make_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(accumulator, "MAX_OPEN", 2)
+    with served_episodes() as service:
+        for group in "ab":
+            collect(service, four(group)[0])
+        full = collect(service, four("c")[0])
+        assert (full.status_code, full.json()["retryable"]) == (429, True)
+        later = accumulator._now() + 200
+        monkeypatch.setattr(accumulator, "_now", lambda: later)
+        assert not collect(service, four("c")[0]).json()["released"]
+        forgotten = collect(service, four("a")[0])
+        assert (forgotten.status_code, forgotten.json()["kind"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    command = f"{sys.executable} -m rewardfleet_server serve episode --port {port}"
+    server = subprocess.Popen(command.split(), stderr=subprocess.DEVNULL)
+    try:
+        with blocking.RewardFleet(episode=f"http://127.0.0.1:{port}") as fleet:
+            assert fleet.episode.temperatures(4).temperatures == [0.6, 0.7, 0.8, 0.9]
+        server.terminate()
+        assert server.wait(10) == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_the_example_draws_its_figure(tmp_path: Path):
+    """Real videos, judged, scored and grouped over HTTP."""
+    root = Path(__file__).parents[3]
+    figure = tmp_path / "figure.png"
+    arguments = [root / "examples" / "libero_episodes.py", root / "tests/data/libero", figure]
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "MPLBACKEND": "Agg", "MPLCONFIGDIR": str(tmp_path)},
+        check=True,
+    )
+    assert "26 of 38 kept" in done.stdout
+    assert "dropped not_selected" in done.stdout and "dropped accuracy" in done.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG")
