@@ -1,9 +1,9 @@
 """The episode service's part of the journey: read, reckon, remember, answer."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from rewardfleet import __version__
-from rewardfleet.episodes import Measured, Settled, measure, settle
+from rewardfleet.episodes import Measured, Running, measure, settle
 from rewardfleet.episodes.temperatures import Bin, by_temperature
 from rewardfleet.wire.episode import (
     CollectRequest,
@@ -39,6 +39,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Bodies up to this size are reckoned with on the event loop: a thread would cost as much.
 _SMALL_BODY = 4 * 1024
+_PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
 #: Fields of a body that is no batch.
 _MAX_FIELDS = 1_000
 
@@ -97,43 +98,30 @@ class EpisodeScorer:
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         """Return what all answers have in common."""
-        return {"service": f"rewardfleet {__version__}"}
+        return dict(_PROVENANCE)
 
     def check_ready(self) -> Mapping[str, str] | None:
         """The store was opened before the service listens; there is nothing to wait for."""
 
     async def batch(self, body: bytes, visit: Visit) -> bytes:
         """Answer `POST /score/batch`."""
-        started = time.monotonic()
-        batch, measured = await self._reckon(body, lambda: _measured(body))
-        running = None
-        options = batch.head.options
-        if options.normalise == "running":
+
+        def reckon() -> tuple[Batch, Measured, _Written | None]:
+            batch = read(body)
+            options = batch.head.options
+            measured = measure(batch.items, options, batch.bad)
+            by_itself = options.normalise != "running"
+            return batch, measured, _written(measured, options, visit) if by_itself else None
+
+        batch, measured, written = await self._reckon(body, reckon)
+        if written is None:
             running = await self._runs.take_up(batch.head, measured)
-
-        def write() -> tuple[Settled, list[Bin], bytes]:
-            settled = settle(measured, options, running)
-            found = by_temperature(settled)
-            answer = {
-                "results": answers.results(settled, visit.request_id),
-                "groups": answers.groups(settled),
-                "temperatures": answers.temperatures(found),
-                "provenance": {answers.BACKEND: self.provenance(answers.BACKEND)},
-                "timing_ms": {"backend": round((time.monotonic() - started) * 1000, 3)},
-            }
-            if running is not None:
-                answer["running"] = {
-                    "count": running.count,
-                    "mean": running.mean,
-                    "variance": running.variance,
-                }
-            return settled, found, msgspec.json.encode(answer)
-
-        settled, found, answer = await self._reckon(body, write)
-        self.metrics.seen(found)
+            options = batch.head.options
+            written = await self._reckon(body, lambda: _written(measured, options, visit, running))
+        self.metrics.seen(written.temperatures)
         visit.backends.add(answers.BACKEND)
-        visit.together.update(answers.by_status(settled))
-        return answer
+        visit.together.update(written.by_status)
+        return written.answer
 
     async def collect(self, body: bytes, visit: Visit) -> bytes:
         """Answer `POST /collect`."""
@@ -159,9 +147,31 @@ class EpisodeScorer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _measured(body: bytes) -> tuple[Batch, Measured]:
-    batch = read(body)
-    return batch, measure(batch.items, batch.head.options, batch.bad)
+@dataclass(frozen=True)
+class _Written:
+    """A batch's answer, and what is counted of it."""
+
+    answer: bytes
+    by_status: Mapping[Status, int]
+    temperatures: list[Bin]
+
+
+def _written(
+    measured: Measured, options: EpisodeOptions, visit: Visit, running: Running | None = None
+) -> _Written:
+    settled = settle(measured, options, running)
+    found = by_temperature(settled)
+    answer: dict[str, Any] = {
+        "results": answers.results(settled, visit.request_id),
+        "groups": answers.groups(settled),
+        "temperatures": answers.temperatures(found),
+        "provenance": {answers.BACKEND: _PROVENANCE},
+        "timing_ms": {"total": round(visit.elapsed_ms, 3)},
+    }
+    if running is not None:
+        moments = {"mean": running.mean, "variance": running.variance}
+        answer["running"] = {"count": running.count, **moments}
+    return _Written(msgspec.json.encode(answer), answers.by_status(settled), found)
 
 
 def _alone(request: EpisodeRequest) -> EpisodeScore:
