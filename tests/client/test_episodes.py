@@ -289,6 +289,21 @@ def test_the_groups_best_is_of_those_who_tell_their_steps():
     assert settle(measure(items, options), options).scores == pytest.approx([1, 0.5, 0, 1])
 
 
+def test_no_success_is_worth_nothing_beside_one_of_no_steps():
+    options = EpisodeOptions(efficiency="group_best")
+    items = [*episodes(kind="efficiency")[:1], *episodes(kind="efficiency", uid="x", steps=0)[:1]]
+    assert settle(measure(items, options), options).scores == pytest.approx([0.1, 1])
+
+
+def test_shaping_is_added_to_the_steps_own_rewards():
+    options = EpisodeOptions(gamma=0.5)
+    items = episodes(kind="shaped", progress=[0, 1, 2], step_rewards=[1, 2, 3], episode_reward=9)
+    measured = measure(items[:1], options)
+    assert measured.step_rewards[0].tolist() == [1.5, 2, 1]
+    assert measured.components["episode"].tolist() == [6]
+    assert measured.components["shaping"].tolist() == [-1.5]
+
+
 def test_a_schedule_leads_to_its_target():
     """Where success falls as the temperature rises, base settles where success is as asked."""
     schedule = Schedule(0.2, 0.1)

@@ -78,14 +78,14 @@ def _rm(measured: Measured, mask: Bools, _: EpisodeOptions) -> None:
 
 
 def _efficiency_of(table: Table, mask: Bools, options: EpisodeOptions) -> Floats:
-    gained, share = table.number("success"), table.share
+    gained, steps, limit = (table.number(name) for name in ("success", "steps", "max_steps"))
     best = np.full(len(mask), np.nan)
     if options.efficiency == "group_best":
         grouping, _ = table.groups
-        best = grouping.spread(
-            grouping.lowest(np.where((gained > 0) & ~np.isnan(share), share, np.inf))
-        )
-    return rewards.efficiency(gained[mask], share[mask], 1.0, options.efficiency, best=best[mask])
+        told = (gained > 0) & ~np.isnan(table.share)
+        best = grouping.spread(grouping.lowest(np.where(told, table.share, np.inf)))
+    form = options.efficiency
+    return rewards.efficiency(gained[mask], steps[mask], limit[mask], form, best=best[mask])
 
 
 def _efficiency(measured: Measured, mask: Bools, options: EpisodeOptions) -> None:
@@ -117,13 +117,15 @@ def _visual(measured: Measured, mask: Bools, _: EpisodeOptions) -> None:
 def _shaped(measured: Measured, mask: Bools, options: EpisodeOptions) -> None:
     table, terminal = measured.table, measured.table.reward(TERMINAL)
     for index in np.flatnonzero(mask).tolist():
-        steps = rewards.shaping(table.array(index, "progress"), options.gamma)
+        added = rewards.shaping(table.array(index, "progress"), options.gamma)
+        own = np.zeros(len(added))
         if table.items[index].step_rewards is not None:
-            steps = steps + table.array(index, "step_rewards")
+            own = table.array(index, "step_rewards")
         else:
-            steps[-1] += terminal[index]
-        measured.step_rewards[index] = steps
-        measured.rewards[index] = steps.sum()
+            own[-1] = terminal[index]
+        measured.step_rewards[index] = own + added
+        measured.rewards[index] = own.sum() + added.sum()
+        terminal[index] = own.sum()
     measured.put(mask, "episode", terminal[mask])
     measured.put(mask, "shaping", measured.rewards[mask] - terminal[mask])
 

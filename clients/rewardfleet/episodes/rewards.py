@@ -52,7 +52,8 @@ def _exponential(share: Floats, best: Floats) -> Floats:  # noqa: ARG001
 
 
 def _group_best(share: Floats, best: Floats) -> Floats:
-    return np.divide(best, share, out=np.ones_like(share), where=share > 0)
+    gained: Floats = best / share
+    return gained
 
 
 EFFICIENCY: dict[str, Callable[[Floats, Floats], Floats]] = {
@@ -78,6 +79,7 @@ def efficiency(
     - `linear`: 1 - 0.9 x, in [0.1, 1].
     - `exponential`: exp(-3 x), in [0.0498, 1].
     - `group_best`: best/x, in (0, 1]; `best` is the least x of a success in the episode's group.
+      Less than one step counts as one.
 
     Args:
         succeeded: [N], 0 or 1.
@@ -90,7 +92,9 @@ def efficiency(
     check(limit > 0, "max_steps is above 0", limit)
     share = np.asarray(steps, float) / limit
     check((share >= 0) & (share <= 1), "steps are 0 to max_steps", steps)
-    worth = EFFICIENCY[form](share, np.broadcast_to(np.asarray(best, float), share.shape))
+    least = 1 / limit if form == "group_best" else 0.0
+    share, first = np.maximum(share, least), np.maximum(np.asarray(best, float), least)
+    worth = EFFICIENCY[form](share, first)
     worth[gained == 0] = 0.0
     return worth
 

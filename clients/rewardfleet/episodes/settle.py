@@ -20,7 +20,16 @@ _AT_ONCE = 4096
 
 @dataclass
 class Similarity:
-    """How alike the trajectories of each group are; see `Settled`."""
+    """How alike the trajectories of each group are.
+
+    Attributes:
+        cluster: [N], number of an episode's cluster in its group; -1 without a group.
+        voted: [N], whether that is the group's largest.
+        diverse: [N], whether it is among the `select_count` furthest apart.
+        cluster_count: [G], how many clusters.
+        majority_ratio: [G], share of the largest.
+        diversity: [G], mean distance of two members; 0 for one.
+    """
 
     cluster: NDArray[np.intp]
     voted: Bools
@@ -42,9 +51,7 @@ class Settled:
         names: Of the groups, G of them; all below are [G].
         mean, deviation, success_rate: Of the rewards before normalisation; NaN where undefined.
         all_equal: Within the tolerance.
-        cluster, voted: [N], with `clusters` alone: number of its cluster in its group, -1 for
-            none, and whether it is of the largest.
-        cluster_count, majority_ratio, diversity: [G], likewise.
+        similarity: With `clusters` alone.
     """
 
     measured: Measured
