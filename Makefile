@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install jail demo test check bench bench-client bench-code serve lock install-engines test-engines bench-vlm bench-gpu
+.PHONY: install jail demo test check bench bench-client bench-code bench-episode example-episode serve lock
+.PHONY: install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed jail
 
@@ -45,6 +46,12 @@ bench-client: install  ## 16,000 calls at once over a fleet that fails, beside b
 
 bench-code: install  ## the speed of the code service, beside bare interpreters
 	$(BIN)/python tests/bench/code.py
+
+bench-episode: install  ## the speed of the episode service, beside bare parsing and arithmetic
+	$(BIN)/python tests/bench/episode.py
+
+example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
+	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
 
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in an environment of their own
 

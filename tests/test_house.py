@@ -19,6 +19,8 @@ from rewardfleet_server.cli import SERVICES
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.sandboxes import SANDBOXES
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.episode.app import create_app as create_episode_app
+from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.testing import FakeSandbox, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import JUDGES
@@ -41,6 +43,13 @@ CLIENT_USERS = {"cli.py", "video/demo.py"}
 
 #: What adapters may import beside, once a function of theirs is called: the trainer's side has it.
 TRAINERS = {"torch", "verl"}
+#: What a file of the client may import beside the rest, inside of the functions that need it.
+LAZY = {
+    CLIENT / "adapters" / "ctrl.py": TRAINERS,
+    CLIENT / "adapters" / "verl.py": TRAINERS,
+    CLIENT / "adapters" / "simplevla.py": TRAINERS,
+    CLIENT / "episodes" / "similar.py": {"dtaidistance"},
+}
 
 
 def imports(path: Path, package: Path) -> Iterator[str]:
@@ -72,7 +81,15 @@ def test_the_client_imports_httpx_numpy_and_pydantic_alone(path: Path):
         if top == "rewardfleet":
             assert not in_wire or name.startswith("rewardfleet.wire"), name
         else:
-            assert top in allowed | set(sys.stdlib_module_names), name
+            assert top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names), name
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: path.name)
+def test_what_may_be_missing_is_imported_where_it_is_used(path: Path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in [alias.name for alias in node.names] + [getattr(node, "module", "")]:
+                assert name.partition(".")[0] not in LAZY[path], name
 
 
 @pytest.mark.parametrize("path", files(SERVER), ids=lambda path: str(path.relative_to(SERVER)))
@@ -82,7 +99,9 @@ def test_the_server_keeps_to_its_rooms(path: Path):
     for name in imports(path, SERVER):
         parts = name.split(".")
         if parts[0] == "rewardfleet" and str(place) not in CLIENT_USERS:
-            assert name in {"rewardfleet", "rewardfleet.__version__"} or parts[1] == "wire", name
+            # The arithmetic of episodes is one for the service, the adapters and a notebook.
+            shared = {"wire", "episodes"} if own_slice == "episode" else {"wire"}
+            assert name in {"rewardfleet", "rewardfleet.__version__"} or parts[1] in shared, name
         if parts[0] == "rewardfleet_server" and len(parts) > 1 and parts[1] in SLICES:
             ships_the_fakes = str(place) == "testing.py"
             assert parts[1] == own_slice or ships_the_fakes, f"{place} imports {name}"
@@ -157,12 +176,14 @@ def test_importing_a_service_loads_no_model_library():
 import sys
 import rewardfleet_server.video.app, rewardfleet_server.video.main
 import rewardfleet_server.code.app, rewardfleet_server.code.main
+import rewardfleet_server.episode.app, rewardfleet_server.episode.main
+import rewardfleet.adapters.verl, rewardfleet.adapters.simplevla
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "scipy"}
+    assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "scipy", "dtaidistance"}
 
 
 def test_all_names_everything_public_in_order():
@@ -203,7 +224,8 @@ def test_every_lazy_name_leads_somewhere():
 def test_every_error_setting_metric_and_endpoint_is_documented():
     for kind, status in STATUS.items():
         assert f"| `{kind}` | {status} |" in README
-    for name, field in {**VideoSettings.model_fields, **CodeSettings.model_fields}.items():
+    settings = (VideoSettings, CodeSettings, EpisodeSettings)
+    for name, field in {n: f for each in settings for n, f in each.model_fields.items()}.items():
         flag = f"--{name.replace('_', '-')}"
         assert re.search(rf"^\| `{flag}` \|", README, re.MULTILINE), flag
         assert field.description
@@ -212,7 +234,9 @@ def test_every_error_setting_metric_and_endpoint_is_documented():
         assert metric in README, metric
     video = create_app(VideoSettings(_cli_parse_args=False, references=None))
     code = create_code_app(CodeSettings(_cli_parse_args=False), FakeSandbox())
-    for path in [*video.openapi()["paths"], *code.openapi()["paths"]]:
+    episode = create_episode_app(EpisodeSettings(_cli_parse_args=False))
+    apps = (video, code, episode)
+    for path in [path for app in apps for path in app.openapi()["paths"]]:
         assert f" {path}" in README, path
 
 
@@ -247,9 +271,14 @@ def at_the_services() -> Iterator[Callable[[str], str]]:
     with (
         serving(create_app(settings)) as video,
         serving(create_code_app(CodeSettings(_cli_parse_args=False))) as code,
+        serving(create_episode_app(EpisodeSettings(_cli_parse_args=False))) as episode,
     ):
-        yield lambda text: text.replace("http://127.0.0.1:18080", video).replace(
-            "http://127.0.0.1:18081", code
+        yield (
+            lambda text: (
+                text.replace("http://127.0.0.1:18080", video)
+                .replace("http://127.0.0.1:18081", code)
+                .replace("http://127.0.0.1:18082", episode)
+            )
         )
 
 

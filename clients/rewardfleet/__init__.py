@@ -5,6 +5,7 @@
 
 from .client import CodeClient, RewardFleet, VideoClient, code_request
 from .clips import ClipLike, video_request
+from .episode_client import EpisodeClient, episode_request
 from .service import Abstained
 from .wire.code import (
     AssertTests,
@@ -18,6 +19,7 @@ from .wire.code import (
     StdioTests,
     Verdict,
 )
+from .wire.episode import EpisodeAnswer, EpisodeOptions, EpisodeRequest, EpisodeScore
 from .wire.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -47,6 +49,11 @@ __all__ = [
     "CodeRequest",
     "CodeScore",
     "DeadlineExceeded",
+    "EpisodeAnswer",
+    "EpisodeClient",
+    "EpisodeOptions",
+    "EpisodeRequest",
+    "EpisodeScore",
     "ErrorKind",
     "Forbidden",
     "FunctionalCase",
@@ -74,5 +81,6 @@ __all__ = [
     "VideoRequest",
     "VideoScore",
     "code_request",
+    "episode_request",
     "video_request",
 ]

@@ -15,12 +15,15 @@ from typing import Any, Self, TypeVar, Unpack
 
 from . import client
 from .clips import ClipLike
+from .episode_client import EpisodeClient as AsyncEpisodeClient
+from .episode_client import OptionsLike
 from .wire.code import CodeRequest, CodeScore
+from .wire.episode import EpisodeAnswer, EpisodeRequest, EpisodeScore, TemperaturesAnswer
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 T = TypeVar("T")
 
-__all__ = ["CodeClient", "RewardFleet", "VideoClient"]
+__all__ = ["CodeClient", "EpisodeClient", "RewardFleet", "VideoClient"]
 
 
 class _Worker:
@@ -151,6 +154,48 @@ class CodeClient:
         return self._loop.run(self._code.rewards(requests))
 
 
+class EpisodeClient:
+    """`rewardfleet.EpisodeClient`, call by call."""
+
+    def __init__(self, loop: _Loop, episode: AsyncEpisodeClient) -> None:
+        self._loop = loop
+        self._episode = episode
+
+    def score(self, item: EpisodeRequest) -> EpisodeScore:
+        """See `rewardfleet.EpisodeClient.score`."""
+        return self._loop.run(self._episode.score(item))
+
+    def score_batch(
+        self,
+        items: Sequence[EpisodeRequest],
+        options: OptionsLike | None = None,
+        *,
+        run: str | None = None,
+        step: int | None = None,
+    ) -> EpisodeAnswer:
+        """See `rewardfleet.EpisodeClient.score_batch`."""
+        return self._loop.run(self._episode.score_batch(items, options, run=run, step=step))
+
+    def rewards(
+        self,
+        items: Sequence[EpisodeRequest],
+        options: OptionsLike | None = None,
+        *,
+        run: str | None = None,
+        step: int | None = None,
+    ) -> list[float]:
+        """See `rewardfleet.EpisodeClient.rewards`."""
+        return self._loop.run(self._episode.rewards(items, options, run=run, step=step))
+
+    def collect(self, item: EpisodeRequest, **group: Any) -> EpisodeScore:
+        """See `rewardfleet.EpisodeClient.collect`; takes the same arguments."""
+        return self._loop.run(self._episode.collect(item, **group))
+
+    def temperatures(self, n: int, **schedule: Any) -> TemperaturesAnswer:
+        """See `rewardfleet.EpisodeClient.temperatures`; takes the same arguments."""
+        return self._loop.run(self._episode.temperatures(n, **schedule))
+
+
 class RewardFleet:
     """`rewardfleet.RewardFleet`; takes the same arguments."""
 
@@ -161,6 +206,8 @@ class RewardFleet:
             self.video = VideoClient(self._loop, self._fleet.video)
         if options.get("code") is not None:
             self.code = CodeClient(self._loop, self._fleet.code)
+        if options.get("episode") is not None:
+            self.episode = EpisodeClient(self._loop, self._fleet.episode)
 
     def close(self) -> None:
         """Close the connections and end the thread."""

@@ -10,6 +10,7 @@ from pydantic import JsonValue, ValidationError
 
 from .clips import ClipLike, body_bytes, first_finding, video_request
 from .endpoint import Endpoint, in_thread
+from .episode_client import EpisodeClient
 from .service import OnFailure, RewardRule, ServiceClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.errors import InvalidRequest, RewardFleetError
@@ -149,6 +150,8 @@ class RewardFleet:
     Args:
         video: Base URL of the video service, or those of its replicas.
         code: Likewise of the code service.
+        episode: Likewise of the episode service. Where its groups or runs are remembered, its
+            replicas must share one `--run-state-file`.
         api_key: Sent as bearer key.
         timeout_s: Seconds for a whole call, waiting and trying again included.
         max_concurrency: Samples under way at once at each replica; more wait here, in order.
@@ -169,6 +172,7 @@ class RewardFleet:
         *,
         video: str | Sequence[str] | None = None,
         code: str | Sequence[str] | None = None,
+        episode: str | Sequence[str] | None = None,
         api_key: str | None = None,
         timeout_s: float = 120.0,
         max_concurrency: int = 128,
@@ -185,7 +189,7 @@ class RewardFleet:
             raise ValueError(f"max_concurrency: give 1 or more, not {max_concurrency}")
         if not 0 <= coalesce_s <= 1:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
-        if video is None and code is None:
+        if video is None and code is None and episode is None:
             raise ValueError("give the URL of a service, e.g. video=... or code=...")
         self._endpoints = {
             name: Endpoint(
@@ -194,7 +198,7 @@ class RewardFleet:
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
             )
-            for name, urls in (("video", video), ("code", code))
+            for name, urls in (("video", video), ("code", code), ("episode", episode))
             if urls is not None
         }
         rule = RewardRule(on_failure, binary_reward, success_threshold)
@@ -203,6 +207,9 @@ class RewardFleet:
         endpoints = self._endpoints
         self._video = VideoClient(endpoints["video"], rule, **wait) if video is not None else None
         self._code = CodeClient(endpoints["code"], as_it_is, **wait) if code is not None else None
+        self._episode = (
+            EpisodeClient(endpoints["episode"], as_it_is) if episode is not None else None
+        )
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -230,6 +237,17 @@ class RewardFleet:
         if self._code is None:
             raise AttributeError("this fleet has no code service: give code=URL")
         return self._code
+
+    @property
+    def episode(self) -> EpisodeClient:
+        """The episode service.
+
+        Raises:
+            AttributeError: This fleet was given none.
+        """
+        if self._episode is None:
+            raise AttributeError("this fleet has no episode service: give episode=URL")
+        return self._episode
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,14 +1,14 @@
 """Assembly: a slice's parts and the spine's become one ASGI application."""
 
-import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -30,7 +30,7 @@ from .cache import Cache, MemoryCache, RedisCache, SqliteCache
 from .pipeline import Endpoint, Pipeline, RequestT, Scorer, ScoreT
 from .problems import problem_response
 from .settings import ServerSettings
-from .telemetry import Telemetry
+from .telemetry import Telemetry, Visit
 
 _MIB = 2**20
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -41,6 +41,21 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 async def _nothing() -> None:
     pass
+
+
+@dataclass(frozen=True)
+class WholeEndpoint:
+    """A `POST` of a slice's own, which reads the body itself; up to there the journey is the same.
+
+    Attributes:
+        work: Reads the body, and returns the answer as JSON. Takes heavy work off the event loop.
+    """
+
+    path: str
+    summary: str
+    request_type: type[BaseModel]
+    answer_type: type[BaseModel]
+    work: Callable[[bytes, Visit], Coroutine[None, None, bytes]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,9 @@ class Service(Generic[RequestT, ScoreT]):
         takes_uploads: Whether `POST /score` may be a form with a file.
         failure: Says why the service can never score again, or None. The process then ends, for
             its supervisor to start a new one.
-        endpoints: Those that it has beside `/score`, in others' wire formats.
+        endpoints: Beside `/score`, in others' wire formats.
+        whole_endpoints: Beside these, or in the place of `/score/batch`.
+        metrics: Beside the spine's.
     """
 
     name: str
@@ -68,6 +85,8 @@ class Service(Generic[RequestT, ScoreT]):
     takes_uploads: bool = False
     failure: Callable[[], str | None] = lambda: None
     endpoints: Sequence[Endpoint[Any, RequestT, ScoreT]] = ()
+    whole_endpoints: Sequence[WholeEndpoint] = ()
+    metrics: Sequence[Collector] = ()
 
 
 class RewardApp(FastAPI):
@@ -112,7 +131,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         max_body_bytes=settings.max_bodies_mb * _MIB,
     )
     keys = Keys(settings.api_key_file)
-    telemetry = Telemetry(service.name, admission)
+    telemetry = Telemetry(service.name, admission, service.metrics)
     cache = _open_cache(settings)
     pipeline = Pipeline(
         scorer=service.scorer,
@@ -183,14 +202,15 @@ def _add_score_routes(
     app: RewardApp, service: Service[RequestT, ScoreT], pipeline: Pipeline[RequestT, ScoreT]
 ) -> None:
     """Add `POST /score` and `/score/batch`; the pipeline itself reads and checks their bodies."""
-    item = _schema_of(service.request_type)
+    item = _whole_schema(service.request_type)
     items = {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
     batch: dict[str, Any] = {
         "type": "object",
         "properties": {"items": items},
         "required": ["items"],
     }
-    app.journeys = {"/score": pipeline.single, "/score/batch": pipeline.batch}
+    own = {endpoint.path: pipeline.whole(endpoint.work) for endpoint in service.whole_endpoints}
+    app.journeys = {"/score": pipeline.single, "/score/batch": pipeline.batch, **own}
     app.add_api_route(
         "/score",
         pipeline.single,
@@ -200,6 +220,18 @@ def _add_score_routes(
         openapi_extra=_json_body(item),
         summary="Score one item",
     )
+    for endpoint in service.whole_endpoints:
+        app.add_api_route(
+            endpoint.path,
+            own[endpoint.path],
+            methods=["POST"],
+            response_model=endpoint.answer_type,
+            responses=_PROBLEMS,
+            openapi_extra=_json_body(_whole_schema(endpoint.request_type)),
+            summary=endpoint.summary,
+        )
+    if "/score/batch" in own:
+        return
     app.add_api_route(
         "/score/batch",
         pipeline.batch,
@@ -224,20 +256,27 @@ def _add_further_routes(
             methods=["POST"],
             response_model=endpoint.response_type,
             responses=_PROBLEMS,
-            openapi_extra=_json_body(_schema_of(endpoint.request_type)),
+            openapi_extra=_json_body(_whole_schema(endpoint.request_type)),
             summary=endpoint.about,
         )
 
 
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a schema with what it refers to in place, as OpenAPI keeps definitions elsewhere."""
+def _whole_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's schema without references, as OpenAPI keeps its definitions elsewhere."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    text = json.dumps(schema)
-    for name, definition in definitions.items():
-        text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))
-    inlined: dict[str, Any] = json.loads(text)
-    return inlined
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        rest = {key: inlined(value) for key, value in node.items() if key != "$ref"}
+        return {**inlined(definitions[name]), **rest} if name else rest
+
+    whole: dict[str, Any] = inlined(schema)
+    return whole
 
 
 def _json_body(schema: dict[str, Any]) -> dict[str, Any]:

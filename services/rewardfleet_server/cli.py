@@ -18,6 +18,7 @@ _SERVER_EXTRA = "pip install 'rewardfleet[server]'"
 SERVICES: dict[str, str] = {
     "video": "rewardfleet_server.video.main:serve",
     "code": "rewardfleet_server.code.main:serve",
+    "episode": "rewardfleet_server.episode.main:serve",
 }
 
 

@@ -217,6 +217,25 @@ class Pipeline(Generic[RequestT, ScoreT]):
 
         return answered
 
+    def whole(
+        self, work: Callable[[bytes, Visit], Coroutine[None, None, bytes]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Make an endpoint of a slice's own: `work` reads a whole body and writes the answer."""
+
+        async def answer(
+            request: Request, body: bytes | Form, visit: Visit, deadline: float
+        ) -> bytes:
+            assert not isinstance(body, Form)  # noqa: S101 - only `/score` takes one
+            async with asyncio.timeout_at(deadline), self._admission.slot():
+                content = await _unless_hung_up(request, work(body, visit))
+            self._telemetry.judged_together(visit)
+            return content
+
+        async def endpoint(request: Request) -> Response:
+            return await self._journey(request, answer)
+
+        return endpoint
+
     def close(self) -> None:
         """End the parsing thread."""
         self._parser.shutdown(wait=False, cancel_futures=True)
@@ -231,7 +250,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     async def _journey(
         self,
         request: Request,
-        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str]],
+        answer: Callable[[Request, bytes | Form, Visit, float], Awaitable[str | bytes]],
     ) -> Response:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
@@ -448,7 +467,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _takes_form(self, request: Request, headers: Mapping[str, str]) -> bool:
         """Whether the body is a form, which only single requests of some services may be."""
         is_form = _media_type(headers) == "multipart/form-data"
-        return is_form and self._takes_uploads and request.scope["path"].endswith("/score")
+        return is_form and self._takes_uploads and request.scope["path"] == "/score"
 
     def _announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say of the body; return the bytes that it may come to."""
@@ -501,11 +520,7 @@ class Pipeline(Generic[RequestT, ScoreT]):
         """
 
         def parse() -> ModelT:
-            too_many_fields = body.count(b":") > _MAX_FIELDS < len(_FIELD.findall(body))
-            if too_many_fields or body.count(b",") > _MAX_COMMAS:
-                raise InvalidRequest(
-                    f"the body has too many fields or values; at most {_MAX_FIELDS} fields"
-                )
+            refuse_flood(body, _MAX_FIELDS)
             try:
                 return model.model_validate_json(body)
             except ValidationError as error:
@@ -518,6 +533,17 @@ class Pipeline(Generic[RequestT, ScoreT]):
     def _body_too_large(self) -> TooLarge:
         limit = self._max_body_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+def refuse_flood(body: bytes, max_fields: int, max_commas: int = _MAX_COMMAS) -> None:
+    """Refuse a body that would come to far more memory and time than its bytes.
+
+    Raises:
+        InvalidRequest: It has too many fields or values.
+    """
+    too_many_fields = body.count(b":") > max_fields < len(_FIELD.findall(body))
+    if too_many_fields or body.count(b",") > max_commas:
+        raise InvalidRequest(f"the body has too many fields or values; at most {max_fields} fields")
 
 
 def _media_type(headers: Mapping[str, str]) -> str:

@@ -11,6 +11,8 @@ import re
 import sys
 import time
 import uuid
+from collections import Counter as Counts
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -24,6 +26,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.registry import Collector
 from pythonjsonlogger.core import RESERVED_ATTRS
 
 from rewardfleet.wire.errors import ErrorKind
@@ -60,6 +63,7 @@ class Visit:
     backends: set[str] = field(default_factory=set)
     items: int = 0
     cached: int = 0
+    together: Counts[Status] = field(default_factory=Counts)  #: results that were made at once
 
     @property
     def elapsed_ms(self) -> float:
@@ -80,11 +84,14 @@ class Telemetry:
     Args:
         service: The name of the service, e.g. `video`.
         admission: Asked for its numbers whenever metrics are read.
+        more: A slice's own metrics.
     """
 
-    def __init__(self, service: str, admission: Admission) -> None:
+    def __init__(self, service: str, admission: Admission, more: Sequence[Collector] = ()) -> None:
         self._service = service
         self._registry = CollectorRegistry()
+        for collector in more:
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._requests = Counter(
@@ -157,6 +164,14 @@ class Telemetry:
             stages.labels(self._service, "queue").observe(timing.queue / 1000)
             stages.labels(self._service, "decode").observe(timing.decode / 1000)
             stages.labels(self._service, "backend").observe(timing.backend / 1000)
+
+    def judged_together(self, visit: Visit) -> None:
+        """Count the results that one backend made of a whole batch, and their time once."""
+        visit.items += visit.together.total()
+        for backend in visit.backends:
+            for status, count in visit.together.items():
+                self._results.labels(self._service, backend, status).inc(count)
+        self._stages.labels(self._service, "total").observe(visit.elapsed_ms / 1000)
 
     def answered(self, visit: Visit, status: int, kind: ErrorKind | None, detail: str = "") -> None:
         """Count one request and write its log line."""
