@@ -117,7 +117,12 @@ def answering(response: bytes):
             self.request.recv(65536)
             self.request.sendall(response)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(socketserver.ThreadingTCPServer):
+        # A connection that a try gave up may never say anything.
+        block_on_close = False
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -325,7 +330,12 @@ async def test_what_was_not_given_is_not_sent(frames):
             received.append(json.loads(body))
             self.request.sendall(http("422 Unprocessable Content", ""))
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(socketserver.ThreadingTCPServer):
+        # A connection that a try gave up may never say anything.
+        block_on_close = False
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         async with RewardFleet(video=f"http://127.0.0.1:{server.server_address[1]}") as fleet:
             with pytest.raises(rewardfleet.InvalidRequest):
