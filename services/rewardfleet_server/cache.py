@@ -237,6 +237,8 @@ class RedisCache:
         match await self._guarded(lambda: self._redis.get(_REDIS_PREFIX + key)):
             case bytes(value) if len(value) > _STAMP.size:
                 (until,) = _STAMP.unpack_from(value)
+                if until <= time.time():
+                    return None
                 value = value[_STAMP.size :]
                 await self._memory.put(key, value, until - time.time())
                 return value

@@ -111,7 +111,7 @@ class DatasetTests(Request):
     """A raw row of a data set, which is read as one of the other kinds."""
 
     # pandas has NaN where a row has no value.
-    model_config = ConfigDict(allow_inf_nan=True)
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
     kind: Literal["dataset"]
     dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps"] = Field(

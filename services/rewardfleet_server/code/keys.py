@@ -5,14 +5,15 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from importlib import resources
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, FunctionalTests, Outcome, StdioTests
 
 from .normal_form import normal_form
+from .verdict import BROKE
 
 #: Programs above this many characters are brought to their normal form off the event loop.
 _SMALL_PROGRAM = 2_000
@@ -23,24 +24,26 @@ _BRIEF_SECONDS = 600.0
 _TIMED = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
 
 #: What tests say that look at more than public names: private ones, docstrings, hints, frames.
-_LOOKS = re.compile(r"\b_\w|\b(?:inspect|signature|help|vars|dir|locals|globals|getattr)\b")
-
-#: The files whose every change may change a verdict.
-_HARNESS = (
-    *("verdict.py", "values.py", "datasets.py", "packed.py"),
-    *("sandboxes/jail/warden.py", "sandboxes/jail/seccomp.py", "sandboxes/fusion.py"),
+_LOOKS = re.compile(
+    r"\b_\w|\b(?:inspect|signature|help|vars|dir|locals|globals|getattr|get_type_hints|"
+    r"get_annotations|getdoc|traceback|attrgetter|methodcaller|eval|exec|f_locals|tb_frame|"
+    r"gi_frame|settrace|unittest|doctest)\b"
 )
+#: JSON's escapes, also of JSON in JSON: their letter is no part of a name.
+_ESCAPE = re.compile(r"\\+(?:u[0-9a-fA-F]{4}|[a-zA-Z])")
 
 
 class Keys:
     """Makes keys for one service.
 
     Args:
-        provenance: Of its sandbox, and its own: isolation, Python, versions, ceilings.
+        provenance: Tells that of its sandbox, and its ceilings: isolation, Python, versions. Asked
+            each time, as some sandboxes learn theirs late.
     """
 
-    def __init__(self, provenance: Mapping[str, JsonValue]) -> None:
-        self._base = json.dumps([dict(provenance), harness_version()], sort_keys=True)
+    def __init__(self, provenance: Callable[[], Mapping[str, JsonValue]]) -> None:
+        self._provenance = provenance
+        self._harness = harness_version()
         self._forms: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def of(self, program: str, request: CodeRequest) -> str:
@@ -58,7 +61,8 @@ class Keys:
                 self._forms.popitem(last=False)
         limits = request.limits.model_dump_json()
         given = sorted(request.limits.model_fields_set)  # a data set's row has limits of its own
-        said = f"{self._base}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
+        base = json.dumps([dict(self._provenance()), self._harness], sort_keys=True)
+        said = f"{base}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -70,19 +74,34 @@ def places(key: str, mode: str) -> tuple[str, ...]:
     return (f"{key}:all",) if mode == "pass_rate" else (f"{key}:first", f"{key}:all")
 
 
-def keep(key: str, mode: str, score: CodeScore) -> tuple[str, float | None]:
-    """Say under which key verdicts are kept, and for how long."""
+def keep(
+    key: str, mode: str, score: CodeScore, *, is_open: bool = False
+) -> tuple[str, float | None]:
+    """Say under which key verdicts are kept, and for how long.
+
+    Args:
+        is_open: Whether an original was run, too, to see if a judgment of it is right.
+    """
     outcomes = {verdict.verdict for verdict in score.verdicts}
     whole = mode == "pass_rate" or Outcome.SKIPPED not in outcomes
-    brief = outcomes & (_TIMED if mode == "pass_rate" else _TIMED - {Outcome.SKIPPED})
+    # What was skipped after a failure was to be; anything else ran out of time.
+    stopped = mode == "all_pass" and bool(outcomes - {Outcome.ACCEPTED, Outcome.SKIPPED})
+    brief = bool(outcomes & (_TIMED - {Outcome.SKIPPED} if stopped else _TIMED))
+    # Of an original, its having passed alone is sure not to hang on time.
+    right = score.components.get("judgment_correct")
+    brief |= is_open and (right is None or (right == 1) != (score.judgment == "correct"))
+    # A jail may also die of what else the machine does.
+    brief |= any(BROKE in each for each in score.suspicious)
     return f"{key}:{'all' if whole else 'first'}", _BRIEF_SECONDS if brief else None
 
 
 def harness_version() -> str:
-    """Name the code that makes verdicts, by its content."""
+    """Name the code that makes verdicts, by its content: every file of the service."""
     digest = hashlib.sha256()
-    for name in _HARNESS:
-        digest.update(resources.files(__package__).joinpath(name).read_bytes())
+    here = Path(__file__).parent
+    for file in sorted(here.rglob("*.py")):
+        digest.update(f"{file.relative_to(here)}\n".encode())
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -94,9 +113,10 @@ def _level(request: CodeRequest, tests: str) -> str:
     """
     if isinstance(request.tests, StdioTests) and not request.tests.setup:
         return "stdin"
-    if isinstance(request.tests, FunctionalTests) and request.tests.fn_name[0] != "_":
-        return "unit"
-    return "text" if _LOOKS.search(tests) else "unit"
+    if isinstance(request.tests, FunctionalTests) and not request.tests.setup:
+        return "text" if request.tests.fn_name.startswith("_") else "unit"
+    looks = _LOOKS.search(tests) or _LOOKS.search(_ESCAPE.sub(" ", tests))
+    return "text" if looks else "unit"
 
 
 def _form_digest(program: str, level: str) -> str:

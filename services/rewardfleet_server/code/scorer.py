@@ -33,8 +33,9 @@ from .extract import program_of
 from .keys import Keys, keep, places
 from .sandboxes import Bounds, Ended, Job, Sandbox
 from .settings import CodeSettings
-from .verdict import Trial, trials
+from .verdict import BROKE, Trial, trials
 
+_CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
 #: How many suspicions one answer tells.
 _MAX_SUSPICIONS = 20
 #: Characters of texts that are read on the event loop, as that takes less than a millisecond.
@@ -70,8 +71,8 @@ class CodeScorer:
         self._name = name
         self._sandbox = sandbox
         self._settings = settings
-        ceilings = {"max_submission_s": settings.max_submission_s, "wall_s": settings.max_wall_s}
-        self._keys = Keys({**sandbox.provenance, **ceilings})
+        ceilings = settings.model_dump(include=_CEILINGS)
+        self._keys = Keys(lambda: {**sandbox.provenance, **ceilings})
 
     async def plan(self, request: CodeRequest, upload: HeldFile | None) -> Plan[CodeScore]:  # noqa: ARG002 - none is taken
         """Check the limits, find the program, and read the critique.
@@ -96,9 +97,9 @@ class CodeScorer:
             first,
             lambda: self._score(request, task, bounds),
             other_keys=tuple(others),
-            keep=partial(keep, key, request.mode),
+            keep=partial(keep, key, request.mode, is_open=task.has_open_judgment),
             adopt=partial(_adopted, request, task),
-            essence=lambda score: [verdict.verdict for verdict in score.verdicts],
+            essence=partial(_essence, request.mode),
         )
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
@@ -201,6 +202,7 @@ class CodeScorer:
         verdicts += [rest] * (count - len(verdicts))
         passed = sum(each.verdict is Outcome.ACCEPTED for each in verdicts)
         pass_rate = passed / count
+        told = sorted(exam.suspicious, key=lambda each: BROKE not in each)
         return CodeScore(
             score=pass_rate if mode == "pass_rate" else float(passed == count),
             status=Status.OK,
@@ -210,7 +212,7 @@ class CodeScorer:
             pass_rate=pass_rate,
             verdicts=verdicts,
             isolation=self.check_ready()["isolation"],
-            suspicious=exam.suspicious[:_MAX_SUSPICIONS],
+            suspicious=told[:_MAX_SUSPICIONS],
         )
 
 
@@ -225,6 +227,15 @@ def _read(request: CodeRequest) -> _Task:
         and request.original is not None
         and request.original_passed is None,
     )
+
+
+def _essence(mode: str, score: CodeScore) -> object:
+    """In what two computations must agree: in `all_pass`, up to the first failure."""
+    outcomes = [verdict.verdict for verdict in score.verdicts]
+    if mode == "all_pass":
+        failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
+        outcomes = outcomes[: next(failures, len(outcomes)) + 1]
+    return outcomes, score.components.get("judgment_correct")
 
 
 def _adopted(request: CodeRequest, task: _Task, score: CodeScore) -> CodeScore:

@@ -321,6 +321,8 @@ def _lines(report: bytes) -> Iterator[dict[str, Any]]:
         yield read if isinstance(read, dict) else {}
 
 
+#: Of a run that its whole jail died with.
+BROKE = "broke its jail"
 _EARLY = "ended, as if well, before it had answered"
 
 
@@ -331,7 +333,7 @@ def _suspicions(outcome: Outcome, ended: Ended, noise: bool) -> list[str]:
     if outcome is Outcome.EXITED_EARLY:
         suspicious.append(_EARLY)
     if ended.stopped == "died":
-        suspicious.append("broke its jail")
+        suspicious.insert(0, BROKE)
     return suspicious
 
 

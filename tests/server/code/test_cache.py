@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rewardfleet.wire.code import CodeScore
 from rewardfleet_server.cache import MemoryCache, RedisCache
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.keys import keep, places
@@ -110,7 +111,14 @@ def test_an_originals_own_passing_is_part_of_the_question(cached: Service):
 
 @pytest.mark.parametrize(
     "case",
-    ["assert double.__doc__ is None", "assert _hidden(x=1) == 1", "import inspect; assert True"],
+    [
+        "assert double.__doc__ is None",
+        "assert _hidden(x=1) == 1",
+        "r = 1\n_hidden(x=1)\nassert r",
+        "if 1:\n\t_hidden(x=1)\nassert True",
+        "import inspect; assert True",
+        "import typing; assert typing.get_type_hints(double) == {}",
+    ],
 )
 def test_tests_that_look_closer_share_nothing(cached: Service, case: str):
     program = "def _hidden(x):\n    return x\n" + DOUBLE
@@ -143,17 +151,75 @@ def test_an_audit_runs_known_programs_again_and_counts_disagreements():
     assert counts == {"agree": "2.0", "disagree": "1.0"}
 
 
-def test_what_hung_on_time_is_kept_briefly(cached: Service):
-    score = cached.post("while True: pass", stdio(("", "1"))).json()
-    from rewardfleet.wire.code import CodeScore  # noqa: PLC0415
+def kept(answer: dict, mode: str = "pass_rate", **more: bool) -> tuple[str, float | None]:
+    return keep("k", mode, CodeScore.model_validate(answer), **more)
 
-    timed = CodeScore.model_validate(score)
-    assert timed.verdicts[0].verdict == "time_limit"
-    assert keep("k", "pass_rate", timed) == ("k:all", 600.0)
-    wrong = CodeScore.model_validate(cached.score("print(2)", stdio(("", "1"))))
-    assert keep("k", "pass_rate", wrong) == ("k:all", None)
+
+def test_what_hung_on_time_is_kept_briefly(cached: Service):
+    timed = cached.score("while True: pass", stdio(("", "1")))
+    assert timed["verdicts"][0]["verdict"] == "time_limit"
+    assert kept(timed) == ("k:all", 600.0)
+    wrong = cached.score("print(2)", stdio(("", "1")))
+    assert kept(wrong) == ("k:all", None)
     assert places("k", "pass_rate") == ("k:all",)
     assert places("k", "all_pass") == ("k:first", "k:all")
+
+
+def test_a_submission_out_of_time_is_kept_briefly_in_both_modes():
+    """Its skipped tests are no failures: the right program is tried again."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1)"
+    with served_code(max_submission_s=0.4, cache_mb=16) as service:
+        for mode, place in (("all_pass", "k:first"), ("pass_rate", "k:all")):
+            answer = service.score(busy, stdio(*[("", "1")] * 4), mode=mode)
+            assert answer["verdicts"][-1]["verdict"] == "skipped"
+            assert kept(answer, mode) == (place, 600.0)
+
+
+def test_a_judgment_of_an_original_that_ran_out_of_time_is_kept_briefly(cached: Service):
+    ask = {"critique": "Overall judgment: Incorrect", "original": "while True: pass"}
+    answer = cached.score("print(3)", stdio(("", "3")), **ask)
+    assert answer["components"]["judgment_correct"] == 1.0
+    assert kept(answer, is_open=True) == ("k:all", 600.0)
+    right = {**answer, "judgment": "correct"}  # then the original passed, which no clock can do
+    assert kept(right, is_open=True) == ("k:all", None)
+
+
+def test_a_jail_that_died_is_kept_briefly():
+    with served_code(sandbox=FakeSandbox(Ended(exit_code=-9, stopped="died"))) as service:
+        assert kept(service.score("print(1)", stdio(("", "1")))) == ("k:all", 600.0)
+
+
+def test_a_row_that_is_refused_is_not_answered_for_another(cached: Service):
+    """NaN and infinities are no nulls."""
+    row = '{"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [[%s]]}}'
+    tests = '{"kind": "dataset", "dataset": "apps", "row": ' + row + "}"
+    statuses = []
+    for value in ("Infinity", "null", "Infinity", "NaN"):
+        body = '{"revision": "def f(x): return None", "tests": ' + tests % value + "}"
+        headers = {"content-type": "application/json"}
+        answer = cached.client.post("/score", content=body, headers=headers)
+        statuses.append(answer.status_code)
+        assert not (answer.status_code == 200 and answer.json()["cached"])
+    assert statuses == [422, 200, 422, 422]
+
+
+def test_other_packages_are_another_question():
+    with served_code() as service:
+        one = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
+    with served_code(preload=["fractions"]) as service:
+        other = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
+    assert one != other
+
+
+def test_an_audit_of_an_early_stop_compares_what_both_ran():
+    sandbox = FakeSandbox()
+    with served_code(sandbox=sandbox, cache_mb=16, cache_audit=1.0) as service:
+        tests = stdio(("1", "2"), ("3", "3"))
+        service.score("print(input())", tests)
+        service.score("print(input())", tests, mode="all_pass")
+        metrics = service.client.get("/metrics").text
+    assert 'rewardfleet_cache_audits_total{result="agree",service="code"} 1.0' in metrics
+    assert 'result="disagree"' not in metrics
 
 
 # Redis

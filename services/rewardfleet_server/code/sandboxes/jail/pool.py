@@ -51,6 +51,10 @@ def build(settings: CodeSettings) -> "Jail":
     )
 
 
+def _digest(*said: object) -> str:
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
 class Jail:
     """A sandbox on this machine.
 
@@ -81,6 +85,7 @@ class Jail:
             "isolation": orders.cell.level,
             "landlock": hello["landlock"],
             "python": hello["python"],
+            "packages": _digest(hello["environment"], orders.preload),
             "seccomp": hashlib.sha256(orders.seccomp.warden + orders.seccomp.run).hexdigest()[:16],
         }
         if hello["missing"]:

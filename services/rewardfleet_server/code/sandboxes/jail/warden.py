@@ -93,6 +93,7 @@ def main() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     orders, seccomp = receive(channel)
     missing = preload(orders["preload"])
+    environment = packages()
     random.seed(0)
     with open("/proc/self/statm") as statm:
         base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
@@ -112,7 +113,8 @@ def main() -> None:
     warden = Warden(channel, orders, base_bytes, Filter.of(bytes(seccomp[split:])))
     gc.collect()
     gc.freeze()
-    send(channel, {"landlock": landlock, "python": sys.version.split()[0], "missing": missing})
+    hello = {"landlock": landlock, "python": sys.version.split()[0], "missing": missing}
+    send(channel, {**hello, "environment": environment})
     while True:
         warden.serve(*receive(channel))
 
@@ -137,6 +139,15 @@ def preload(names: list[str]) -> list[str]:
         except ImportError:
             missing.append(name)
     return missing
+
+
+def packages() -> list[str]:
+    """What may be imported beside the standard library: verdicts hang on it."""
+    found = [sys.version]
+    for place in sys.path:
+        if place.endswith("-packages") and os.path.isdir(place):
+            found += sorted(os.listdir(place))  # versions stand in the names of *.dist-info
+    return found
 
 
 def restrict_files(readable: list[str], writable: list[str]) -> int:
