@@ -107,7 +107,7 @@ class Jail:
         # Whoever waits for it or not, the place is free when the thread says so.
         running.add_done_callback(lambda _: self._idle.put_nowait(worker))
         try:
-            await asyncio.shield(running)
+            whole = await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not running.done():  # else the worker may be somebody else's by now
@@ -115,6 +115,8 @@ class Jail:
             raise
         except NoJail as error:
             raise Unavailable(f"no jail can be had now: {error}", retry_after=1) from error
+        if not whole:  # what was not run is no failure of the program's
+            raise Unavailable("the service is shutting down", retry_after=1)
         return waited
 
     async def aclose(self) -> None:

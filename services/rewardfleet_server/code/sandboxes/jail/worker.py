@@ -115,24 +115,25 @@ class Worker:
         """Forget that the job before was stopped."""
         self._stopped.clear()
 
-    def run(self, job: Job, look: Callable[[Ended], bool]) -> None:
-        """Run a job; see `Sandbox.run`.
+    def run(self, job: Job, look: Callable[[Ended], bool]) -> bool:
+        """Run a job; see `Sandbox.run`. Return whether it was let come to its end.
 
         Raises:
             NoJail: There is none to be had now.
         """
         self.start()
         try:
-            self._run_all(job, look)
+            return self._run_all(job, look)
         except JailDied:
             self.close()
             self.probe()  # in a fresh jail: else it is not the program's fault
             look(Ended(exit_code=-signal.SIGKILL, stopped="died"))
+            return True
         except BaseException:
             self.close()  # an answer may be under way that nobody waits for
             raise
 
-    def _run_all(self, job: Job, look: Callable[[Ended], bool]) -> None:
+    def _run_all(self, job: Job, look: Callable[[Ended], bool]) -> bool:
         """Run and look; the next run is under way while the last one is looked at."""
         wall_s = job.bounds.wall_s
         following = [*job.runs[1:], None]
@@ -144,14 +145,15 @@ class Worker:
                 self.close()
                 self.start()
             if self._stopped.is_set():
-                return
+                return False
             if run is not None:
                 self._ask(_order(job, run, job.program if odd else None), run.stdin, wall_s)
             if not look(ended):
                 if run is not None:
                     self._tell_to_stop()
                     self._answer()
-                return
+                return True
+        return True
 
     def probe(self) -> None:
         """Run a program that is known to be good, and one that tries what must not be.
