@@ -40,6 +40,7 @@ from rewardfleet.episodes import (
     visual,
 )
 from rewardfleet.episodes.rewards import EFFICIENCY
+from rewardfleet.wire.errors import InvalidRequest
 
 SHARES = arrays(float, st.integers(1, 20), elements=st.floats(0, 1))
 NUMBERS = st.floats(-1e3, 1e3)
@@ -299,9 +300,46 @@ def test_shaping_is_added_to_the_steps_own_rewards():
     options = EpisodeOptions(gamma=0.5)
     items = episodes(kind="shaped", progress=[0, 1, 2], step_rewards=[1, 2, 3], episode_reward=9)
     measured = measure(items[:1], options)
-    assert measured.step_rewards[0].tolist() == [1.5, 2, 1]
-    assert measured.components["episode"].tolist() == [6]
+    assert measured.step_rewards[0].tolist() == [1.5, 2, 4]  # what is beyond the steps comes last
+    assert measured.components["episode"].tolist() == [9]
     assert measured.components["shaping"].tolist() == [-1.5]
+
+
+def scores_of(items: list[EpisodeRequest], options: EpisodeOptions) -> list[float]:
+    return settle(measure(items, options), options).scores.tolist()
+
+
+def item(uid: str, kind: str, **fields: object) -> EpisodeRequest:
+    return EpisodeRequest.model_validate({"uid": uid, "group": "g", "kind": kind, **fields})
+
+
+def test_a_score_from_elsewhere_is_no_part_of_the_others_baseline():
+    options = EpisodeOptions(normalise="group_mean")
+    items = [item("a", "return", episode_reward=1), item("b", "return", episode_reward=0)]
+    items.append(item("c", "rm", rm_score=100))
+    assert scores_of(items, options) == [0.5, -0.5, 100]
+    assert measure(items, options).good.tolist() == [1, 0]
+
+
+def test_one_alone_of_its_kind_is_refused_alone():
+    options = EpisodeOptions(normalise="group_mean", combine="normalised")
+    returns = [item(uid, "return", episode_reward=1) for uid in "ab"]
+    measured = measure([*episodes()[:1], *returns], options)
+    assert measured.table.ok.tolist() == [False, True, True]
+    assert np.isfinite(settle(measured, options).scores[1:]).all()
+
+
+def test_a_limit_so_small_that_shares_overflow_is_refused():
+    tiny = item("a", "efficiency", success=True, steps=0, max_steps=1e-320)
+    measured = measure([tiny], EpisodeOptions())
+    assert not measured.table.ok.any()
+
+
+def test_what_would_hold_the_service_for_minutes_is_refused():
+    options = EpisodeOptions.model_validate({"clusters": {"distance": "dtw", "threshold": 1.0}})
+    long = episodes(kind="success", actions=np.zeros((60_000, 1)).tolist())
+    with pytest.raises(InvalidRequest, match="too long trajectories for dtw"):
+        settle(measure(long, options), options)
 
 
 def test_a_schedule_leads_to_its_target():

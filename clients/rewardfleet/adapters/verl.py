@@ -177,7 +177,7 @@ class EpisodeRewardManager:
         responses = data.batch["responses"]
         rewards = torch.zeros_like(responses, dtype=torch.float32)
         last = _last_valid(data)
-        episode = self._episode_rewards(data)
+        episode = self._episode_rewards(data, last)
         placed = np.flatnonzero(last >= 0)
         if len(placed) < len(last):
             missing = np.flatnonzero(last < 0).tolist()
@@ -191,15 +191,19 @@ class EpisodeRewardManager:
             return {"reward_tensor": rewards, "reward_extra_info": told}
         return rewards
 
-    def _episode_rewards(self, data: Any) -> Any:
+    def _episode_rewards(self, data: Any, last: Any) -> Any:
         fields = data.non_tensor_batch
         rewards = np.asarray(fields["episode_rewards"], float)
+        if rewards.shape != last.shape:
+            raise ValueError(f"episode_rewards: {rewards.shape}, for {last.shape} responses")
         if not np.isfinite(rewards).all():
             row = np.flatnonzero(~np.isfinite(rewards))[0]
             raise ValueError(f"episode_rewards: row {row} is {rewards[row]}")
-        return (
-            by_length(rewards, fields["episode_lengths"]) if self.normalize_by_length else rewards
-        )
+        if not self.normalize_by_length:
+            return rewards
+        lengths = np.asarray(fields["episode_lengths"], float)
+        # A row that gets no reward needs no length.
+        return by_length(rewards, np.where(last >= 0, lengths, 1))
 
     def _print_some(self, data: Any, episode: Any) -> None:
         printed: dict[str, int] = {}
@@ -237,6 +241,8 @@ def _last_valid(data: Any) -> Any:
     """[B], where each response's last valid token is; -1 where it has none."""
     width = data.batch["prompts"].shape[-1]
     mask = _array(data.batch["attention_mask"])[:, width:] > 0
+    if not mask.shape[1]:
+        return np.full(len(mask), -1)
     last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
     return np.where(mask.any(axis=1), last, -1)
 

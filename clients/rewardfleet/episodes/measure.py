@@ -33,8 +33,8 @@ class Measured:
 
     @property
     def good(self) -> Floats:
-        """The rewards that there are, for a running mean and variance."""
-        return self.rewards[self.table.ok]
+        """The rewards for a running mean and variance: without scores from elsewhere."""
+        return self.rewards[self.table.ok & ~self.table.of_kind("rm")]
 
     def put(self, mask: Bools, name: str, values: Floats) -> None:
         """Add a component of the episodes in `mask`."""
@@ -120,9 +120,8 @@ def _shaped(measured: Measured, mask: Bools, options: EpisodeOptions) -> None:
         added = rewards.shaping(table.array(index, "progress"), options.gamma)
         own = np.zeros(len(added))
         if table.items[index].step_rewards is not None:
-            own = table.array(index, "step_rewards")
-        else:
-            own[-1] = terminal[index]
+            own = np.array(table.array(index, "step_rewards"), float)
+        own[-1] += terminal[index] - own.sum()  # what the episode has beyond its steps
         measured.step_rewards[index] = own + added
         measured.rewards[index] = own.sum() + added.sum()
         terminal[index] = own.sum()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet.wire.episode import Clusters, EpisodeOptions
-from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
 from . import groups, rewards, similar
 from .groups import Grouping
@@ -16,6 +16,10 @@ from .table import Table
 
 #: Episodes whose distances are computed at once, so that memory stays linear in the batch.
 _AT_ONCE = 4096
+#: Members of a group that are compared each with each: memory and time grow with its square.
+_LARGEST_GROUP = 1024
+#: Pairs of moments that time warping compares in a batch: half a second, when nothing else runs.
+_MOST_WARPED = 1e8
 
 
 @dataclass
@@ -119,9 +123,9 @@ def _normalised(
         scores = running.normalise(raw)
     else:
         by_deviation = options.normalise == "group_deviation"
-        scores = groups.normalise(
-            raw, grouping, by_deviation=by_deviation, members=table.ok & ~table.of_kind("rm")
-        )
+        compared = table.ok & ~table.of_kind("rm")  # others' scores are no part of the baseline
+        own = Grouping(np.where(compared, grouping.codes, -1), grouping.count)
+        scores = groups.normalise(raw, own, by_deviation=by_deviation, members=compared)
     measured.put(table.ok, "reward", raw[table.ok])
     return np.where(table.of_kind("rm"), raw, scores)
 
@@ -132,6 +136,7 @@ def _similarity(table: Table, options: EpisodeOptions) -> Similarity | None:
         return None
     grouping, names = table.groups
     asked, count = options.clusters, len(table)
+    _check_cost(table, grouping, asked)
     found = Similarity(
         np.full(count, -1, np.intp),
         np.zeros(count, bool),
@@ -157,6 +162,26 @@ def _similarity(table: Table, options: EpisodeOptions) -> Similarity | None:
             if options.keep.select == "diverse":
                 found.diverse[members] = groups.most_diverse(distances, options.keep.select_count)
     return found
+
+
+def _check_cost(table: Table, grouping: Grouping, asked: Clusters) -> None:
+    """Refuse what would hold the service for minutes.
+
+    Raises:
+        InvalidRequest: A group is too large, or its trajectories too long to be warped.
+    """
+    largest = int(grouping.sizes.max(initial=0))
+    if largest > _LARGEST_GROUP:
+        raise InvalidRequest(f"clusters: a group of {largest}; at most {_LARGEST_GROUP}")
+    if asked.distance == "dtw":
+        lengths = np.zeros(len(table))
+        for index in np.flatnonzero(grouping.in_one).tolist():
+            lengths[index] = len(table.moved(index, asked.over))
+        longest = -grouping.lowest(-lengths)
+        band = np.maximum(2 * similar.WARP_SHARE * longest, 4)
+        cells = grouping.sizes * (grouping.sizes - 1) / 2 * longest * np.minimum(band, longest)
+        if float(cells[grouping.sizes > 1].sum()) > _MOST_WARPED:
+            raise InvalidRequest("clusters: too many or too long trajectories for dtw")
 
 
 def _distances(table: Table, members: NDArray[np.intp], asked: Clusters) -> Floats:

@@ -226,6 +226,7 @@ def _check_numbers(table: Table) -> None:
     steps, limit = table.number("steps"), table.number("max_steps")
     table.refuse(steps < 0, lambda item: f"steps: 0 or more (got {item.steps:g})")
     table.refuse(limit <= 0, lambda item: f"max_steps: above 0 (got {item.max_steps:g})")
+    table.refuse(limit < 1 / LARGEST, lambda item: f"max_steps: too small (got {item.max_steps:g})")
     table.refuse(
         steps > limit, lambda item: f"steps {item.steps:g} are beyond max_steps {item.max_steps:g}"
     )
@@ -328,9 +329,13 @@ def _check_groups(table: Table, options: EpisodeOptions) -> None:
             if group is not None and widths.setdefault(group, width) != width:
                 why = f"{options.clusters.over}: {width} wide, where its group's are"
                 table.refuse_one(index, f"{why} {widths[group]}")
-    compared = table.ok & ~table.of_kind("rm")
-    if not options.normalise.startswith("group"):
-        compared &= table.of_kind("objectives") & (options.combine == "normalised")
+    if options.combine == "normalised":  # first: whoever it refuses leaves the others' groups
+        _refuse_alone(table, table.of_kind("objectives"))
+    if options.normalise.startswith("group"):
+        _refuse_alone(table, table.ok & ~table.of_kind("rm"))
+
+
+def _refuse_alone(table: Table, compared: Bools) -> None:
     if compared.any():
         whole, _ = table.groups
         grouping = Grouping(np.where(compared, whole.codes, -1), whole.count)

@@ -137,6 +137,8 @@ def _arrived(state: JsonValue, request: CollectRequest) -> tuple[JsonValue, Json
     opened = groups[key]
     if (opened["size"], opened["options"]) != (request.group_size, options):
         raise InvalidRequest("group_size, options: not what the group's first member said")
+    if len(opened["uids"]) >= opened["size"]:  # whole, and about to be released
+        raise DeadlineExceeded(f"uid {request.item.uid[:60]!r} is late: its group is whole already")
     opened["uids"].append(request.item.uid)
     return groups, request.item.model_dump(mode="json", exclude_unset=True)
 

@@ -36,7 +36,9 @@ class Runs:
         names = [_digest(str(item.uid)) for item in table.items]
         rewards = {
             name: reward
-            for name, reward, good in zip(names, measured.rewards.tolist(), table.ok, strict=True)
+            for name, reward, good in zip(
+                names, measured.rewards.tolist(), table.ok & ~table.of_kind("rm"), strict=True
+            )
             if good
         }
 

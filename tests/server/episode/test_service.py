@@ -1,6 +1,7 @@
 """The episode service: batches with groups, runs that it remembers, temperatures."""
 
 import asyncio
+import concurrent.futures
 import os
 import socket
 import subprocess
@@ -255,6 +256,22 @@ def test_a_group_is_released_when_its_time_is_up(service: httpx.Client):
     assert score.score == pytest.approx(1 / 1.4)
     answer = collect(service, four()[0], **fields).json()
     assert (answer["released"], answer["missing"]) == (True, 1)
+
+
+def test_a_group_never_has_more_members_than_it_was_to_have(service: httpx.Client):
+    """However many come at once: the first are answered, the others hear that they are late."""
+    for turn in range(5):
+        items = [{**four()[0], "uid": f"{turn}-{n}"} for n in range(8)]
+        with concurrent.futures.ThreadPoolExecutor(8) as callers:
+            asked = [
+                callers.submit(collect, service, item, run=f"crowd {turn}", group_size=2)
+                for item in items
+            ]
+            answers = [future.result() for future in asked]
+        whole = [each.json() for each in answers if each.status_code == 200]
+        assert {each.status_code for each in answers} <= {200, 504}
+        assert {each["group"]["size"] for each in whole if each["released"]} == {2}
+        assert all(each["missing"] >= 0 for each in whole) and len(whole) == 2
 
 
 def test_members_agree_on_their_group(service: httpx.Client):
