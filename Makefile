@@ -66,7 +66,7 @@ $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/tor
 	touch $@
 
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
-	$(ENGINES)/bin/python -m pytest tests/engines
+	$(ENGINES)/bin/python -m pytest tests/engines tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype
 
 bench-vlm: install-engines  ## vLLM behind the service, beside the seed's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py

@@ -6,30 +6,25 @@ time. Exits with 1 where a ratio misses its bound.
 
 import asyncio
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-
-import uvicorn
-from fastapi import FastAPI
 
 from rewardfleet import CodeRequest, CodeScore, RewardFleet, code_request
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging
-from rewardfleet_server.testing import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, post, rate
+from load import Connection, in_process, post, rate, run_empty, tell_port
 
 TESTS = 20
 CALLERS = 4
@@ -92,7 +87,10 @@ def bench(level: str) -> bool:
 def known_answers(level: str) -> tuple[float, float]:
     """Requests a second of answers known already, and of an empty endpoint with the same body."""
     request = post("/score", json.dumps(submission(0)).encode())
-    with service(level, cache_mb=16) as (port, _), in_process(run_empty) as (empty_port, _):
+    with (
+        service(level, cache_mb=16) as (port, _),
+        in_process(run_empty, CodeRequest) as (empty_port, _),
+    ):
         for place in (port, empty_port):
             asyncio.run(rate(place, request, callers=8, seconds=1))
         mine, other = [], []
@@ -273,35 +271,6 @@ def service(level: str, cache_mb: int = 0) -> Iterator[tuple[int, int]]:
         yield place
 
 
-@contextmanager
-def in_process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[int, int]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments))
-    process.start()
-    try:
-        assert ours.poll(60), "the server did not start"
-        assert process.pid is not None
-        yield ours.recv(), process.pid
-    finally:
-        process.terminate()
-        process.join(10)
-
-
-def run_empty(pipe: Pipe) -> None:
-    """A FastAPI application whose one endpoint takes the same body and does nothing."""
-    app = FastAPI()
-
-    @app.post("/score")
-    async def score(request: CodeRequest) -> dict[str, float]:
-        return {"score": 1.0}
-
-    config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    tell_port(pipe, server)
-    server.run()
-
-
 def run_service(pipe: Pipe, level: str, cache_mb: int) -> None:
     # As it is run in earnest, with a log line for each request.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
@@ -311,14 +280,6 @@ def run_service(pipe: Pipe, level: str, cache_mb: int) -> None:
     server = Server(create_app(settings), settings)
     tell_port(pipe, server)
     server.run()
-
-
-def tell_port(pipe: Pipe, server: uvicorn.Server) -> None:
-    def tell() -> None:
-        wait_until(lambda: server.started)
-        pipe.send(server.servers[0].sockets[0].getsockname()[1])
-
-    threading.Thread(target=tell, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,17 @@
 
 import asyncio
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from rewardfleet_server.testing import wait_until
 
 
 def post(path: str, body: bytes) -> bytes:
@@ -98,3 +105,43 @@ def _watch_health(pipe: Pipe, port: int) -> None:
         return slowest
 
     pipe.send(asyncio.run(watch()))
+
+
+@contextmanager
+def in_process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[int, int]]:
+    """Run a server in a process of its own, which tells its port by a pipe; give port and pid."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments))
+    process.start()
+    try:
+        assert ours.poll(60), "the server did not start"
+        assert process.pid is not None
+        yield ours.recv(), process.pid
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+def run_empty(pipe: Pipe, request_type: type[BaseModel]) -> None:
+    """A FastAPI application whose one endpoint takes the same body and does nothing."""
+    app = FastAPI()
+
+    @app.post("/score")
+    async def score(request: request_type) -> dict[str, float]:  # type: ignore[valid-type]
+        return {"score": 1.0}
+
+    config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    tell_port(pipe, server)
+    server.run()
+
+
+def tell_port(pipe: Pipe, server: uvicorn.Server) -> None:
+    """Send the port as soon as the server listens."""
+
+    def tell() -> None:
+        wait_until(lambda: server.started)
+        pipe.send(server.servers[0].sockets[0].getsockname()[1])
+
+    threading.Thread(target=tell, daemon=True).start()

@@ -6,7 +6,6 @@ Loopback only, bounded in count and time. Exits with 1 where a ratio misses its 
 import asyncio
 import base64
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -19,19 +18,17 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import uvicorn
-from fastapi import FastAPI
 
 from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.serve import Server
 from rewardfleet_server.telemetry import configure_logging
-from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import decode_video
 from rewardfleet_server.video.settings import VideoSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, health_watched, post, rate
+from load import Connection, health_watched, in_process, post, rate, run_empty, tell_port
 
 CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (
     "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
@@ -147,7 +144,7 @@ def cache_hits(way_in: str) -> Result:
     else:
         body = _frames_body(_jpegs(), TASK)
     request = post("/score", body)
-    with serving_process(0.0) as (port, _), empty_process() as (empty_port, _):
+    with serving_process(0.0) as (port, _), in_process(run_empty, VideoRequest) as (empty_port, _):
         asyncio.run(rate(port, request, callers=8, seconds=1))
         asyncio.run(rate(empty_port, request, callers=8, seconds=1))
         mine, other = [], []
@@ -198,30 +195,8 @@ def _cpu_seconds(pid: int) -> float:
 @contextmanager
 def serving_process(wait_s: float) -> Iterator[tuple[int, int]]:
     """The video service, with a judge that only waits, in a process of its own."""
-    with _process(_run_service, wait_s) as place:
+    with in_process(_run_service, wait_s) as place:
         yield place
-
-
-@contextmanager
-def empty_process() -> Iterator[tuple[int, int]]:
-    """A FastAPI application whose one endpoint takes the same body and does nothing."""
-    with _process(_run_empty) as place:
-        yield place
-
-
-@contextmanager
-def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[int, int]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-    process.start()
-    try:
-        assert ours.poll(60), "the server did not start"
-        assert process.pid is not None
-        yield ours.recv(), process.pid
-    finally:
-        process.terminate()
-        process.join(10)
 
 
 def _run_service(pipe: Pipe, wait_s: float) -> None:
@@ -231,31 +206,8 @@ def _run_service(pipe: Pipe, wait_s: float) -> None:
     settings = VideoSettings(port=0, video_root=[CLIP.parent])
     app = create_app(settings, {"fake": FakeJudge(wait_s=wait_s)})
     server = Server(app, settings)
-    _tell_port(pipe, server)
+    tell_port(pipe, server)
     server.run()
-
-
-def _run_empty(pipe: Pipe) -> None:
-    app = FastAPI()
-
-    @app.post("/score")
-    async def score(request: VideoRequest) -> dict[str, float]:
-        return {"score": 1.0}
-
-    config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    _tell_port(pipe, server)
-    server.run()
-
-
-def _tell_port(pipe: Pipe, server: uvicorn.Server) -> None:
-    """Send the port as soon as the server listens."""
-
-    def tell() -> None:
-        wait_until(lambda: server.started)
-        pipe.send(server.servers[0].sockets[0].getsockname()[1])
-
-    threading.Thread(target=tell, daemon=True).start()
 
 
 if __name__ == "__main__":

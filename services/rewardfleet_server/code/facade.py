@@ -24,8 +24,7 @@ from rewardfleet.wire.fusion import (
 from rewardfleet_server.pipeline import Endpoint, Journey
 from rewardfleet_server.problems import explain
 
-from .extract import program_of
-from .livecodebench import tests_of, with_its_imports
+from .packed import Unreadable, unpacked
 from .sandboxes import Ended, Job, Run, Sandbox
 from .scorer import CodeScorer
 from .settings import CodeSettings
@@ -115,7 +114,7 @@ class Facade:
         return EvalResult(
             id=request.id,
             accepted=score.pass_rate == 1,
-            extracted_code=program_of(request.completion),
+            extracted_code=score.code,
             tests=[
                 EvalTestCase(
                     passed=verdict.verdict is Outcome.ACCEPTED,
@@ -129,19 +128,18 @@ class Facade:
 
     async def _livecodebench(self, request: SubmitRequest, journey: CodeJourney) -> EvalResult:
         config = request.config
-        program = program_of(request.completion)
-        tests = await asyncio.to_thread(tests_of, config.provided_data.get("test"))
+        row = {"test": await asyncio.to_thread(_unpacked, config.provided_data.get("test"))}
+        tests = {"kind": "dataset", "dataset": "livecodebench", "row": row}
         limits = self._limits(config.run_timeout or _LCB_SECONDS)
-        revision = with_its_imports(program, tests)
-        score = await journey.score(_item(revision, tests, "all_pass", limits))
+        score = await journey.score(_item(request.completion, tests, "all_pass", limits))
         accepted = score.pass_rate == 1
         # One entry for all tests, as there: its users take the mean over the entries.
         last = _until_failure(score.verdicts)[-1]
         return EvalResult(
             id=request.id,
             accepted=accepted,
-            extracted_code=program,
-            full_code=program,
+            extracted_code=score.code,
+            full_code=score.code,
             tests=[EvalTestCase(passed=accepted, exec_info=_told(last))],
             extra=_extra(score),
         )
@@ -167,6 +165,14 @@ def _cases(given: Any) -> list[StdioFiles]:
         return _CASES.validate_json(given) if is_text else _CASES.validate_python(given)
     except ValidationError as error:
         raise InvalidRequest(f"config.provided_data.test: {explain(error, StdioFiles)}") from None
+
+
+def _unpacked(given: Any) -> Any:
+    """Unpack a row's tests, of which SandboxFusion has some as pickled objects."""
+    try:
+        return unpacked(given, "config.provided_data.test", may_be_object=True)
+    except Unreadable as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> CodeRequest:

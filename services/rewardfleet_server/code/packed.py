@@ -11,6 +11,7 @@ MAX_UNPACKED = 32 * 2**20
 
 #: All that the pickle of a text is made of.
 _TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+_AROUND_OBJECT = {"EMPTY_DICT", "MARK", "SETITEM", "SETITEMS"}
 _AROUND_TEXT = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 
@@ -35,8 +36,13 @@ def read_json(text: Any, column: str) -> Any:
         raise Unreadable(f"{column}: no JSON: {str(error)[:100]}") from None
 
 
-def unpacked(given: Any, column: str) -> Any:
+def unpacked(given: Any, column: str, *, may_be_object: bool = False) -> Any:
     """Read JSON, or LiveCodeBench's base64 of a compressed pickle of its text.
+
+    Args:
+        given: One of these, or what was JSON already.
+        column: What to call it in a problem.
+        may_be_object: Whether the pickle may hold a flat object of texts, as SandboxFusion's do.
 
     Raises:
         Unreadable: It is neither, or is larger than `MAX_UNPACKED`.
@@ -56,23 +62,30 @@ def unpacked(given: Any, column: str) -> Any:
         raise Unreadable(f"{column}: unpacked, it is above {MAX_UNPACKED >> 20} MiB")
     if not unpacker.eof:
         raise Unreadable(f"{column}: it is cut short")
-    return read_json(_pickled_text(content, column), column)
+    texts, is_object = _pickled_texts(content, column)
+    if is_object and may_be_object and len(texts) % 2 == 0:
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+    if is_object or len(texts) != 1:
+        raise Unreadable(f"{column}: the pickle is more than a text, or none")
+    return read_json(texts[0], column)
 
 
-def _pickled_text(content: bytes, column: str) -> str:
-    """Return the text that a pickle holds, without unpickling: its opcodes are read, none is run.
+def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
+    """Return the texts of a pickle, and whether an object is around them. Nothing is unpickled.
 
-    Python's own unpickler, even with no class to find, can be made to take all memory.
+    Its opcodes are read, none is run: Python's own unpickler, even with no class to find, can be
+    made to take all memory.
     """
-    text = None
+    texts: list[str] = []
+    is_object = False
     try:
         for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name in _TEXT and text is None:
-                text = argument
+            if opcode.name in _TEXT:
+                texts.append(str(argument))
+            elif opcode.name in _AROUND_OBJECT:
+                is_object = True
             elif opcode.name not in _AROUND_TEXT:
                 raise Unreadable(f"{column}: the pickle is more than a text ({opcode.name})")
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
         raise Unreadable(f"{column}: no pickle: {str(error)[:100]}") from None
-    if not isinstance(text, str):
-        raise Unreadable(f"{column}: the pickle holds no text")
-    return text
+    return texts, is_object

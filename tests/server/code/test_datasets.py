@@ -325,6 +325,22 @@ SOLUTION = """class Solution:
 """
 
 
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [
+        ("pass", 0.0),  # what the row's imports bring is no answer
+        ("gcd = gcd", 0.0),
+        ("def gcd(a, b): return 1", 0.0),
+        ("from math import gcd", 1.0),
+        ("gcd2 = gcd\ndef gcd(a, b): return gcd2(a, b)", 1.0),
+        ("class Solution:\n  def gcd(self, a, b): return gcd(a, b)", 1.0),
+    ],
+)
+def test_the_program_must_define_what_is_asked_for(service: Service, program: str, score: float):
+    row = {"input_output": {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}}
+    assert service.score(program, dataset("apps", row))["score"] == score
+
+
 def test_a_method_of_livecodebench_with_the_imports_it_is_given(service: Service):
     """Its name is that of a function that these imports bring."""
     io = {"inputs": ["[1, 2, 3]\n2", "[1]\n1"], "outputs": ["6", "2"], "fn_name": "permutations"}

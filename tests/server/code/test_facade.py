@@ -357,17 +357,17 @@ LCB = {"dataset_type": "LiveCodeBenchDataset"}
         ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "at most 1000 items"),
         ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
         ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s"),
-        ({**LCB, "provided_data": {"test": None}}, "input_output"),
+        ({**LCB, "provided_data": {"test": None}}, "no tests"),
         ({**LCB, "provided_data": {"test": "!"}}, "neither JSON nor base64"),
-        ({**LCB, "provided_data": {"test": {"input_output": "{}"}}}, "inputs"),
-        ({**LCB, "provided_data": {"test": lcb([], [])}}, "cases"),
-        ({**LCB, "provided_data": {"test": lcb(["1"], [])}}, "input_output"),
-        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input_output"),
+        ({**LCB, "provided_data": {"test": {"input_output": "{}"}}}, "no tests"),
+        ({**LCB, "provided_data": {"test": lcb([], [])}}, "no tests"),
+        ({**LCB, "provided_data": {"test": lcb(["1"], [])}}, "as many outputs"),
+        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input 0: no JSON"),
         ({**LCB, "provided_data": {"test": lcb(["1"], ["1"], "f; g")}}, "fn_name"),
-        ({**LCB, "provided_data": {"test": packed(_Evil())}}, "more than texts"),
-        ({**LCB, "provided_data": {"test": packed({"input_output": 1})}}, "more than texts"),
-        ({**LCB, "provided_data": {"test": packed("[" * 10**6)}}, "input_output"),
-        ({**LCB, "provided_data": {"test": packed(CALLS)[:-8]}}, "cut off"),
+        ({**LCB, "provided_data": {"test": packed(_Evil())}}, "more than a text"),
+        ({**LCB, "provided_data": {"test": packed({"input_output": 1})}}, "more than a text"),
+        ({**LCB, "provided_data": {"test": packed("[" * 10**6)}}, "no JSON"),
+        ({**LCB, "provided_data": {"test": packed(CALLS)[:-8]}}, "cut short"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -381,7 +381,7 @@ def test_tests_that_unpack_to_very_much(service: Service):
     bomb = base64.b64encode(zlib.compress(b"\0" * (200 << 20))).decode()
     config = {**LCB, "provided_data": {"test": bomb}}
     body = {"dataset": "any", "id": 1, "completion": ADD, "config": config}
-    check_problem(service.client.post("/submit", json=body), "invalid", "larger than 128 MiB")
+    check_problem(service.client.post("/submit", json=body), "invalid", "above 32 MiB")
 
 
 # The journey

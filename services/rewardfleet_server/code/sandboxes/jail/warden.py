@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import itertools
@@ -449,6 +450,8 @@ class Run:
         try:
             if self.order["setup"]:
                 exec(compile(self.order["setup"], "setup.py", "exec"), namespace)
+                for check in self.order["checks"]:
+                    mark_as_given(namespace, check.get("call", ""))
             exec(code, namespace)
         except SystemExit as exit_:
             if self.order["checks"]:
@@ -515,12 +518,22 @@ def limit(kind: int, amount: int) -> None:
     resource.setrlimit(kind, (amount, amount))
 
 
+class Given(functools.partial[Any]):
+    """A function of the setup's: the program may use it, but has not defined it."""
+
+
+def mark_as_given(namespace: dict[str, Any], name: str) -> None:
+    """Tell what the setup brought from what the program defines: `operator.add` is no answer."""
+    if callable(namespace.get(name)):
+        namespace[name] = Given(namespace[name])
+
+
 def find(namespace: dict[str, Any], name: str) -> Any:
     """A method first: what else has its name may be the setup's."""
     solution = namespace.get("Solution")
     if hasattr(solution, name):
         return getattr(namespace["Solution"](), name)
-    if name in namespace:
+    if not isinstance(namespace.get(name, Given(print)), Given):
         return namespace[name]
     raise NameError(f"the program defines no {name!r}")
 

@@ -35,20 +35,13 @@ def qwen_on_vllm(settings: VideoSettings) -> Unloaded:
     checkpoint = Checkpoint(path, settings.max_model_len, flag="--max-model-len")
     checkpoint.check_answer(settings.max_tokens, "--max-tokens")
     setup = _qwen_setup("qwen2_5_vl_vllm", settings, checkpoint)
-    _check_gpus(settings, settings.tensor_parallel_size)
-
-    def load() -> VlmJudge:
-        from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds
-
-        engine = VllmEngine(
-            checkpoint,
-            settings,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-        )
-        return _judge(setup, checkpoint, engine, settings)
-
-    return Unloaded(load)
+    return _on_vllm(
+        setup,
+        checkpoint,
+        settings,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+    )
 
 
 def primo_on_vllm(settings: VideoSettings) -> Unloaded:
@@ -66,7 +59,24 @@ def primo_on_vllm(settings: VideoSettings) -> Unloaded:
     checkpoint.check_answer(settings.primo_max_tokens, "--primo-max-tokens")
     setup = primo_setup(settings)
     _check_fits(setup, checkpoint)
-    _check_gpus(settings, settings.primo_tensor_parallel_size)
+    return _on_vllm(
+        setup,
+        checkpoint,
+        settings,
+        tensor_parallel_size=settings.primo_tensor_parallel_size,
+        gpu_memory_utilization=settings.primo_gpu_memory_utilization,
+    )
+
+
+def _on_vllm(
+    setup: Setup,
+    checkpoint: Checkpoint,
+    settings: VideoSettings,
+    *,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+) -> Unloaded:
+    _check_gpus(settings, tensor_parallel_size)
 
     def load() -> VlmJudge:
         from .on_vllm import VllmEngine  # noqa: PLC0415 - takes seconds
@@ -74,8 +84,8 @@ def primo_on_vllm(settings: VideoSettings) -> Unloaded:
         engine = VllmEngine(
             checkpoint,
             settings,
-            tensor_parallel_size=settings.primo_tensor_parallel_size,
-            gpu_memory_utilization=settings.primo_gpu_memory_utilization,
+            tensor_parallel_size=tensor_parallel_size,
+            gpu_memory_utilization=gpu_memory_utilization,
         )
         return _judge(setup, checkpoint, engine, settings)
 
