@@ -44,8 +44,8 @@ def main(folder: Path, figure: Path) -> None:
     """Score the rollouts of `folder`; print a table and draw a figure of it."""
     lines = (folder / "manifest.jsonl").read_text().splitlines()
     rollouts = [json.loads(line) for line in lines]
-    video = create_video_app(VideoSettings(_cli_parse_args=False, video_root=[folder]))
-    episode = create_episode_app(EpisodeSettings(_cli_parse_args=False))
+    video = create_video_app(VideoSettings(video_root=[folder]))
+    episode = create_episode_app(EpisodeSettings())
     with serving(video) as video_url, serving(episode) as episode_url:
         items, answer = asyncio.run(score(folder, rollouts, video_url, episode_url))
     for item, result in zip(items, answer.results, strict=True):

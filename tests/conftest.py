@@ -35,9 +35,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx.Client]:
     """Serve the video service with one judge; give an HTTP client of it."""
-    app = create_app(
-        VideoSettings(_cli_parse_args=False, **settings), {"fake": judge or FakeJudge()}
-    )
+    app = create_app(VideoSettings(**settings), {"fake": judge or FakeJudge()})
     with (
         serving(app) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,

@@ -1,12 +1,13 @@
 """Rewards for reinforcement learning over HTTP: thin async clients.
 
-`rewardfleet.blocking` has the same for synchronous code.
+`rewardfleet.blocking` has the same clients for synchronous code.
 """
 
-from .client import CodeClient, RewardFleet, VideoClient, code_request
-from .clips import ClipLike, video_request
-from .episode_client import EpisodeClient, episode_request
+from .client import RewardFleet
+from .code import CodeClient, code_request
+from .episode import EpisodeClient, episode_request
 from .service import Abstained
+from .video import ClipLike, VideoClient, video_request
 from .wire.code import (
     AssertTests,
     CodeRequest,

@@ -47,13 +47,13 @@ class Coalescer(Generic[ItemT, AnswerT]):
         self._window_s = window_s
         self._max_items = max_items
         self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, AnswerT]] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._pending: set[asyncio.Task[None]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is under way: that belongs to this process's event loops."""
-        return {**self.__dict__, "_open": {}, "_under_way": set()}
+        return {**self.__dict__, "_open": {}, "_pending": set()}
 
-    async def ask(self, item: ItemT, deadline: float) -> AnswerT:
+    async def submit(self, item: ItemT, deadline: float) -> AnswerT:
         """Have an item answered by `deadline`, a time of the loop's clock.
 
         Raises:
@@ -63,13 +63,13 @@ class Coalescer(Generic[ItemT, AnswerT]):
         batch = self._open.get(loop)
         if batch is None:
             batch = self._open[loop] = _Batch(deadline)
-            batch.timer = loop.call_later(self._window_s, self._depart, loop, batch)
+            batch.timer = loop.call_later(self._window_s, self._flush, loop, batch)
         batch.deadline = min(batch.deadline, deadline)
         answer: asyncio.Future[AnswerT] = loop.create_future()
         batch.calls.append((item, answer))
         batch.waiting += 1
         if len(batch.calls) >= self._max_items:
-            self._depart(loop, batch)
+            self._flush(loop, batch)
         try:
             return await answer
         finally:
@@ -77,15 +77,15 @@ class Coalescer(Generic[ItemT, AnswerT]):
             if not batch.waiting and batch.task is not None:
                 batch.task.cancel()
 
-    def _depart(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, AnswerT]) -> None:
+    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, AnswerT]) -> None:
         del self._open[loop]
         if batch.timer is not None:
             batch.timer.cancel()
         batch.calls = [call for call in batch.calls if not call[1].done()]
         if batch.calls:
             batch.task = loop.create_task(self._answer(batch))
-            self._under_way.add(batch.task)  # else nothing would hold it
-            batch.task.add_done_callback(self._under_way.discard)
+            self._pending.add(batch.task)  # else nothing would hold it
+            batch.task.add_done_callback(self._pending.discard)
 
     async def _answer(self, batch: _Batch[ItemT, AnswerT]) -> None:
         waiting = [answer for _, answer in batch.calls]

@@ -55,8 +55,8 @@ class Replica:
     in_flight: int = 0  #: samples
     chosen: int = 0  #: the number of the request that it got last
     failures: int = 0  #: failed judgments since the last success
-    refusals: int = 0  #: 429s since the last success
-    resting_until: float = -math.inf
+    consecutive_429s: int = 0  #: 429s since the last success
+    cooldown_until: float = -math.inf
     ejected: bool = False
     ejections: int = 0  #: since the last success
     failed_at: float = -math.inf
@@ -128,18 +128,18 @@ class Replicas:
         replica.in_flight -= samples
         self._dispatch()
 
-    def another(self, avoid: Collection[str]) -> bool:
+    def has_alternative(self, avoid: Collection[str]) -> bool:
         """Whether a replica in good health is left beside those to avoid."""
         now = self._loop.time()
         return any(
-            replica.url not in avoid and not replica.ejected and replica.resting_until <= now
+            replica.url not in avoid and not replica.ejected and replica.cooldown_until <= now
             for replica in self._replicas
         )
 
-    def awake_at(self) -> float:
+    def next_available_at(self) -> float:
         """When the first replica will have rested, by the loop's clock; past if one has now."""
         return min(
-            (replica.resting_until for replica in self._replicas if not replica.ejected),
+            (replica.cooldown_until for replica in self._replicas if not replica.ejected),
             default=-math.inf,
         )
 
@@ -147,7 +147,7 @@ class Replicas:
         """Note that a request begun at `started` was answered."""
         if started < replica.failed_at:
             return  # sent before the failure, it does not say that that is over
-        replica.failures = replica.refusals = replica.ejections = 0
+        replica.failures = replica.consecutive_429s = replica.ejections = 0
         replica.limit = min(self._max_concurrency, replica.limit + samples / replica.limit)
         if replica.ejected:
             self._readmit(replica)
@@ -155,7 +155,7 @@ class Replicas:
     def failed(self, replica: Replica, error: RewardFleetError, *, started: float) -> None:
         """Note what a request begun at `started` was answered instead."""
         if error.kind is ErrorKind.OVERLOADED:
-            self._rest(replica, error.retry_after or 0.0, started)
+            self._cool_down(replica, error.retry_after or 0.0, started)
         elif started < replica.failed_at:
             pass  # sent before the last failure was known, it tells nothing new
         elif error.kind is ErrorKind.UNAVAILABLE:
@@ -207,7 +207,7 @@ class Replicas:
         if all(replica.ejected for replica in self._replicas):
             return min(roomy, key=lambda replica: replica.failed_at, default=None)
         return min(
-            (each for each in roomy if not each.ejected and each.resting_until <= now),
+            (each for each in roomy if not each.ejected and each.cooldown_until <= now),
             key=lambda replica: (replica.url in waiter.avoid, replica.in_flight, replica.chosen),
             default=None,
         )
@@ -215,7 +215,7 @@ class Replicas:
     def _set_alarm(self) -> None:
         """See to it that those who wait are looked at when a replica has rested."""
         now = self._loop.time()
-        ends = [each.resting_until for each in self._replicas if each.resting_until > now]
+        ends = [each.cooldown_until for each in self._replicas if each.cooldown_until > now]
         if ends and self._alarm is None:
             self._alarm = self._loop.call_at(min(ends), self._on_alarm)
 
@@ -223,14 +223,14 @@ class Replicas:
         self._alarm = None
         self._dispatch()
 
-    def _rest(self, replica: Replica, seconds: float, started: float) -> None:
+    def _cool_down(self, replica: Replica, seconds: float, started: float) -> None:
         now = self._loop.time()
-        if replica.resting_until <= now and started >= replica.failed_at:
+        if replica.cooldown_until <= now and started >= replica.failed_at:
             replica.limit = max(1.0, min(replica.limit, replica.in_flight) / 2)
             replica.failed_at = now
-            replica.refusals += 1
-        until = now + seconds + backoff(max(replica.refusals, 1))
-        replica.resting_until = max(replica.resting_until, until)
+            replica.consecutive_429s += 1
+        until = now + seconds + backoff(max(replica.consecutive_429s, 1))
+        replica.cooldown_until = max(replica.cooldown_until, until)
 
     def _eject(self, replica: Replica, seconds: float) -> None:
         replica.ejected = True

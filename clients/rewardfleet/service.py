@@ -1,15 +1,16 @@
-"""What the clients of all services have in common: items one by one, in batches, as rewards."""
+"""The base of all service clients: single items, batches, and rewards."""
 
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
-from .endpoint import Endpoint
 from .replicas import backoff
+from .transport import ServiceTransport
 from .wire.errors import ERRORS, BackendFailed, InvalidRequest, RewardFleetError
 from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
 
@@ -34,7 +35,7 @@ class Abstained(RewardFleetError):
 
 
 @dataclass(frozen=True)
-class RewardRule:
+class RewardPolicy:
     """How a score becomes a reward, and what a failure becomes."""
 
     on_failure: OnFailure
@@ -61,33 +62,54 @@ class RewardRule:
         return self.on_failure
 
 
-class ServiceClient(Generic[RequestT, ScoreT]):
-    """One service of the fleet.
+class ServiceClient:
+    """A client of one service.
 
     Args:
-        score_type: The model of an item's answer.
-        body_bytes: Says how large an item is as JSON, give or take.
+        transport: Sends its requests.
+        policy: Turns scores into rewards.
         coalesce_s: Seconds that a call waits for others, to travel with them; 0 for none.
+
+    Attributes:
+        has_threshold: Whether `binary_reward` and `success_threshold` apply to its scores.
     """
 
+    has_threshold: ClassVar[bool] = False
+
     def __init__(
-        self,
-        endpoint: Endpoint,
-        rule: RewardRule,
-        *,
-        score_type: type[ScoreT],
-        body_bytes: Callable[[RequestT], int],
-        coalesce_s: float,
+        self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
     ) -> None:
-        self._endpoint = endpoint
-        self._rule = rule
-        self._score_type = score_type
-        self._body_bytes = body_bytes
+        self._transport = transport
+        self._policy = policy
+        self._coalesce_s = coalesce_s
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        await self._transport.aclose()
+
+
+class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
+    """A client of a service whose items are independent: they can travel in batches.
+
+    Attributes:
+        score_type: The model of an item's score.
+    """
+
+    score_type: type[ScoreT]
+
+    def __init__(
+        self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
+    ) -> None:
+        super().__init__(transport, policy, coalesce_s=coalesce_s)
         self._coalescer = (
-            Coalescer(self._answers, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
+            Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
             if coalesce_s
             else None
         )
+
+    @abstractmethod
+    def _body_bytes(self, request: RequestT) -> int:
+        """Return about how many bytes an item has as JSON."""
 
     async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
         """Have several items judged; one that fails carries its own `error`.
@@ -101,12 +123,12 @@ class ServiceClient(Generic[RequestT, ScoreT]):
         if not requests:
             raise InvalidRequest("items: a batch has 1 item or more")
         parts = self._split(list(requests))
-        answers = await self._parts(parts, self._endpoint.deadline())
+        answers = await self._parts(parts, self._transport.deadline())
         failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(failures) == len(answers):
             raise failures[0]
         return [
-            self._score_type(score=None, status=Status.ERROR, error=answer.problem())
+            self.score_type(score=None, status=Status.ERROR, error=answer.problem())
             if isinstance(answer, RewardFleetError)
             else answer
             for answer in _joined(parts, answers)
@@ -121,26 +143,26 @@ class ServiceClient(Generic[RequestT, ScoreT]):
         try:
             scores = await self.score_batch(requests)
         except RewardFleetError as error:
-            return [self._rule.failed(error) for _ in requests]
-        return [self._rule.reward(score) for score in scores]
+            return [self._policy.failed(error) for _ in requests]
+        return [self._policy.reward(score) for score in scores]
 
-    async def _one(self, request: RequestT, deadline: float) -> ScoreT:
+    async def _score_one(self, request: RequestT, deadline: float) -> ScoreT:
         if self._coalescer is not None:
-            return await self._coalescer.ask(request, deadline)
-        return await self._endpoint.post("/score", request, self._score_type, deadline=deadline)
+            return await self._coalescer.submit(request, deadline)
+        return await self._transport.post("/score", request, self.score_type, deadline=deadline)
 
-    async def _answers(
+    async def _send(
         self, requests: list[RequestT], deadline: float
     ) -> list[ScoreT | RewardFleetError]:
         """Answer what the coalescer gathered; a failure of the whole is each one's own."""
         if len(requests) == 1:
-            return [await self._alone(requests[0], deadline)]
+            return [await self._post_one(requests[0], deadline)]
         parts = self._split(requests)
         return _joined(parts, await self._parts(parts, deadline))
 
     def _split(self, requests: list[RequestT]) -> list[list[RequestT]]:
         """Split a batch into parts that are small enough in items and in bytes."""
-        most = self._endpoint.batch_items(len(requests))
+        most = self._transport.batch_items(len(requests))
         parts: list[list[RequestT]] = []
         size = 0
         for request in requests:
@@ -163,10 +185,10 @@ class ServiceClient(Generic[RequestT, ScoreT]):
         """Send one request for several items; return their answers, or why there are none."""
         batch = BatchRequest[Any].model_construct(items=requests)
         try:
-            response = await self._endpoint.post(
+            response = await self._transport.post(
                 "/score/batch",
                 batch,
-                BatchResponse[self._score_type],  # type: ignore[name-defined] # made at run time
+                BatchResponse[self.score_type],  # type: ignore[name-defined] # made at run time
                 samples=len(requests),
                 deadline=deadline,
             )
@@ -176,12 +198,12 @@ class ServiceClient(Generic[RequestT, ScoreT]):
             return BackendFailed(f"{len(response.results)} results came for {len(requests)} items")
         return await asyncio.gather(
             *(
-                self._settled(request, _with_provenance(score, response), deadline)
+                self._retry_item(request, _with_provenance(score, response), deadline)
                 for request, score in zip(requests, response.results, strict=True)
             )
         )
 
-    async def _settled(
+    async def _retry_item(
         self, request: RequestT, score: ScoreT, deadline: float
     ) -> ScoreT | RewardFleetError:
         """Try an item of a batch again where its error says that this may help."""
@@ -192,11 +214,11 @@ class ServiceClient(Generic[RequestT, ScoreT]):
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return error
         await asyncio.sleep(pause)
-        return await self._alone(request, deadline)
+        return await self._post_one(request, deadline)
 
-    async def _alone(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
+    async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
-            return await self._endpoint.post("/score", request, self._score_type, deadline=deadline)
+            return await self._transport.post("/score", request, self.score_type, deadline=deadline)
         except RewardFleetError as error:
             return error
 

@@ -1,7 +1,8 @@
-"""Who may come in, and who may work: two bounds, both tried and never waited for without end.
+"""Two limits: on the requests that are admitted, and on the items in flight at the backend.
 
-`admit` is asked on a request's headers, before its body is read. `slot` is a place at the
-backend; requests wait for one in the order in which they came, and no more than `max_waiting`.
+`admit` is called on a request's headers, before its body is read; it never waits. `permit` is the
+right to use the backend; items queue for one in the order in which they came, at most
+`max_queue_depth` of them.
 """
 
 import asyncio
@@ -11,47 +12,59 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
+from rewardfleet.wire.score import Timing
 
-#: How much the newest request counts in the running mean of backend times.
+from .tracing import stage
+
+#: Weight of the newest item in the moving average of backend times.
 _MEAN_WEIGHT = 0.1
 
 
 class Admission:
-    """The bounds of one process.
+    """The limits of one process.
 
     Args:
-        max_in_flight: Requests (or items of batches) at the backend at the same time.
-        max_waiting: Requests (or items of batches) that wait for a place at the backend.
-        max_body_bytes: Bytes of all request bodies in the house together.
+        max_in_flight: Items at the backend at the same time.
+        max_queue_depth: Items that wait for the backend.
+        max_total_body_bytes: Bytes of all admitted request bodies together.
+
+    Attributes:
+        admitted: Requests admitted and not answered yet.
+        in_flight: Items that hold a permit.
+        queue_depth: Items that wait for a permit.
+        draining: Whether new requests are refused because the service is shutting down.
     """
 
-    def __init__(self, *, max_in_flight: int, max_waiting: int, max_body_bytes: int) -> None:
-        self._places = asyncio.Semaphore(max_in_flight)
+    def __init__(
+        self, *, max_in_flight: int, max_queue_depth: int, max_total_body_bytes: int
+    ) -> None:
+        self._permits = asyncio.Semaphore(max_in_flight)
         self._max_in_flight = max_in_flight
-        self._max_waiting = max_waiting
-        self._max_body_bytes = max_body_bytes
+        self._max_queue_depth = max_queue_depth
+        self._max_total_body_bytes = max_total_body_bytes
         self._body_bytes = 0
         self._mean_seconds = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.admitted = 0  #: requests in the house
-        self.waiting = 0  #: requests and items waiting for a place at the backend
+        self.admitted = 0
+        self.in_flight = 0
+        self.queue_depth = 0
         self.draining = False
 
     @contextmanager
     def admit(self, body_bytes: int) -> Iterator[None]:
-        """Hold a place in the house for a request that announces a body of `body_bytes`.
+        """Admit a request that announces a body of `body_bytes`.
 
         Raises:
             Unavailable: The service is shutting down.
-            Overloaded: The house is full.
+            Overloaded: There is no capacity.
         """
         if self.draining:
             raise Unavailable("the service is shutting down; try another replica", retry_after=1)
-        if self.admitted >= self._max_in_flight + self._max_waiting:
-            raise self._full(f"{self.admitted} requests are in flight or waiting already")
-        if self.admitted and self._body_bytes + body_bytes > self._max_body_bytes:
-            raise self._full(f"the requests in flight already fill {self._body_bytes} bytes")
+        if self.admitted >= self._max_in_flight + self._max_queue_depth:
+            raise self._overloaded(f"{self.admitted} requests are in flight or queued")
+        if self.admitted and self._body_bytes + body_bytes > self._max_total_body_bytes:
+            raise self._overloaded(f"admitted request bodies already take {self._body_bytes} bytes")
         self.admitted += 1
         self._body_bytes += body_bytes
         self._idle.clear()
@@ -64,41 +77,48 @@ class Admission:
                 self._idle.set()
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold a place at the backend; the caller's deadline bounds the wait.
+    async def permit(self, timing: Timing) -> AsyncIterator[None]:
+        """Hold a permit for the backend. The caller's deadline limits the wait.
+
+        Args:
+            timing: The wait is added to its `queue`.
 
         Raises:
-            Overloaded: Too many are waiting already.
+            Overloaded: The queue is full.
         """
-        if self._places.locked() and self.waiting >= self._max_waiting:
-            raise self._full(f"{self.waiting} are waiting for the backend already")
-        self.waiting += 1
+        if self._permits.locked() and self.queue_depth >= self._max_queue_depth:
+            raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
+        self.queue_depth += 1
         try:
-            await self._places.acquire()
+            with stage(timing, "queue"):
+                await self._permits.acquire()
         finally:
-            self.waiting -= 1
+            self.queue_depth -= 1
+        self.in_flight += 1
         started = time.monotonic()
         try:
             yield
         finally:
-            self._places.release()
-            took = time.monotonic() - started
-            self._mean_seconds += _MEAN_WEIGHT * (took - self._mean_seconds)
+            self.in_flight -= 1
+            self._permits.release()
+            seconds = time.monotonic() - started
+            self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
 
-    async def drain(self, grace_s: float) -> bool:
-        """Admit nobody from now on; wait for those inside. True if all left within the grace."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the admitted ones. True if all finished in time."""
         self.draining = True
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             return False
         return True
 
-    def _full(self, reason: str) -> Overloaded:
-        """The refusal, with a guess at when a place will be free."""
-        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._max_in_flight)
+    def _overloaded(self, reason: str) -> Overloaded:
+        """Return the refusal, with an estimate of when there will be capacity."""
+        seconds = math.ceil(self._mean_seconds * (self.queue_depth + 1) / self._max_in_flight)
         retry_after = min(max(seconds, 1), 60)
         return Overloaded(
-            f"the service is full ({reason}); try again in {retry_after} s", retry_after=retry_after
+            f"the service is at capacity ({reason}); retry in {retry_after} s",
+            retry_after=retry_after,
         )

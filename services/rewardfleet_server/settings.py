@@ -1,73 +1,114 @@
-"""The only place that reads the environment.
+"""The settings of all services. Only `settings.py` files read the environment.
 
-Each field is a flag (`--max-waiting 100`) and an environment variable
-(`REWARDFLEET_MAX_WAITING=100`); a flag wins.
+Each field is a flag (`--max-queue-depth 100`) and an environment variable
+(`REWARDFLEET_MAX_QUEUE_DEPTH=100`); the flag takes precedence.
 """
 
 import ipaddress
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+ENV_PREFIX = "REWARDFLEET_"
+
+#: Environment variables that are read, but are not settings of a service.
+OTHER_VARIABLES = frozenset({"API_KEY", "VIDEO_URL", "ENGINE"})
+
+
+def setting(
+    default: Any = None,
+    help_text: str = "",
+    *,
+    group: str = "Other",
+    shown: str | None = None,
+    **constraints: Any,
+) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: Its default.
+        help_text: What it is, its unit, and why one would change it.
+        group: The heading under which the command's help lists it.
+        shown: The default as documentation shows it, if that is not its value.
+        constraints: Of `pydantic.Field`.
+    """
+    extra: dict[str, Any] = {"group": group, "shown": shown}
+    if "default_factory" in constraints:
+        return Field(description=help_text, json_schema_extra=extra, **constraints)
+    return Field(default, description=help_text, json_schema_extra=extra, **constraints)
 
 
 def _split_at_commas(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
-#: Repeated flags come joined by commas.
+#: A list that an environment variable holds joined by commas.
 NameList = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
 class ServerSettings(BaseSettings):
-    """What every service can be told."""
+    """The settings that all services have.
 
-    model_config = SettingsConfigDict(
-        env_prefix="REWARDFLEET_",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        extra="forbid",
-        frozen=True,
-    )
+    Attributes:
+        most_used: The settings that the command's help lists first.
+    """
 
-    # One line a setting: its unit, and why one would change it.
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    most_used: ClassVar[tuple[str, ...]] = ()
+
+    # One line per setting.
     # fmt: off
-    host: str = Field("127.0.0.1", description="Address to listen on. Any other than this machine's own asks for keys.")
-    port: int = Field(18080, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one and prints it.")
-    api_key_file: FilePath | None = Field(None, description="File of bearer keys, one a line, read again when it changes.")
-    allow_unauthenticated: bool = Field(False, description="Listen beyond this machine without keys: whoever reaches the port may use it.")
-    open_metrics: bool = Field(False, description="Answer GET /metrics without a key, for a Prometheus that has none.")
-    max_in_flight: PositiveInt = Field(64, description="Items at the backend at once. More fills a batching backend; fewer bounds memory.")
-    max_waiting: PositiveInt = Field(512, description="Items that wait for the backend. Fewer refuses callers (429) instead of letting them wait long.")
-    max_body_mb: PositiveInt = Field(64, description="MiB of one request's body. Raise for large batches of frames.")
-    max_bodies_mb: PositiveInt = Field(1024, description="MiB of all bodies in flight together: the bound on memory for inputs.")
-    deadline_s: float = Field(120.0, gt=0, description="Seconds for a request, waiting included. A caller may ask for less (X-Request-Timeout).")
-    grace_s: float = Field(30.0, ge=0, description="Seconds that work in flight may take after SIGTERM.")
-    cache_mb: int = Field(256, ge=0, description="MiB of answers kept in memory; 0 keeps none there.")
-    cache_file: Path | None = Field(None, description="SQLite file for answers that shall outlive the process.")
-    cache_file_mb: PositiveInt = Field(1024, description="MiB of answers kept in --cache-file; the oldest go first.")
-    cache_url: str | None = Field(None, description="Redis server that replicas share their answers by, e.g. redis://127.0.0.1:6379/0, in place of --cache-file.")
-    cache_audit: float = Field(0.0, ge=0, le=1, description="Share of known answers that are computed anew all the same; rewardfleet_cache_audits_total counts whether both agree.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log lines to write; `warning` drops the line that each request writes.")
+    host: str = setting("127.0.0.1", "Address to listen on. Any address other than loopback requires --api-key-file.", group="Network")
+    port: int = setting(18080, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, group="Network")
+    api_key_file: FilePath | None = setting(None, "File of accepted API keys, one per line. It is read again when it changes.", group="Network")
+    allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys: anyone who can reach the port may use the service.", group="Network")
+    open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")
+    max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time. Raise it to fill a batching backend, lower it to save memory.", group="Limits")
+    max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend. Beyond it, requests get 429 instead of waiting long.", group="Limits")
+    max_body_mb: PositiveInt = setting(64, "MiB of one request body. Raise it for large batches of frames.", group="Limits")
+    max_total_body_mb: PositiveInt = setting(1024, "MiB of all request bodies in flight together.", group="Limits")
+    deadline_s: float = setting(120.0, "Seconds for a request, including the time it waits. A caller may ask for less (X-Request-Timeout).", gt=0, group="Limits")
+    shutdown_timeout_s: float = setting(30.0, "Seconds that requests in flight may take after SIGTERM.", ge=0, group="Limits")
+    cache_mb: int = setting(256, "MiB of scores cached in memory; 0 for none.", ge=0, group="Cache")
+    cache_file: Path | None = setting(None, "SQLite file for cached scores that outlive the process.", group="Cache")
+    cache_file_mb: PositiveInt = setting(1024, "MiB of scores in --cache-file. The oldest are evicted first.", group="Cache")
+    cache_url: str | None = setting(None, "Redis server with cached scores that replicas share, e.g. redis://127.0.0.1:6379/0. Replaces --cache-file.", group="Cache")
+    cache_audit_rate: float = setting(0.0, "Share of cache hits that are computed again and compared, counted by rewardfleet_cache_audits_total.", ge=0, le=1, group="Cache")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe log lines to write. `warning` drops the line that each request writes.", group="Logging")
     # fmt: on
 
     @model_validator(mode="after")
-    def _nobody_gets_in_by_mistake(self) -> Self:
-        if not (_is_loopback(self.host) or self.api_key_file or self.allow_unauthenticated):
+    def _is_not_open_by_mistake(self) -> Self:
+        if not (is_loopback(self.host) or self.api_key_file or self.allow_unauthenticated):
             raise ValueError(
-                f"listening on {self.host} lets others reach this service: give --api-key-file, "
-                "or say --allow-unauthenticated if everybody who can reach it may use it"
+                f"--host {self.host} makes this service reachable from other machines: give "
+                "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
             )
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is an address of this machine's own."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another host name: it may resolve to anything
+    except ValueError:  # another host name may resolve to anything
         return False
+
+
+def unknown_variables(known: Iterable[str]) -> list[str]:
+    """Return the environment variables `REWARDFLEET_*` that nothing reads.
+
+    Args:
+        known: The names of all settings.
+    """
+    accepted = {f"{ENV_PREFIX}{name.upper()}" for name in {*known, *OTHER_VARIABLES}}
+    return sorted(
+        name for name in os.environ if name.startswith(ENV_PREFIX) and name not in accepted
+    )

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 
-from .code.sandboxes import Ended, Job
+from .code.sandboxes import Job, RunResult
 from .video.frames import Clip
 from .video.judges import Judgment
 
@@ -73,7 +73,7 @@ class FakeJudge:
         return Judgment(self._score, f"fake judgment of {len(clip.frames)} frames")
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         yield
 
 
@@ -87,7 +87,7 @@ class FakeSandbox:
     """
 
     def __init__(
-        self, ended: Ended | None = None, *, wait_s: float = 0.0, error: Exception | None = None
+        self, ended: RunResult | None = None, *, wait_s: float = 0.0, error: Exception | None = None
     ) -> None:
         self._ended = ended
         self._wait_s = wait_s
@@ -98,13 +98,13 @@ class FakeSandbox:
     def provenance(self) -> Mapping[str, JsonValue]:
         return {"sandbox": "fake", "isolation": "none-unsafe"}
 
-    async def run(self, job: Job, look: Callable[[Ended], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
         self.jobs.append(job)
         for run in job.runs:
             await asyncio.sleep(self._wait_s)
             if self._error is not None:
                 raise self._error
-            if not await asyncio.to_thread(look, self._ended or Ended(stdout=run.stdin)):
+            if not await asyncio.to_thread(on_result, self._ended or RunResult(stdout=run.stdin)):
                 break
         return 0.0
 
@@ -133,7 +133,7 @@ class _QuickServer(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
+def serving(app: Callable[..., Any]) -> Iterator[str]:
     """Serve `app` on a free loopback port, from a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False)

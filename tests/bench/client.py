@@ -27,8 +27,8 @@ import httpx
 import numpy as np
 
 from rewardfleet import RewardFleet
+from rewardfleet_server.logs import configure_logging
 from rewardfleet_server.serve import Server
-from rewardfleet_server.telemetry import configure_logging
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
@@ -135,9 +135,9 @@ class NumberJudge(FakeJudge):
         return Judgment(int(task_text.split()[-1]) / CALLS, task_text)
 
 
-def _run_replica(pipe: Pipe, max_in_flight: int, max_waiting: int) -> None:
+def _run_replica(pipe: Pipe, max_in_flight: int, max_queue_depth: int) -> None:
     configure_logging("error")
-    settings = VideoSettings(port=0, max_in_flight=max_in_flight, max_waiting=max_waiting)
+    settings = VideoSettings(port=0, max_in_flight=max_in_flight, max_queue_depth=max_queue_depth)
     judge = NumberJudge(wait_s=JUDGE_SECONDS, deterministic=False)
     server = Server(create_app(settings, {"fake": judge}), settings)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from rewardfleet import CodeRequest, CodeScore, RewardFleet, code_request
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.logs import configure_logging
 from rewardfleet_server.serve import Server
-from rewardfleet_server.telemetry import configure_logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load import Connection, in_process, post, rate, run_empty, tell_port
@@ -276,7 +276,7 @@ def run_service(pipe: Pipe, level: str, cache_mb: int) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     configure_logging("info")
     uncached = {"cache_mb": cache_mb, "cache_file": None}
-    settings = CodeSettings(port=0, isolation=level, _cli_parse_args=False, **uncached)
+    settings = CodeSettings(port=0, isolation=level, **uncached)
     server = Server(create_app(settings), settings)
     tell_port(pipe, server)
     server.run()

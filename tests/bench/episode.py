@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from rewardfleet_server.episode.reading import Item
 
 from rewardfleet.episodes import (
     Grouping,
@@ -35,10 +36,9 @@ from rewardfleet.episodes.groups import all_equal
 from rewardfleet.episodes.temperatures import by_temperature
 from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet_server.episode.app import create_app
-from rewardfleet_server.episode.reading import Item
 from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.logs import configure_logging
 from rewardfleet_server.serve import Server
-from rewardfleet_server.telemetry import configure_logging
 from rewardfleet_server.testing import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -254,7 +254,7 @@ def service() -> Iterator[tuple[int, int]]:
 
 
 def serve(pipe: Pipe) -> None:
-    settings = EpisodeSettings(_cli_parse_args=False, port=0)
+    settings = EpisodeSettings(port=0)
     configure_logging("info")
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     server = Server(create_app(settings), settings)

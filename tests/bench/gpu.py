@@ -22,9 +22,9 @@ sys.path[:0] = [str(HOUSE / name) for name in ("clients", "services", "tests/eng
 from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
 
 from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
-from rewardfleet_server.video.judges.vlm.build import qwen_on_transformers  # noqa: E402
+from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine  # noqa: E402
+from rewardfleet_server.video.judges.vlm.factory import qwen_on_transformers  # noqa: E402
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
-from rewardfleet_server.video.judges.vlm.on_transformers import TransformersEngine  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
 #: Qwen2.5-VL-7B-Instruct's config.json, as far as it differs from the tiny one.
@@ -62,7 +62,6 @@ def main() -> int:
             _load_full_size(folder)
         for readout, max_tokens in (("probability", 1), ("text", 64)):
             settings = VideoSettings(
-                _cli_parse_args=False,
                 model_path=str(folder),
                 batch_size=options.batch_size,
                 readout=readout,
@@ -96,7 +95,7 @@ async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
     assert isinstance(judge, VlmJudge)
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)
-    async with judge.running():
+    async with judge.lifespan():
         await asyncio.gather(*(judge.judge("warm up", clip, {}) for clip in clips[:4]))
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

@@ -20,8 +20,8 @@ import cv2
 import numpy as np
 
 from rewardfleet.wire.video import VideoRequest, sample_indices
+from rewardfleet_server.logs import configure_logging
 from rewardfleet_server.serve import Server
-from rewardfleet_server.telemetry import configure_logging
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import decode_video

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, clips, service, video_request
+from rewardfleet import RewardFleet, service, video_request
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
@@ -73,10 +73,11 @@ async def test_parts_are_small_enough_in_bytes(replica, monkeypatch):
 
 
 async def test_the_size_of_a_request_is_known_before_it_is_written():
+    fleet = RewardFleet(video="http://127.0.0.1:1")
     for clip in (b"x", b"xy", b"xyz", bytes(1000), [b"a", b"bc"], "clip.mp4"):
         request = video_request('größe "1"', clip, backend_kwargs={"a": ["b"]})
         written = len(request.model_dump_json().encode())
-        assert abs(clips.body_bytes(request) - written) < 100
+        assert abs(fleet.video._body_bytes(request) - written) < 100
 
 
 async def test_items_that_may_succeed_later_are_tried_again_as_items(serve: Serve):

@@ -127,7 +127,7 @@ fleet = RewardFleet(video=sys.argv[1])
 async def use():
     return (await fleet.video.score("task", [open(sys.argv[2], "rb").read()][0])).score
 
-print(*[asyncio.run(use()) for _ in range(5)], len(fleet._endpoints["video"]._connected))
+print(*[asyncio.run(use()) for _ in range(5)], len(fleet.video._transport._connected))
 """
 
 

@@ -327,7 +327,7 @@ async def test_what_waits_is_served_in_order(replica):
     only = await replica()
     async with RewardFleet(video=only.url, max_concurrency=1) as fleet:
         requests = [rewardfleet.video_request(f"task {i}", "clip.mp4") for i in range(50)]
-        endpoint = fleet.video._endpoint
+        endpoint = fleet.video._transport
         await asyncio.gather(
             *(
                 endpoint.post("/score", each, rewardfleet.VideoScore, deadline=endpoint.deadline())
@@ -365,7 +365,7 @@ async def test_a_cancelled_call_gives_its_place_back(replica):
             call.cancel()
         release.set()
         assert await asyncio.gather(*calls[8:]) == [8, 9]
-        pool = next(iter(fleet._endpoints["video"]._connected.values()))
+        pool = next(iter(fleet.video._transport._connected.values()))
         assert [each.in_flight for each in pool._replicas] == [0]
         assert not pool._waiting
     assert sorted(each.items[0]["task_text"] for each in only.asked[2:]) == ["task 8", "task 9"]

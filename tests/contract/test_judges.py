@@ -45,14 +45,14 @@ def fake() -> Iterator[ClipJudge]:
 
 @contextmanager
 def by_reference() -> Iterator[ClipJudge]:
-    yield reference.build(VideoSettings(_cli_parse_args=False))
+    yield reference.build(VideoSettings())
 
 
 @contextmanager
 def by_openai() -> Iterator[ClipJudge]:
     with serving(endpoint()) as url:
         settings = {"openai_url": f"{url}/v1", "openai_model": "m"}
-        yield openai.build(VideoSettings(_cli_parse_args=False, **settings))
+        yield openai.build(VideoSettings(**settings))
 
 
 #: Held to the same by tests/engines/test_contract.py.
@@ -65,7 +65,7 @@ MAKERS = {"fake": fake, "reference": by_reference, "openai": by_openai}
 async def judge(request: pytest.FixtureRequest) -> AsyncIterator[ClipJudge]:
     make: Callable = MAKERS[request.param]
     with make() as judge:
-        async with judge.running():
+        async with judge.lifespan():
             yield judge
 
 

@@ -97,13 +97,15 @@ def _descendants(pid: int) -> list[int]:
 
 def in_flight(url: str) -> float:
     metrics = httpx.get(f"{url}/metrics", trust_env=False).text
-    lines = [line for line in metrics.splitlines() if line.startswith("rewardfleet_in_flight{")]
+    lines = [
+        line for line in metrics.splitlines() if line.startswith("rewardfleet_admitted_requests{")
+    ]
     return float(lines[0].rpartition(" ")[2])
 
 
 @contextmanager
 def serving_video(log: Path, *flags: object) -> Iterator[Running]:
-    port_line = "Uvicorn running on http://127.0.0.1:"
+    port_line = "serving video on http://127.0.0.1:"
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -118,7 +120,7 @@ def serving_video(log: Path, *flags: object) -> Iterator[Running]:
             lambda: port_line in log.read_text() or process.poll() is not None, _START_SECONDS
         )
         assert process.poll() is None, log.read_text()[-3000:]
-        port = int(log.read_text().partition(port_line)[2].partition(" ")[0])
+        port = int(log.read_text().partition(port_line)[2].partition('"')[0])
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
         ) as client:

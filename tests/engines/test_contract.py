@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rewardfleet_server.video.judges.vlm.build import (
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.factory import (
     primo_setup,
     qwen_on_transformers,
     qwen_on_vllm,
 )
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -47,7 +47,6 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
         patch.setenv(name, "1" if "METHOD" not in name else "spawn")
     patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = VideoSettings(
-        _cli_parse_args=False,
         model_path=str(checkpoint),
         device="cpu",
         readout="text" if request.param == "PRIMO-R1" else "constrained",
@@ -63,7 +62,7 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
     if request.param == "PRIMO-R1":  # its view and readout; vLLM is held to the rest already
         model = Checkpoint(str(checkpoint))
         judge = VlmJudge(primo_setup(settings), model, judge._engine, judge._prepare, "once")
-    async with judge.running():
+    async with judge.lifespan():
         yield judge
     patch.undo()
 

@@ -16,12 +16,12 @@ from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip, decode_video
 from rewardfleet_server.video.judges.vlm import Ask, Conversation, Picture, Video
-from rewardfleet_server.video.judges.vlm.build import primo_setup, qwen_on_transformers
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine
+from rewardfleet_server.video.judges.vlm.factory import primo_setup, qwen_on_transformers
 from rewardfleet_server.video.judges.vlm.geometry import by_qwen_vl_utils
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
-from rewardfleet_server.video.judges.vlm.on_transformers import TransformersEngine
-from rewardfleet_server.video.judges.vlm.views import AsVideo, FirstVideoLast
+from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast
 from rewardfleet_server.video.settings import VideoSettings
 
 from .conftest import TASK, VIDEOS
@@ -32,7 +32,6 @@ def test_64_callers_make_far_fewer_than_64_forward_passes(
     checkpoint: Path, videos: list[Path], readout: str
 ):
     settings = VideoSettings(
-        _cli_parse_args=False,
         model_path=str(checkpoint),
         device="cpu",
         video_root=[VIDEOS],
@@ -61,8 +60,8 @@ def test_a_batch_answers_as_each_alone_does(checkpoint3: Path, videos: list[Path
     """Conversations of different length are padded; nobody's answer changes by it."""
     model = Checkpoint(str(checkpoint3))
     engine = TransformersEngine(model, device="cpu", batch_size=4)
-    settings = VideoSettings(_cli_parse_args=False, readout="rubric")
-    from rewardfleet_server.video.judges.vlm.build import _qwen_setup
+    settings = VideoSettings(readout="rubric")
+    from rewardfleet_server.video.judges.vlm.factory import _qwen_setup
 
     ask = _qwen_setup("x", settings, model).readouts["rubric"].ask(None, 1)  # type: ignore[arg-type]
     conversations = [
@@ -120,7 +119,7 @@ def test_frames_can_be_prepared_by_qwen_vl_utils(
 ):
     """`--frames qwen-vl-utils`: frames of the same size, alike to within a level on average."""
     geometry = Checkpoint(str(checkpoint)).geometry
-    conversation = primo_setup(VideoSettings(_cli_parse_args=False)).view.whole(
+    conversation = primo_setup(VideoSettings()).view.whole(
         _resized(clip, size, max_pixels), "?", None
     )
     ours = geometry.prepare(conversation)
@@ -181,7 +180,7 @@ def _pixels(conversation: Conversation) -> list[np.ndarray]:
 
 def test_primo_sees_the_first_frame_the_video_and_the_last_frame(checkpoint: Path, clip: Clip):
     """In this order, then the question; before all that its system prompt."""
-    setup = primo_setup(VideoSettings(_cli_parse_args=False))
+    setup = primo_setup(VideoSettings())
     question = setup.readouts["text"].prompt.render(TASK)
     assert setup.system is not None
     conversation = setup.view.whole(clip, question, setup.system.render(TASK))
@@ -219,7 +218,7 @@ def test_a_curve_of_many_frames_takes_no_copy_of_them(clip: Clip):
 
 def test_what_judgments_depend_on_is_in_the_provenance(checkpoint: Path):
     """Frame size, way of resizing, prompts to choose from, and the checkpoint's files."""
-    base = {"_cli_parse_args": False, "model_path": str(checkpoint), "device": "cpu"}
+    base = {"model_path": str(checkpoint), "device": "cpu"}
     said = [
         qwen_on_transformers(VideoSettings(**base, **more)).load().provenance
         for more in (

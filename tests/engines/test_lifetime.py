@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.judges.vlm.build import qwen_on_transformers, qwen_on_vllm
+from rewardfleet_server.video.judges.vlm.factory import qwen_on_transformers, qwen_on_vllm
 from rewardfleet_server.video.settings import VideoSettings
 
 from .conftest import Running, alive, in_flight, serving_video
@@ -66,7 +66,7 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
 
 
 def settings(folder: Path, **given: object) -> VideoSettings:
-    return VideoSettings(_cli_parse_args=False, model_path=str(folder), **given)
+    return VideoSettings(model_path=str(folder), **given)
 
 
 def copy(checkpoint: Path, folder: Path) -> Path:

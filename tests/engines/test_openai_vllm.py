@@ -51,7 +51,7 @@ def test_it_judges_behind_the_judge_openai(
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
-        *("--openai-send", send, "--readout", readout),
+        *("--openai-media", send, "--readout", readout),
     ) as running:
         answer = _ask(running, videos[0])
     assert answer["backend"] == "openai"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet.wire.errors import Unauthorized
-from rewardfleet_server.auth import Keys
+from rewardfleet_server.http.auth import ApiKeys
 
 from ..conftest import Serve
 
@@ -45,8 +45,8 @@ def test_health_is_open_and_metrics_are_not_unless_told(serve: Serve, key_file):
 
 
 def test_a_changed_file_changes_the_keys(key_file: Path, monkeypatch):
-    monkeypatch.setattr("rewardfleet_server.auth._RELOAD_SECONDS", 0)
-    keys = Keys(key_file)
+    monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
+    keys = ApiKeys(key_file)
     keys.check("bearer first-key")
     key_file.write_text("third-key\n")
     keys.check("Bearer third-key")
@@ -55,8 +55,8 @@ def test_a_changed_file_changes_the_keys(key_file: Path, monkeypatch):
 
 
 def test_a_file_that_breaks_leaves_the_keys_as_they_were(key_file: Path, monkeypatch, caplog):
-    monkeypatch.setattr("rewardfleet_server.auth._RELOAD_SECONDS", 0)
-    keys = Keys(key_file)
+    monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
+    keys = ApiKeys(key_file)
     for break_it in (lambda: key_file.write_text("# nothing\n"), key_file.unlink):
         break_it()
         keys.check("Bearer first-key")
@@ -68,11 +68,11 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were(key_file: Path, monkeyp
 def test_a_service_does_not_start_without_a_key_in_its_file(tmp_path: Path):
     (tmp_path / "keys").write_text("# nothing\n")
     with pytest.raises(ValueError, match="no key in"):
-        Keys(tmp_path / "keys")
+        ApiKeys(tmp_path / "keys")
     with pytest.raises(FileNotFoundError):
-        Keys(tmp_path / "missing")
+        ApiKeys(tmp_path / "missing")
     (tmp_path / "keys").write_text("schlüssel\n")
     with pytest.raises(ValueError, match="plain ASCII"):
-        Keys(tmp_path / "keys")
+        ApiKeys(tmp_path / "keys")
     (tmp_path / "keys").write_bytes(b"\xef\xbb\xbffirst-key\r\n")
-    Keys(tmp_path / "keys").check("Bearer first-key")
+    ApiKeys(tmp_path / "keys").check("Bearer first-key")

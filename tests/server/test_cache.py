@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.cache import Cache, Flights, MemoryCache, SqliteCache
+from rewardfleet_server.cache import Cache
+from rewardfleet_server.cache.memory import MemoryCache
+from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.cache.sqlite import SqliteCache
 
 
 def sqlite_cache(path: Path, max_bytes: int = 10_000) -> SqliteCache:
@@ -60,7 +63,8 @@ async def test_sqlite_survives_kill_9(tmp_path: Path):
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
-from rewardfleet_server.cache import MemoryCache, SqliteCache
+from rewardfleet_server.cache.memory import MemoryCache
+from rewardfleet_server.cache.sqlite import SqliteCache
 async def main():
     cache = SqliteCache(Path({str(tmp_path / "cache.sqlite")!r}), max_bytes=10**6,
                         memory=MemoryCache(0))
@@ -83,7 +87,7 @@ async def test_a_file_that_is_no_database_is_set_aside_with_a_warning(
     cache = sqlite_cache(tmp_path)
     await cache.put("a", b"1")
     assert await cache.get("a") == b"1"
-    assert "set aside" in caplog.text
+    assert "renamed" in caplog.text
     assert [path.name for path in tmp_path.glob("*.corrupt-*")]
     await cache.aclose()
 
@@ -103,7 +107,7 @@ async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
     assert await cache.get("5") is None
     await cache.put("a", b"1")
     assert await cache.get("a") == b"1"
-    assert "set aside" in caplog.text
+    assert "renamed" in caplog.text
     await cache.aclose()
 
 
@@ -132,9 +136,9 @@ async def test_a_file_that_cannot_be_begun_anew_is_gone_without(
     def full(_: Path) -> Path:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("rewardfleet_server.sqlite.SqliteFile.set_aside", full)
+    monkeypatch.setattr("rewardfleet_server.sqlite_file.SqliteFile.set_aside", full)
     assert await cache._guarded(corrupt) is None
-    assert "no cache file from now on" in caplog.text
+    assert "switched off" in caplog.text
     await cache.put("a", b"1")
     assert await cache.get("a") is None
     await cache.aclose()
@@ -164,8 +168,8 @@ async def settle() -> None:
 
 
 async def test_identical_computations_run_once():
-    flights, work = Flights[str](), Work()
-    waiters = [asyncio.create_task(flights.join("k", work)) for _ in range(10)]
+    flights, work = SingleFlight[str](), Work()
+    waiters = [asyncio.create_task(flights.do("k", work)) for _ in range(10)]
     await settle()
     work.may_end.set()
     assert await asyncio.gather(*waiters) == ["done"] * 10
@@ -173,8 +177,8 @@ async def test_identical_computations_run_once():
 
 
 async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
-    flights, work = Flights[str](), Work()
-    first, second = (asyncio.create_task(flights.join("k", work)) for _ in range(2))
+    flights, work = SingleFlight[str](), Work()
+    first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
     await settle()
     first.cancel()
     await settle()
@@ -184,13 +188,13 @@ async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
 
 
 async def test_it_ends_with_its_last_waiter_and_starts_anew_for_the_next():
-    flights, work = Flights[str](), Work()
-    waiters = [asyncio.create_task(flights.join("k", work)) for _ in range(2)]
+    flights, work = SingleFlight[str](), Work()
+    waiters = [asyncio.create_task(flights.do("k", work)) for _ in range(2)]
     await settle()
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
-    later = asyncio.create_task(flights.join("k", work))
+    later = asyncio.create_task(flights.do("k", work))
     await settle()
     assert (work.started, work.cancelled) == (2, 1)
     work.may_end.set()
@@ -198,14 +202,14 @@ async def test_it_ends_with_its_last_waiter_and_starts_anew_for_the_next():
 
 
 async def test_a_failure_reaches_every_waiter_and_is_not_kept():
-    flights = Flights[str]()
+    flights = SingleFlight[str]()
 
     async def fail() -> str:
         raise ValueError("broken")
 
-    waiters = [asyncio.create_task(flights.join("k", fail)) for _ in range(3)]
+    waiters = [asyncio.create_task(flights.do("k", fail)) for _ in range(3)]
     results = await asyncio.gather(*waiters, return_exceptions=True)
     assert [str(result) for result in results] == ["broken"] * 3
     work = Work()
     work.may_end.set()
-    assert await flights.join("k", work) == "done"
+    assert await flights.do("k", work) == "done"

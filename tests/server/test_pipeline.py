@@ -164,7 +164,7 @@ def test_work_whose_caller_hung_up_is_cancelled(serve: Serve, frames_request):
     client = serve(judge)
     send_and_hang_up(client, frames_request, after=_when(lambda: len(judge.seen) == 1))
     wait_until(lambda: judge.cancelled == 1)
-    wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 0)
+    wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
 
 
 def test_a_caller_who_hung_up_while_waiting_is_dropped_before_work_starts(
@@ -175,10 +175,10 @@ def test_a_caller_who_hung_up_while_waiting_is_dropped_before_work_starts(
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/score", json=frames_request)
         wait_until(lambda: len(judge.seen) == 1)
-        waiting = _when(lambda: metric(client, "rewardfleet_waiting{") == 1)
+        waiting = _when(lambda: metric(client, "rewardfleet_queue_depth{") == 1)
         send_and_hang_up(client, {**frames_request, "task_text": "another"}, after=waiting)
         assert first.result().status_code == 200
-    wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 0)
+    wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
     assert len(judge.seen) == 1
 
 
@@ -196,11 +196,11 @@ def _when(condition) -> threading.Event:
 
 @pytest.mark.slow
 def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=1), max_in_flight=1, max_waiting=1)
+    client = serve(FakeJudge(wait_s=1), max_in_flight=1, max_queue_depth=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
     with ThreadPoolExecutor(2) as pool:
         inside = [pool.submit(client.post, "/score", json=body) for body in bodies]
-        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 2)
+        wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 2)
         # The body is announced and never sent: the answer does not wait for it.
         with socket.create_connection((client.base_url.host, client.base_url.port)) as refused:
             refused.settimeout(5)
@@ -216,12 +216,12 @@ def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_
 
 @pytest.mark.slow
 def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=60), max_in_flight=1, max_waiting=1)
+    client = serve(FakeJudge(wait_s=60), max_in_flight=1, max_queue_depth=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
     hurried = {"x-request-timeout": "3"}
     with ThreadPoolExecutor(2) as pool:
         inside = [pool.submit(client.post, "/score", json=b, headers=hurried) for b in bodies]
-        wait_until(lambda: metric(client, "rewardfleet_in_flight{") == 2)
+        wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 2)
         assert client.post("/score", json=frames_request).status_code == 429
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").json() == {"status": "ready"}
@@ -316,11 +316,11 @@ def test_metrics_count_requests_results_and_cache(serve: Serve, frames_request):
     assert metric(client, kind) == 1
     ok = 'rewardfleet_results_total{backend="fake",service="video",status="ok"}'
     assert metric(client, ok) == 3
-    assert metric(client, 'rewardfleet_cache_total{result="hit",service="video"}') == 2
-    assert metric(client, 'rewardfleet_cache_total{result="miss",service="video"}') == 1
+    assert metric(client, 'rewardfleet_cache_lookups_total{result="hit",service="video"}') == 2
+    assert metric(client, 'rewardfleet_cache_lookups_total{result="miss",service="video"}') == 1
     assert metric(client, 'rewardfleet_score_count{backend="fake",service="video"}') == 3
     for stage in ("queue", "decode", "backend"):
-        count = f'rewardfleet_stage_seconds_count{{service="video",stage="{stage}"}}'
+        count = f'rewardfleet_stage_duration_seconds_count{{service="video",stage="{stage}"}}'
         assert metric(client, count) == 1
 
 
@@ -341,7 +341,7 @@ def test_a_cached_answer_that_cannot_be_read_is_computed_anew(
     judge = FakeJudge()
     serve(judge, cache_file=path).post("/score", json=frames_request)
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE kept_answers SET value = substr(value, 1, 10)")
+        db.execute("UPDATE entries SET value = substr(value, 1, 10)")
     db.close()
     client = serve(judge, cache_file=path)
     cached = [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)]
@@ -411,7 +411,7 @@ def test_a_judges_words_in_a_problem_are_bounded(serve: Serve, frames_request):
 
 
 def test_two_judges_that_are_alike_do_not_share_answers(frames_request):
-    app = create_app(VideoSettings(_cli_parse_args=False), {"a": FakeJudge(), "b": FakeJudge()})
+    app = create_app(VideoSettings(), {"a": FakeJudge(), "b": FakeJudge()})
     with serving(app) as url:
         for backend in ("a", "b"):
             answer = httpx.post(f"{url}/score", json={**frames_request, "backend": backend}).json()
@@ -429,7 +429,7 @@ def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Ser
 @pytest.mark.slow
 def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     """Each may take 600 MB decoded; here there is room for one at a time."""
-    monkeypatch.setattr("rewardfleet_server.video.scorer._Room._UNITS", 40)
+    monkeypatch.setattr("rewardfleet_server.video.scorer.FrameMemoryLimiter._UNITS", 40)
     judge = FakeJudge(wait_s=0.1)
     client = serve(judge)
     large = {"frames_base64": [picture()], "nframes": 128, "max_pixels": 1_605_632}

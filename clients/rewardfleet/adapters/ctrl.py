@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 #: What a row may say of its request, beside the tests.
-_OPTIONS = ("critique", "original", "original_passed", "mode", "limits")
+_OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
 
 
 class Decoder(Protocol):

@@ -24,7 +24,7 @@ from rewardfleet import blocking
 from rewardfleet.adapters.ctrl import request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.episodes import by_length
-from rewardfleet.service import OnFailure, RewardRule
+from rewardfleet.service import OnFailure, RewardPolicy
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
 
@@ -75,13 +75,13 @@ def compute_score(
         RewardFleetError: Only where `on_failure` is "raise".
         TypeError: An option is unknown.
     """
-    rule = RewardRule(on_failure, binary_reward=False, success_threshold=0.0)
+    policy = RewardPolicy(on_failure, binary_reward=False, success_threshold=0.0)
     fleet = _fleet(blocking.RewardFleet, url, options)
     try:
         score = fleet.code.score(**_request(solution_str, ground_truth, extra_info or {}))
     except RewardFleetError as error:
-        return _told(rule.failed(error))
-    return _told(rule.reward(score), score)
+        return _told(policy.failed(error))
+    return _told(policy.reward(score), score)
 
 
 async def compute_score_async(
@@ -95,13 +95,13 @@ async def compute_score_async(
     **options: Any,
 ) -> dict[str, float]:
     """See `compute_score`."""
-    rule = RewardRule(on_failure, binary_reward=False, success_threshold=0.0)
+    policy = RewardPolicy(on_failure, binary_reward=False, success_threshold=0.0)
     fleet = _fleet(RewardFleet, url, options)
     try:
         score = await fleet.code.score(**_request(solution_str, ground_truth, extra_info or {}))
     except RewardFleetError as error:
-        return _told(rule.failed(error))
-    return _told(rule.reward(score), score)
+        return _told(policy.failed(error))
+    return _told(policy.reward(score), score)
 
 
 def _fleet(kind: type[FleetT], url: str | Sequence[str], options: dict[str, Any]) -> FleetT:

@@ -100,7 +100,7 @@ class AssertTests(Request):
     tolerance: FiniteFloat = Field(
         0.0, ge=0, le=1, description="Of floating-point literals: absolute, or relative."
     )
-    together: bool = Field(
+    single_run: bool = Field(
         False,
         description="Whether all are tried in one run of the program, within its limits. "
         "Otherwise each has a run of its own.",
@@ -156,7 +156,7 @@ class CodeRequest(Request):
         "judgment: Correct`, or Incorrect); else the score is 0, and nothing is run. Null: not "
         "checked.",
     )
-    original: Source | None = Field(
+    original_program: Source | None = Field(
         None,
         description="The program, or text, that the critique judged: it is run on the same tests "
         "to learn whether the judgment was right (`components.judgment_correct`).",
@@ -174,7 +174,7 @@ class CodeRequest(Request):
 
 
 #: What a critique says overall of the program that it judges.
-Judgment = Literal["correct", "incorrect"]
+CritiqueJudgment = Literal["correct", "incorrect"]
 
 
 class Outcome(StrEnum):
@@ -225,9 +225,9 @@ class CodeScore(Score):
     critique_valid: bool | None = Field(
         None, description="Whether the critique holds one overall judgment; null: there is none."
     )
-    judgment: Judgment | None = Field(None, description="What the critique says overall.")
+    judgment: CritiqueJudgment | None = Field(None, description="What the critique says overall.")
     isolation: str = Field("", description="How the program was kept in: see `GET /readyz`.")
-    suspicious: list[str] = Field(
+    suspicions: list[str] = Field(
         default_factory=list, description="What an honest program would not have done."
     )
     timing_ms: CodeTiming = Field(default_factory=CodeTiming)

@@ -229,7 +229,7 @@ class CollectAnswer(Response):
 
     released: bool
     missing: int = Field(description="Members that have not come (yet).")
-    ask_again_s: float | None = Field(None, description="Seconds, where it is not released.")
+    retry_after_s: float | None = Field(None, description="Seconds, where it is not released.")
     result: EpisodeScore | None = None
     group: GroupStats | None = None
 

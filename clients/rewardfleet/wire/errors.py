@@ -97,8 +97,12 @@ class RewardFleetError(Exception):
         """Whether the same request may succeed later."""
         return self.kind in RETRYABLE
 
-    def problem(self) -> Problem:
-        """This failure as it goes over the wire."""
+    def problem(self, request_id: str | None = None) -> Problem:
+        """Return this failure as it goes over the wire.
+
+        Args:
+            request_id: Used if the failure has no request id of its own.
+        """
         return Problem(
             title=self.kind.replace("_", " ").capitalize(),
             status=self.status,
@@ -106,7 +110,7 @@ class RewardFleetError(Exception):
             kind=self.kind,
             retryable=self.retryable,
             retry_after=self.retry_after,
-            request_id=self.request_id,
+            request_id=self.request_id or request_id,
         )
 
     @classmethod

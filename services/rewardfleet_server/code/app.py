@@ -1,12 +1,15 @@
 """Assembly of the code service."""
 
-import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from rewardfleet.wire.code import CodeRequest, CodeScore
-from rewardfleet_server.app import RewardApp, Service
-from rewardfleet_server.app import create_app as create_reward_app
+from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server.http.app import create_app as create_reward_app
+from rewardfleet_server.http.routes import Service
+from rewardfleet_server.registry import load_attribute
 
-from .facade import endpoints
+from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
 from .scorer import CodeScorer
 from .settings import CodeSettings
@@ -16,24 +19,39 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     """Put the code service together.
 
     Args:
-        settings: What it was told.
-        sandbox: Where programs run; by default the one that the settings name, started here.
+        settings: Its settings.
+        sandbox: Where programs run. None: start the one that the settings name.
 
     Raises:
-        ValueError: There is no safe way to run programs here.
+        ValueError: Programs cannot be isolated on this machine.
     """
     if sandbox is None:
-        module, _, attribute = SANDBOXES[settings.sandbox].partition(":")
-        sandbox = getattr(importlib.import_module(module), attribute)(settings)
+        sandbox = load_attribute(SANDBOXES[settings.sandbox])(settings)
     assert sandbox is not None  # noqa: S101 - a sandbox's `build` returns one
+    return create_reward_app(code_service(settings, sandbox), settings)
+
+
+def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
+    """Return what the code service provides."""
     scorer = CodeScorer(settings.sandbox, sandbox, settings)
-    service = Service(
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await sandbox.aclose()
+
+    return Service(
         name="code",
-        about="A program and its tests go in, a verdict for each test comes out.",
+        description="Scores programs by running them against tests.",
         scorer=scorer,
         request_type=CodeRequest,
         score_type=CodeScore,
-        aclose=sandbox.aclose,
-        endpoints=endpoints(scorer, sandbox, settings),
+        lifespan=lifespan,
+        routes=lambda engine: SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
+        overview={
+            "sandbox": f"{settings.sandbox}, isolation {sandbox.provenance['isolation']}",
+            "workers": str(settings.workers),
+        },
     )
-    return create_reward_app(service, settings)

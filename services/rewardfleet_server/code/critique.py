@@ -13,7 +13,7 @@ What is decided; a critique is valid where all that it says overall comes to one
 
 import re
 
-from rewardfleet.wire.code import Judgment
+from rewardfleet.wire.code import CritiqueJudgment
 
 _THINKING = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _MARK = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE)
@@ -35,7 +35,7 @@ _JOINT = re.compile(r"[/|]|[^\W_]")
 _END = re.compile(r"[\W_]*(?:\n|$)|[\s*_]*[^\w\s]")
 
 
-def judgment_of(critique: str) -> Judgment | None:
+def overall_judgment(critique: str) -> CritiqueJudgment | None:
     """Return the one explicit overall judgment of a critique; None where there is none, or two.
 
     The time is linear in the text.

@@ -36,7 +36,7 @@ _STRING_ENDS = {quote: re.compile(rf"\\.|{quote}") for quote in ('"""', "'''")}
 _MOST_BROKEN = 4
 
 
-def program_of(text: str) -> str:
+def extract_program(text: str) -> str:
     """Return the program in a model's text, in time linear in the text."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     answer = _after_thinking(text)

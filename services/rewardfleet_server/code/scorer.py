@@ -1,10 +1,8 @@
-"""The code service's part of the journey: run the program on its tests, give the verdicts."""
+"""Scoring a program: run it on its tests, and return the verdicts."""
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from pydantic import JsonValue
@@ -13,9 +11,7 @@ from rewardfleet import __version__
 from rewardfleet.wire.code import (
     CodeRequest,
     CodeScore,
-    CodeTiming,
     DatasetTests,
-    Judgment,
     Limits,
     Outcome,
     PlainTests,
@@ -23,48 +19,32 @@ from rewardfleet.wire.code import (
     Verdict,
 )
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.score import Status
-from rewardfleet_server.pipeline import Plan
-from rewardfleet_server.uploads import HeldFile
+from rewardfleet.wire.score import Status, Timing
+from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.engine import CachePolicy, Plan
+from rewardfleet_server.tracing import stage
 
-from .critique import judgment_of
-from .datasets import plain_tests
-from .extract import program_of
-from .keys import Keys, keep, places
-from .sandboxes import Bounds, Ended, Job, Sandbox
+from .cache_key import CacheKeys, lookup_keys, store_policy
+from .datasets.rows import read_row
+from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
-from .verdict import BROKE, Trial, trials
+from .submission import Submission, SubmissionRun
+from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
-#: How many suspicions one answer tells.
+#: How many suspicions one answer lists.
 _MAX_SUSPICIONS = 20
-#: Characters of texts that are read on the event loop, as that takes less than a millisecond.
+#: Characters of texts that are parsed on the event loop, as that takes less than a millisecond.
 _SHORT_TEXT = 20_000
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What a request comes down to.
-
-    Attributes:
-        judgment: What its critique says, if it has one that says something.
-        is_void: Whether it has one that does not: then nothing is run.
-        has_open_judgment: Whether the original must be run to know if the judgment is right.
-    """
-
-    program: str
-    original: str | None
-    judgment: Judgment | None
-    is_void: bool
-    has_open_judgment: bool
-
-
 class CodeScorer:
-    """Judges programs in a sandbox.
+    """Scores programs in a sandbox.
 
     Args:
-        name: The sandbox's name, as answers tell it.
-        settings: Asked for the ceilings.
+        name: The sandbox's name, which scores give as their backend.
+        sandbox: Where programs run.
+        settings: The ceilings of a request's limits.
     """
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -72,49 +52,62 @@ class CodeScorer:
         self._sandbox = sandbox
         self._settings = settings
         ceilings = settings.model_dump(include=_CEILINGS)
-        self._keys = Keys(lambda: {**sandbox.provenance, **ceilings})
+        self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
 
-    async def plan(self, request: CodeRequest, upload: HeldFile | None) -> Plan[CodeScore]:  # noqa: ARG002 - none is taken
-        """Check the limits, find the program, and read the critique.
+    async def plan(
+        self,
+        request: CodeRequest,
+        upload: AnonymousFile | None = None,  # noqa: ARG002 - there is none
+    ) -> Plan[CodeScore]:
+        """Check the limits, extract the program, and parse the critique.
 
         Raises:
-            InvalidRequest: A limit is beyond its ceiling.
+            InvalidRequest: A limit exceeds its ceiling.
         """
-        texts = (request.revision, request.critique or "", request.original or "")
+        texts = (request.revision, request.critique or "", request.original_program or "")
         if sum(map(len, texts)) <= _SHORT_TEXT:
-            task = _read(request)
+            submission = Submission.of(request)
         else:
-            task = await asyncio.to_thread(_read, request)
-        bounds = self.bounds(request.limits)
-        if task.is_void:  # told in no time
-            return Plan(self._name, None, lambda: self._score(request, task, bounds))
-        key = await self._keys.of(task.program, request)
-        if task.has_open_judgment:  # whether it was right is found out by running the original
-            key = hashlib.sha256(f"{key} {task.judgment} {task.original}".encode()).hexdigest()
-        first, *others = places(key, request.mode)
-        return Plan(
-            self._name,
-            first,
-            lambda: self._score(request, task, bounds),
-            other_keys=tuple(others),
-            keep=partial(keep, key, request.mode, is_open=task.has_open_judgment),
-            adopt=partial(_adopted, request, task),
-            essence=partial(_essence, request.mode),
+            submission = await asyncio.to_thread(Submission.of, request)
+        limits = self.run_limits(request.limits)
+        compute = partial(self._score, request, submission, limits)
+        if submission.critique_invalid:  # scored in no time
+            return Plan(self._name, compute)
+        return Plan(self._name, compute, await self._cache_policy(request, submission))
+
+    async def _cache_policy(
+        self, request: CodeRequest, submission: Submission
+    ) -> CachePolicy[CodeScore]:
+        key = await self._keys.of(submission.program, request)
+        with_original = submission.needs_original_run
+        if with_original:  # whether the judgment is right depends on the original program, too
+            parts = f"{key} {submission.judgment} {submission.original_program}"
+            key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
+        return CachePolicy(
+            lookup_keys(key, request.mode),
+            store_policy=partial(store_policy, key, request.mode, with_original=with_original),
+            from_cached=partial(_from_cached, request, submission),
+            audit_fields=partial(_audit_fields, request.mode),
         )
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
-        """Return what all verdicts of the sandbox have in common."""
+        """Return the provenance that all verdicts of the sandbox share."""
         return {"service": f"rewardfleet {__version__}", **self._sandbox.provenance}
 
     def check_ready(self) -> Mapping[str, str]:
-        """Return how programs are kept in. Jails are probed before the service listens."""
-        return {"isolation": str(self._sandbox.provenance["isolation"])}
+        """Return the isolation level. Jails are probed before the service listens."""
+        return {"isolation": self.isolation}
 
-    def bounds(self, limits: Limits) -> Bounds:
-        """Return the limits as the sandbox takes them.
+    @property
+    def isolation(self) -> str:
+        """How programs are isolated."""
+        return str(self._sandbox.provenance["isolation"])
+
+    def run_limits(self, limits: Limits) -> RunLimits:
+        """Return a request's limits as the sandbox takes them.
 
         Raises:
-            InvalidRequest: One is beyond its ceiling.
+            InvalidRequest: One exceeds its ceiling.
         """
         for name, asked in limits:
             ceiling = getattr(self._settings, f"max_{name}")
@@ -123,66 +116,77 @@ class CodeScorer:
                     f"limits.{name}: this service allows at most {ceiling:g} (got {asked:g})"
                 )
         memory_bytes, output_bytes = limits.memory_mb * 2**20, limits.output_kb * 2**10
-        return Bounds(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)
+        return RunLimits(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)
 
-    def _limits_of_row(self, limits: Limits, cpu_s: float) -> Limits:
-        """Return the limits with a row's; the clock's backstop stays well behind it, if it may."""
-        changed = {"cpu_s": cpu_s}
-        if "wall_s" not in limits.model_fields_set:
-            changed["wall_s"] = max(limits.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
-        return limits.model_copy(update=changed)
-
-    async def _score(self, request: CodeRequest, task: _Task, bounds: Bounds) -> CodeScore:
-        if isinstance(request.tests, DatasetTests):
-            tests, cpu_s = await asyncio.to_thread(plain_tests, request.tests)
-            if cpu_s is not None and "cpu_s" not in request.limits.model_fields_set:
-                bounds = self.bounds(self._limits_of_row(request.limits, cpu_s))
-        else:
-            tests = request.tests
-        examined = await _trials(tests)  # also where they are not run: bad tests are told
-        if task.is_void:
-            return self._void(task.program, len(tests.cases))
-        exam = _Exam(examined, bounds, request.mode, self._settings.max_submission_s)
-        await self._hold(exam, task.program)
-        score = self._answer(exam, request.mode, len(tests.cases))
-        score.code = task.program
-        if task.judgment is not None:
-            score.critique_valid, score.judgment = True, task.judgment
+    async def _score(
+        self, request: CodeRequest, submission: Submission, limits: RunLimits
+    ) -> CodeScore:
+        tests, limits = await self._plain_tests(request, limits)
+        planned = await _planned_runs(tests)  # also if nothing is run: invalid tests are an error
+        if submission.critique_invalid:
+            return self._invalid_critique(submission.program, len(tests.cases))
+        run = SubmissionRun(
+            planned,
+            limits,
+            stop_at_failure=request.mode == "all_pass",
+            max_seconds=self._settings.max_submission_s,
+        )
+        await self._execute(submission.program, run)
+        score = self._verdicts(run, request.mode, len(tests.cases))
+        score.code = submission.program
+        if submission.judgment is not None:
+            score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
-            if passed is None and task.original is not None:
-                passed = await self._passes(task.original, tests, exam)
+            if passed is None and submission.original_program is not None:
+                passed = await self._passes(submission.original_program, tests, run)
             if passed is not None:
-                right = passed == (task.judgment == "correct")
+                right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
         return score
 
-    async def _hold(self, exam: "_Exam", program: str) -> None:
+    async def _plain_tests(
+        self, request: CodeRequest, limits: RunLimits
+    ) -> tuple[PlainTests, RunLimits]:
+        """Read a dataset row as tests. Its time limit applies if the request gives none."""
+        if not isinstance(request.tests, DatasetTests):
+            return request.tests, limits
+        tests, cpu_s = await asyncio.to_thread(read_row, request.tests)
+        given = request.limits
+        if cpu_s is None or "cpu_s" in given.model_fields_set:
+            return tests, limits
+        changed = {"cpu_s": cpu_s}
+        if "wall_s" not in given.model_fields_set:  # it stays well above the CPU time, if it may
+            changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
+        return tests, self.run_limits(given.model_copy(update=changed))
+
+    async def _execute(self, program: str, run: SubmissionRun) -> None:
         """Run a program on its tests."""
-        job = Job(program, exam.runs, exam.bounds)
-        started = time.monotonic()
-        waited = await self._sandbox.run(job, exam.look)
-        spent = (time.monotonic() - started - waited) * 1000
-        timing = exam.timing
-        timing.queue = round(waited * 1000, 3)
-        timing.backend = round(spent, 3)
-        timing.judge = round(spent - timing.fork - timing.run - timing.clean, 3)
+        timing, whole = run.timing, Timing()
+        with stage(whole, "backend"):
+            queue_s = await self._sandbox.run(Job(program, run.runs, run.limits), run.on_result)
+        timing.queue = round(queue_s * 1000, 3)
+        timing.backend = round(whole.backend - timing.queue, 3)
+        timing.judge = round(timing.backend - timing.fork - timing.run - timing.clean, 3)
 
-    async def _passes(self, original: str, tests: PlainTests, before: "_Exam") -> bool | None:
-        """Whether the program that was judged passes; None where the time is up before it is known.
+    async def _passes(
+        self, original_program: str, tests: PlainTests, before: SubmissionRun
+    ) -> bool | None:
+        """Return whether the original program passes; None if its time is up before that is known.
 
-        It has what the revision left of the submission's time.
+        It gets the time that the revision left of the submission's.
         """
         seconds = before.seconds_left
         if seconds <= 0:
             return None
-        exam = _Exam(await _trials(tests), before.bounds, "all_pass", seconds)
-        await self._hold(exam, original)
-        if any(each.verdict is not Outcome.ACCEPTED for each in exam.verdicts):
+        planned = await _planned_runs(tests)
+        run = SubmissionRun(planned, before.limits, stop_at_failure=True, max_seconds=seconds)
+        await self._execute(original_program, run)
+        if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
             return False
-        return True if len(exam.verdicts) == len(tests.cases) else None
+        return True if len(run.verdicts) == len(tests.cases) else None
 
-    def _void(self, program: str, count: int) -> CodeScore:
-        """Answer a critique without a judgment."""
+    def _invalid_critique(self, program: str, count: int) -> CodeScore:
+        """Score a critique without exactly one judgment."""
         return CodeScore(
             score=0.0,
             status=Status.OK,
@@ -190,47 +194,34 @@ class CodeScorer:
             verdicts=[Verdict(verdict=Outcome.SKIPPED)] * count,
             code=program,
             critique_valid=False,
-            isolation=self.check_ready()["isolation"],
+            isolation=self.isolation,
         )
 
-    def _answer(self, exam: "_Exam", mode: str, count: int) -> CodeScore:
-        verdicts = exam.verdicts
-        if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # and so would the others
+    def _verdicts(self, run: SubmissionRun, mode: str, count: int) -> CodeScore:
+        verdicts = run.verdicts
+        if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # so would the others
             rest = verdicts[-1].model_copy(update={"cpu_ms": 0.0, "wall_ms": 0.0})
         else:
             rest = Verdict(verdict=Outcome.SKIPPED)
         verdicts += [rest] * (count - len(verdicts))
         passed = sum(each.verdict is Outcome.ACCEPTED for each in verdicts)
         pass_rate = passed / count
-        told = sorted(exam.suspicious, key=lambda each: BROKE not in each)
+        suspicions = sorted(run.suspicions, key=lambda each: SANDBOX_DIED not in each)
         return CodeScore(
             score=pass_rate if mode == "pass_rate" else float(passed == count),
             status=Status.OK,
             components={"pass_rate": pass_rate},
             backend=self._name,
-            timing_ms=exam.timing,
+            timing_ms=run.timing,
             pass_rate=pass_rate,
             verdicts=verdicts,
-            isolation=self.check_ready()["isolation"],
-            suspicious=told[:_MAX_SUSPICIONS],
+            isolation=self.isolation,
+            suspicions=suspicions[:_MAX_SUSPICIONS],
         )
 
 
-def _read(request: CodeRequest) -> _Task:
-    judgment = None if request.critique is None else judgment_of(request.critique)
-    return _Task(
-        program=program_of(request.revision),
-        original=None if request.original is None else program_of(request.original),
-        judgment=judgment,
-        is_void=request.critique is not None and judgment is None,
-        has_open_judgment=judgment is not None
-        and request.original is not None
-        and request.original_passed is None,
-    )
-
-
-def _essence(mode: str, score: CodeScore) -> object:
-    """In what two computations must agree: in `all_pass`, up to the first failure."""
+def _audit_fields(mode: str, score: CodeScore) -> object:
+    """Return what two computations must agree in: for `all_pass`, up to the first failure."""
     outcomes = [verdict.verdict for verdict in score.verdicts]
     if mode == "all_pass":
         failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
@@ -238,71 +229,29 @@ def _essence(mode: str, score: CodeScore) -> object:
     return outcomes, score.components.get("judgment_correct")
 
 
-def _adopted(request: CodeRequest, task: _Task, score: CodeScore) -> CodeScore:
-    """Make verdicts on another program that is alike, or in another mode, this request's answer."""
+def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
+    """Adapt the verdicts of an equivalent program, or of the other mode, to this request."""
     passed = sum(verdict.verdict is Outcome.ACCEPTED for verdict in score.verdicts)
     rate = passed / len(score.verdicts)
     components = {"pass_rate": rate}
-    if request.original_passed is not None and task.judgment is not None:
-        right = request.original_passed == (task.judgment == "correct")
+    if request.original_passed is not None and submission.judgment is not None:
+        right = request.original_passed == (submission.judgment == "correct")
         components["judgment_correct"] = float(right)
-    elif task.has_open_judgment and "judgment_correct" in score.components:
+    elif submission.needs_original_run and "judgment_correct" in score.components:
         components["judgment_correct"] = score.components["judgment_correct"]
     return score.model_copy(
         update={
             "score": rate if request.mode == "pass_rate" else float(rate == 1),
             "pass_rate": rate,
             "components": components,
-            "code": task.program,
-            "judgment": task.judgment,
+            "code": submission.program,
+            "judgment": submission.judgment,
             "critique_valid": None if request.critique is None else True,
         }
     )
 
 
-async def _trials(tests: PlainTests) -> Sequence[Trial]:
+async def _planned_runs(tests: PlainTests) -> Sequence[TestRun]:
     if isinstance(tests, StdioTests):
-        return trials(tests)
-    return await asyncio.to_thread(trials, tests)  # asserts are parsed
-
-
-class _Exam:
-    """The verdicts of one submission, as its runs end; used by one thread."""
-
-    def __init__(
-        self, examined: Sequence[Trial], bounds: Bounds, mode: str, max_submission_s: float
-    ) -> None:
-        self.runs = [trial.run for trial in examined]
-        self._trials = iter(examined)
-        self.bounds = bounds
-        self._stops_at_failure = mode == "all_pass"
-        self._cpu_ms_left = max_submission_s * 1000
-        self._wall_ms_left = max_submission_s * 1500
-        self.verdicts: list[Verdict] = []
-        self.suspicious: list[str] = []
-        self.timing = CodeTiming()
-
-    @property
-    def seconds_left(self) -> float:
-        """What another one may take, as `max_submission_s`."""
-        return min(self._cpu_ms_left / 1000, self._wall_ms_left / 1500)
-
-    def look(self, ended: Ended) -> bool:
-        """Judge a run; return whether to go on with the next."""
-        judged = next(self._trials).judge(ended, self.bounds)
-        number = len(self.verdicts) + 1
-        self.suspicious += [f"test {number}: {each}" for each in judged.suspicious]
-        self.verdicts += judged.verdicts
-        self.timing.fork = round(self.timing.fork + ended.fork_ms, 3)
-        self.timing.run = round(self.timing.run + ended.run_ms, 3)
-        self.timing.clean = round(self.timing.clean + ended.clean_ms, 3)
-        # Programs that only ever time out must get their verdict before the deadline, too.
-        self._cpu_ms_left -= ended.cpu_ms
-        self._wall_ms_left -= ended.fork_ms + ended.run_ms
-        outcomes = {verdict.verdict for verdict in judged.verdicts}
-        failed = outcomes != {Outcome.ACCEPTED}
-        return (
-            min(self._cpu_ms_left, self._wall_ms_left) > 0
-            and Outcome.COMPILE_ERROR not in outcomes
-            and not (failed and self._stops_at_failure)
-        )
+        return plan_runs(tests)
+    return await asyncio.to_thread(plan_runs, tests)  # asserts are parsed

@@ -16,7 +16,7 @@ from typing import Any
 _KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
 
 
-def same(  # noqa: PLR0911 - one for each kind
+def values_equal(  # noqa: PLR0911 - one for each kind
     given: Any, expected: Any, *, as_json: bool, tolerance: float = 0.0
 ) -> bool:
     """Whether a program gave the value expected.
@@ -49,7 +49,7 @@ def same(  # noqa: PLR0911 - one for each kind
             isinstance(listed, list)
             and len(listed) == len(expected)
             and all(
-                same(one, other, as_json=as_json, tolerance=tolerance)
+                values_equal(one, other, as_json=as_json, tolerance=tolerance)
                 for one, other in zip(listed, expected, strict=True)
             )
         )
@@ -86,7 +86,8 @@ def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool, tolerance
     given = {_key(key): value for key, value in pairs}
     wanted = {_key_of_literal(key): value for key, value in expected.items()}
     return given.keys() == wanted.keys() and all(
-        same(given[key], wanted[key], as_json=as_json, tolerance=tolerance) for key in wanted
+        values_equal(given[key], wanted[key], as_json=as_json, tolerance=tolerance)
+        for key in wanted
     )
 
 

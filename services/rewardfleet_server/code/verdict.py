@@ -23,8 +23,8 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
-from .sandboxes import MAX_REPORT_BYTES, Bounds, Check, Ended, Run
-from .values import is_plain, same
+from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
+from .values import is_plain, values_equal
 
 #: Bytes of standard output and error that a verdict shows.
 _HEAD = 1000
@@ -54,24 +54,24 @@ _NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunVerdicts:
     """The verdicts of one run, and what an honest program would not have done."""
 
     verdicts: list[Verdict]
-    suspicious: list[str] = field(default_factory=list)
+    suspicions: list[str] = field(default_factory=list)
 
 
-class Trial(Protocol):
+class TestRun(Protocol):
     """A run of the program, and what is expected of it."""
 
     @property
-    def run(self) -> Run: ...
+    def run(self) -> ProgramRun: ...
 
-    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+    def judge(self, ended: RunResult, bounds: RunLimits) -> RunVerdicts:
         """Give the verdicts of the tests that the run stands for."""
 
 
-def trials(tests: PlainTests) -> Sequence[Trial]:
+def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     """Return the runs that the tests ask for, in order.
 
     Raises:
@@ -79,23 +79,23 @@ def trials(tests: PlainTests) -> Sequence[Trial]:
     """
     if isinstance(tests, StdioTests):
         return [
-            Printed(Run(_encoded(case.stdin), tests.setup), _encoded(case.stdout), tests)
+            StdioRun(ProgramRun(_encoded(case.stdin), tests.setup), _encoded(case.stdout), tests)
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
         return [
-            Asked(
-                Run(setup=tests.setup, checks=(_call(tests, index),)),
-                (Value(case.expected, as_json=True),),
+            CallRun(
+                ProgramRun(setup=tests.setup, checks=(_call(tests, index),)),
+                (ExpectedValue(case.expected, as_json=True),),
             )
             for index, case in enumerate(tests.cases)
         ]
     _parsed(tests.setup, "tests.setup")
     questions = [_question(case, index, tests.tolerance) for index, case in enumerate(tests.cases)]
-    groups = [questions] if tests.together else [[question] for question in questions]
+    groups = [questions] if tests.single_run else [[question] for question in questions]
     return [
-        Asked(
-            Run(setup=tests.setup, checks=tuple(check for check, _ in group)),
+        CallRun(
+            ProgramRun(setup=tests.setup, checks=tuple(check for check, _ in group)),
             tuple(value for _, value in group),
         )
         for group in groups
@@ -115,21 +115,21 @@ def _call(tests: FunctionalTests, index: int) -> Check:
 
 
 @dataclass(frozen=True)
-class Printed:
+class StdioRun:
     """A run that reads and prints."""
 
-    run: Run
+    run: ProgramRun
     expected: bytes
     tests: StdioTests
 
-    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+    def judge(self, ended: RunResult, bounds: RunLimits) -> RunVerdicts:
         outcome = failure(ended, bounds)
         if outcome is None:
             right = self._is_right(*self._texts(ended.stdout))
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         # The warden reports a failure here, and nothing else.
         noise = [line for line in _lines(ended.report) if "failed" not in line]
-        return Judged([_verdict(outcome, ended)], _suspicions(outcome, ended, bool(noise)))
+        return RunVerdicts([_verdict(outcome, ended)], _suspicions(outcome, ended, bool(noise)))
 
     def _texts(self, printed: bytes) -> tuple[bytes, bytes]:
         if not self.tests.ignore_case:
@@ -161,7 +161,7 @@ def _close(one: bytes, other: bytes, tolerance: float) -> bool:
     if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
         return False
     if one.lstrip(b"+-").isdigit() and other.lstrip(b"+-").isdigit():
-        return _whole(one) == _whole(other)  # a count that is nearly right is wrong
+        return _integer_key(one) == _integer_key(other)  # a count that is nearly right is wrong
     got, expected = float(one), float(other)
     # The expected number is the measure: a huge one of the program's is close to nothing. To one
     # that is itself beyond what a float can tell, nothing is.
@@ -169,7 +169,7 @@ def _close(one: bytes, other: bytes, tolerance: float) -> bool:
     return math.isfinite(expected) and is_near
 
 
-def _whole(number: bytes) -> tuple[bool, bytes]:
+def _integer_key(number: bytes) -> tuple[bool, bytes]:
     """A whole number's sign and digits: `int` takes long over a long one, or refuses it."""
     digits = number.lstrip(b"+-").lstrip(b"0")
     return number.startswith(b"-") and bool(digits), digits
@@ -179,7 +179,7 @@ def _whole(number: bytes) -> tuple[bool, bytes]:
 
 
 @dataclass(frozen=True)
-class Value:
+class ExpectedValue:
     """An answer that is compared here."""
 
     expected: Any
@@ -188,13 +188,13 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallRun:
     """A run that is asked something; None is expected where the jail itself must judge."""
 
-    run: Run
-    expected: tuple[Value | None, ...]
+    run: ProgramRun
+    expected: tuple[ExpectedValue | None, ...]
 
-    def judge(self, ended: Ended, bounds: Bounds) -> Judged:
+    def judge(self, ended: RunResult, bounds: RunLimits) -> RunVerdicts:
         answers: dict[str, dict[str, Any]] = {}
         noise = False
         nonces = {check.nonce for check in self.run.checks}
@@ -210,7 +210,7 @@ class Asked:
         # With several checks, what was answered was so before the run failed.
         if failed in _LIMITS and len(nonces) == 1:
             answers.clear()
-        verdicts, suspicious = [], _suspicions(otherwise, ended, noise)
+        verdicts, suspicions = [], _suspicions(otherwise, ended, noise)
         for check, value in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = otherwise if answer is None else _outcome(answer, value)
@@ -218,13 +218,13 @@ class Asked:
             verdicts.append(_verdict(outcome, ended, by_jail=by_jail))
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
-                suspicious.append(f"answered with {kind!r}, which is no plain value")
+                suspicions.append(f"answered with {kind!r}, which is no plain value")
         if len(answers) == len(nonces):
-            suspicious = [each for each in suspicious if each != _EARLY]
-        return Judged(verdicts, suspicious)
+            suspicions = [each for each in suspicions if each != _EARLY]
+        return RunVerdicts(verdicts, suspicions)
 
 
-def _question(case: str, index: int, tolerance: float) -> tuple[Check, Value | None]:
+def _question(case: str, index: int, tolerance: float) -> tuple[Check, ExpectedValue | None]:
     """Take an assert apart: what to ask the program, and what it should answer."""
     statements = _parsed(case, f"tests.cases.{index}")
     is_any = any(isinstance(node, ast.Assert) for each in statements for node in ast.walk(each))
@@ -239,7 +239,7 @@ def _question(case: str, index: int, tolerance: float) -> tuple[Check, Value | N
         for asked, known in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             literal = _literal(known)
             if literal is not None and _is_equality(test.ops[0], literal[0]):
-                value = Value(literal[0], as_json=False, tolerance=tolerance)
+                value = ExpectedValue(literal[0], as_json=False, tolerance=tolerance)
                 source = ast.get_source_segment(case, asked)
                 if source is not None:
                     return Check("eval", f"({source}\n)", nonce), value
@@ -265,7 +265,7 @@ def _is_equality(operator: ast.cmpop, literal: object) -> bool:
     return isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_one_of_a_kind)
 
 
-def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
+def _outcome(answer: dict[str, Any], value: ExpectedValue | None) -> Outcome:
     if "raised" in answer:
         return _RAISED.get(str(answer["raised"]), Outcome.RUNTIME_ERROR)
     if value is None:
@@ -273,7 +273,7 @@ def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
     try:
-        right = same(
+        right = values_equal(
             answer["value"], value.expected, as_json=value.as_json, tolerance=value.tolerance
         )
     except RecursionError:  # a forged value: the warden writes none as deep
@@ -284,7 +284,7 @@ def _outcome(answer: dict[str, Any], value: Value | None) -> Outcome:
 # Any run
 
 
-def failure(ended: Ended, bounds: Bounds) -> Outcome | None:  # noqa: PLR0911 - one for each outcome
+def failure(ended: RunResult, bounds: RunLimits) -> Outcome | None:  # noqa: PLR0911 - one for each outcome
     """Why a run failed, whatever it was to do; None where it ended well."""
     if ended.stopped == "died":
         return Outcome.RUNTIME_ERROR
@@ -322,22 +322,22 @@ def _lines(report: bytes) -> Iterator[dict[str, Any]]:
 
 
 #: Of a run that its whole jail died with.
-BROKE = "broke its jail"
+SANDBOX_DIED = "broke its jail"
 _EARLY = "ended, as if well, before it had answered"
 
 
-def _suspicions(outcome: Outcome, ended: Ended, noise: bool) -> list[str]:
-    suspicious = []
+def _suspicions(outcome: Outcome, ended: RunResult, noise: bool) -> list[str]:
+    suspicions = []
     if noise:
-        suspicious.append("wrote where only the warden writes")
+        suspicions.append("wrote where only the warden writes")
     if outcome is Outcome.EXITED_EARLY:
-        suspicious.append(_EARLY)
+        suspicions.append(_EARLY)
     if ended.stopped == "died":
-        suspicious.insert(0, BROKE)
-    return suspicious
+        suspicions.insert(0, SANDBOX_DIED)
+    return suspicions
 
 
-def _verdict(outcome: Outcome, ended: Ended, *, by_jail: bool = False) -> Verdict:
+def _verdict(outcome: Outcome, ended: RunResult, *, by_jail: bool = False) -> Verdict:
     stderr = ended.stderr
     if len(stderr) > _HEAD:  # what ended it stands at its end
         stderr = stderr[: _HEAD // 2] + b"\n...\n" + stderr[-_HEAD // 2 :]

@@ -1,81 +1,57 @@
 """Assembly of the episode service."""
 
-from rewardfleet.wire.episode import (
-    CollectAnswer,
-    CollectRequest,
-    EpisodeAnswer,
-    EpisodeBatch,
-    EpisodeRequest,
-    EpisodeScore,
-    TemperaturesAnswer,
-    TemperaturesRequest,
-)
-from rewardfleet_server.app import RewardApp, Service, WholeEndpoint
-from rewardfleet_server.app import create_app as create_reward_app
-from rewardfleet_server.runstate import RunState, SqliteRunState
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
+from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server.http.app import create_app as create_reward_app
+from rewardfleet_server.http.routes import Service
+from rewardfleet_server.run_state import RunState, SqliteRunState
+
+from .api import EpisodeApi, TemperatureMetrics
 from .scorer import EpisodeScorer
 from .settings import EpisodeSettings
-
-#: For so many steps the answers of a run's groups are known. Trainers that overlap rollouts with
-#: training are a few steps apart.
-_GROUP_STEPS = 16
 
 
 def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
     """Put the episode service together.
 
     Args:
-        settings: What it was told.
-        store: What is remembered of training runs; by default the file that the settings name.
+        settings: Its settings.
+        store: The state of training runs. None: open the file that the settings name.
 
     Raises:
         Unavailable: The run-state file is damaged or cannot be opened.
     """
-    stores = [store, store] if store else _open(settings)
-    scorer = EpisodeScorer(*stores)
+    store = store or SqliteRunState(settings.run_state_file)
+    return create_reward_app(episode_service(settings, store), settings)
 
-    async def aclose() -> None:
-        scorer.close()
-        for each in dict.fromkeys(stores):
-            await each.aclose()
 
-    service = Service(
+def episode_service(
+    settings: EpisodeSettings, store: RunState
+) -> Service[EpisodeRequest, EpisodeScore]:
+    """Return what the episode service provides."""
+    metrics = TemperatureMetrics()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="episodes")
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+            await store.aclose()
+
+    return Service(
         name="episode",
-        about="A rollout batch goes in; rewards, groups and whom to train on come out.",
-        scorer=scorer,
+        description="Turns rollout batches into rewards, group statistics and temperatures.",
+        scorer=EpisodeScorer(),
         request_type=EpisodeRequest,
         score_type=EpisodeScore,
-        aclose=aclose,
-        whole_endpoints=(
-            WholeEndpoint(
-                "/score/batch",
-                "Score a rollout batch with its groups",
-                EpisodeBatch,
-                EpisodeAnswer,
-                scorer.batch,
-            ),
-            WholeEndpoint(
-                "/collect",
-                "Add one episode to its group; ask again until the group is released",
-                CollectRequest,
-                CollectAnswer,
-                scorer.collect,
-            ),
-            WholeEndpoint(
-                "/temperatures",
-                "The temperature of each sample of a prompt",
-                TemperaturesRequest,
-                TemperaturesAnswer,
-                scorer.temperatures,
-            ),
-        ),
-        metrics=scorer.metrics.collectors,
+        lifespan=lifespan,
+        routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
+        collectors=metrics.collectors,
+        overview={"run state": str(settings.run_state_file)},
     )
-    return create_reward_app(service, settings)
-
-
-def _open(settings: EpisodeSettings) -> list[RunState]:
-    """Open the file twice: members of groups are large, and soon of no use to anybody."""
-    file = settings.run_state_file
-    return [SqliteRunState(file), SqliteRunState(file, keep_steps=_GROUP_STEPS)]

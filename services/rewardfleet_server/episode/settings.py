@@ -1,17 +1,20 @@
-"""What the episode service can be told."""
+"""The settings of the episode service."""
 
 from pathlib import Path
 
-from pydantic import Field
-
-from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.settings import ServerSettings, setting
 
 
 class EpisodeSettings(ServerSettings):
     """`rewardfleet serve episode`."""
 
-    # One line a setting: its unit, and why one would change it.
+    most_used = (
+        "port", "run_state_file", "host", "api_key_file", "max_body_mb",
+        "max_in_flight", "max_queue_depth", "deadline_s", "shutdown_timeout_s", "log_level",
+    )  # fmt: skip
+
+    # One line per setting.
     # fmt: off
-    port: int = Field(18082, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one and prints it.")
-    run_state_file: Path = Field(Path(":memory:"), description="SQLite file of what is remembered of training runs: running means, temperatures, half groups. Default: nothing outlives the process.")
+    port: int = setting(18082, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, group="Network")
+    run_state_file: Path = setting(Path(":memory:"), "SQLite file for the state of training runs: running means, temperatures, incomplete groups. Default: lost with the process.", shown="none", group="Run state")
     # fmt: on

@@ -102,11 +102,11 @@ def _listening_on(process: subprocess.Popen[str]) -> str:
     said = []
     for line in process.stderr or ():
         said.append(line)
-        _, found, rest = line.partition("running on ")
-        if found:
-            # The log goes on; a pipe that nobody reads would fill and halt the service.
+        message = json.loads(line).get("message", "") if line.startswith("{") else ""
+        if message.startswith("serving "):
+            # The log goes on; a pipe that nobody reads would fill and block the service.
             threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
-            return rest.split(" ")[0]
+            return str(message).partition(" on ")[2]
     raise RuntimeError(f"the service did not start:\n{''.join(said)}")
 
 

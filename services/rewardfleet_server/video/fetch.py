@@ -18,7 +18,7 @@ from rewardfleet.wire.errors import (
     NotFound,
     TooLarge,
 )
-from rewardfleet_server.uploads import HeldFile, temporary_file
+from rewardfleet_server.anonymous_file import AnonymousFile, temporary_file
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -71,7 +71,7 @@ class Fetcher:
             limits=httpx.Limits(max_connections=_CONCURRENT, max_keepalive_connections=0),
         )
 
-    async def fetch(self, url: str) -> HeldFile:
+    async def fetch(self, url: str) -> AnonymousFile:
         """Fetch one video.
 
         Raises:
@@ -86,7 +86,7 @@ class Fetcher:
             raise Forbidden("video_url is switched off here (--video-url-host); send the video")
         try:
             async with asyncio.timeout(_SECONDS), self._places:
-                return await self._follow(url)
+                return await self._follow_redirects(url)
         except TimeoutError:
             raise DeadlineExceeded(f"video_url was not fetched within {_SECONDS:g} s") from None
         except httpx.HTTPError as error:
@@ -95,13 +95,13 @@ class Fetcher:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _follow(self, url: str) -> HeldFile:
+    async def _follow_redirects(self, url: str) -> AnonymousFile:
         for _ in range(_MAX_REDIRECTS + 1):
             request = await self._request(self._checked(url))
             response = await self._http.send(request, stream=True)
             try:
                 if not response.has_redirect_location:
-                    return await self._received(response)
+                    return await self._download(response)
                 url = urljoin(url, response.headers["location"])
             finally:
                 await response.aclose()
@@ -146,7 +146,7 @@ class Fetcher:
             extensions={"sni_hostname": host},
         )
 
-    async def _received(self, response: httpx.Response) -> HeldFile:
+    async def _download(self, response: httpx.Response) -> AnonymousFile:
         if response.status_code in {404, 410}:
             raise NotFound("video_url: there is no such video")
         if response.status_code != 200:
@@ -159,7 +159,7 @@ class Fetcher:
                     limit = self._max_bytes / 2**20
                     raise TooLarge(f"video_url: more than the {limit:g} MiB accepted")
                 await asyncio.to_thread(_write, file, chunk)
-            return HeldFile(file)
+            return AnonymousFile(file)
 
 
 def _write(file: IO[bytes], chunk: bytes) -> None:

@@ -1,12 +1,9 @@
 """The video service's part of the journey: find the clip, decode it, ask the judge."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -18,17 +15,20 @@ from rewardfleet import __version__
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError, Unavailable
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
-from rewardfleet_server.pipeline import Plan
-from rewardfleet_server.uploads import HeldFile, held_bytes
+from rewardfleet_server.anonymous_file import AnonymousFile, spool_bytes
+from rewardfleet_server.engine import CachePolicy, Plan
+from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.tracing import stage
 
+from .cache_key import cache_key, fingerprint
 from .fetch import Fetcher
 from .frames import Clip
 from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment
 from .sources import (
-    HeldSource,
+    AnonymousSource,
+    DecodeSpec,
     PathSource,
     PicturesSource,
-    Sampling,
     Source,
     VideoFiles,
 )
@@ -38,13 +38,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Characters of a judge's own words in a problem.
-_MAX_SAID = 500
+_MAX_QUOTED = 500
 
 
-class _Room:
-    """A bound on the memory that decoded frames take up together; who finds none waits, in order.
+class FrameMemoryLimiter:
+    """Limits the memory of decoded frames. Requests that find none wait, in order.
 
-    It is reckoned by what a request may take at most, in units, so that the common one is one.
+    It counts the most that a request may take, in units, of which the common request needs one.
     """
 
     _UNIT = 16 * 2**20
@@ -52,14 +52,15 @@ class _Room:
 
     def __init__(self) -> None:
         self._units = asyncio.Semaphore(self._UNITS)
-        self._turn = asyncio.Lock()  # one at a time gathers units, so that no two block each other
+        self._turn = asyncio.Lock()  # one request at a time collects units: no deadlock
 
     @asynccontextmanager
-    async def take(self, size: int) -> AsyncIterator[None]:
-        wanted, held = min(math.ceil(size / self._UNIT), self._UNITS), 0
+    async def reserve(self, size: int) -> AsyncIterator[None]:
+        """Reserve `size` bytes."""
+        needed, held = min(math.ceil(size / self._UNIT), self._UNITS), 0
         try:
             async with self._turn:
-                while held < wanted:
+                while held < needed:
                     await self._units.acquire()
                     held += 1
             yield
@@ -98,37 +99,41 @@ class VideoScorer:
         self._fetcher = fetcher
         self._readers = readers
         self._decoders = decoders
-        self._room = _Room()
+        self._frame_memory = FrameMemoryLimiter()
         self._max_video_bytes = max_video_bytes
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance}
             for name, judge in judges.items()
         }
         self._fingerprints = {
-            name: hashlib.sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()
-            for name, provenance in self._provenance.items()
+            name: fingerprint(provenance) for name, provenance in self._provenance.items()
         }
 
-    async def plan(self, request: VideoRequest, upload: HeldFile | None) -> Plan[VideoScore]:
-        """Find the judge and name the clip by its content.
+    async def plan(
+        self, request: VideoRequest, upload: AnonymousFile | None = None
+    ) -> Plan[VideoScore]:
+        """Find the judge, and the digest of the clip.
 
         Raises:
-            InvalidRequest: The judge is not loaded, does not take these options, or the video
-                is none.
+            InvalidRequest: The judge is not loaded or does not accept the options, or the video
+                is not one.
             Forbidden, NotFound, TooLarge: See `VideoFiles.open`.
         """
         name = self._loaded_name(request.backend or self._default)
         judge = self._judges.get(name)
         if judge is None:
             loaded = ", ".join(sorted(self._judges))
-            raise InvalidRequest(f"backend {name[:60]!r} is not loaded here; loaded: {loaded}")
+            raise InvalidRequest(f"backend {name[:60]!r} is not loaded; loaded: {loaded}")
         judge.check_options(request.backend_kwargs)
         source = await self._source(request, upload)
-        digest = source.quick_digest()
+        digest = source.cached_digest()
         if digest is None:
             digest = await _in_thread(self._readers, source.digest)
-        key = self._key(name, digest, request) if judge.deterministic else None
-        return Plan(name, key, lambda: self._score(name, request, source, digest))
+        policy: CachePolicy[VideoScore] | None = None
+        if judge.deterministic:
+            key = cache_key(name, self._fingerprints[name], digest, request)
+            policy = CachePolicy((key,))
+        return Plan(name, lambda: self._score(name, request, source, digest), policy)
 
     def _loaded_name(self, name: str) -> str:
         """An alias stands for the judge's name, and the name for a judge loaded by its alias."""
@@ -142,43 +147,30 @@ class VideoScorer:
     def check_ready(self) -> None:
         """Judges are loaded before the service listens; there is nothing to wait for."""
 
-    async def _source(self, request: VideoRequest, upload: HeldFile | None) -> Source:
+    async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
         if upload is not None:
-            return HeldSource(upload, "the uploaded file", self._max_video_bytes)
+            return AnonymousSource(upload, "the uploaded file", self._max_video_bytes)
         if request.video_path is not None:
             return PathSource(self._files, request.video_path)
         if request.video_base64 is not None:
             content = request.video_base64
-            held = await _in_thread(self._readers, lambda: held_bytes(content))
-            return HeldSource(held, "video_base64", self._max_video_bytes)
+            held = await _in_thread(self._readers, lambda: spool_bytes(content))
+            return AnonymousSource(held, "video_base64", self._max_video_bytes)
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
-            return HeldSource(fetched, "the video of video_url", self._max_video_bytes)
+            return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
         return PicturesSource(request.frames_base64 or [], request.fps)
-
-    def _key(self, name: str, digest: str, request: VideoRequest) -> str:
-        """Name everything that the judgment depends on."""
-        parts = [
-            name,
-            self._fingerprints[name],
-            digest,
-            request.task_text,
-            request.nframes,
-            request.max_pixels,
-            request.backend_kwargs,
-        ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     async def _score(
         self, name: str, request: VideoRequest, source: Source, digest: str
     ) -> VideoScore:
         judge = self._judges[name]
         stop = threading.Event()
-        wanted = Sampling(digest, request.nframes, request.max_pixels, stop)
+        spec = DecodeSpec(digest, request.nframes, request.max_pixels, stop)
         try:
             if isinstance(judge, FileJudge):
-                return await self._score_file(name, judge, request, source, wanted)
-            return await self._score_clip(name, judge, request, source, wanted)
+                return await self._score_file(name, judge, request, source, spec)
+            return await self._score_clip(name, judge, request, source, spec)
         finally:
             stop.set()  # where the caller has gone, a decoding thread need not go on
 
@@ -188,24 +180,23 @@ class VideoScorer:
         judge: ClipJudge,
         request: VideoRequest,
         source: Source,
-        wanted: Sampling,
+        spec: DecodeSpec,
     ) -> VideoScore:
-        def decode() -> tuple[Clip, float]:
-            started = time.monotonic()
-            return source.clip(wanted), (time.monotonic() - started) * 1000
+        timing = Timing()
+        queue = stage(timing, "queue")  # for memory and a thread
 
-        asked = time.monotonic()
-        async with self._room.take(wanted.count * wanted.max_pixels * 3):
-            clip, decode_ms = await _in_thread(self._decoders, decode)
-            decoded = time.monotonic()
-            judging = judge.judge(request.task_text, clip, request.backend_kwargs)
-            judgment = await _judged(name, judging)
-        timing = Timing(
-            queue=(decoded - asked) * 1000 - decode_ms,  # waiting for a decoding thread
-            decode=round(decode_ms, 3),
-            backend=round((time.monotonic() - decoded) * 1000, 3),
-        )
-        return _answer(name, judgment, timing, {"frames": _described(clip)})
+        def decode() -> Clip:
+            queue.stop()
+            with stage(timing, "decode"):
+                return source.clip(spec)
+
+        with queue:
+            async with self._frame_memory.reserve(spec.count * spec.max_pixels * 3):
+                clip = await _in_thread(self._decoders, decode)
+                with stage(timing, "backend"):
+                    judging = judge.judge(request.task_text, clip, request.backend_kwargs)
+                    judgment = await _checked(name, judging)
+        return _score_of(name, judgment, timing, {"frames": _frame_metadata(clip)})
 
     async def _score_file(
         self,
@@ -213,26 +204,28 @@ class VideoScorer:
         judge: FileJudge,
         request: VideoRequest,
         source: Source,
-        wanted: Sampling,
+        spec: DecodeSpec,
     ) -> VideoScore:
-        """Have the judge read the file itself: which frames it takes is its own affair."""
-        asked = time.monotonic()
-        async with self._file(source, wanted) as path:
-            ready = time.monotonic()
-            judging = judge.judge_file(
-                request.task_text, path, wanted.count, wanted.max_pixels, request.backend_kwargs
-            )
-            judgment = await _judged(name, judging)
-        timing = Timing(
-            decode=round((ready - asked) * 1000, 3),
-            backend=round((time.monotonic() - ready) * 1000, 3),
-        )
-        return _answer(name, judgment, timing, {})
+        """Have the judge read the file itself, which also selects the frames."""
+        timing = Timing()
+        with stage(timing, "decode") as decoding:
+            async with self._file(source, spec) as path:
+                decoding.stop()
+                with stage(timing, "backend"):
+                    judging = judge.judge_file(
+                        request.task_text,
+                        path,
+                        spec.count,
+                        spec.max_pixels,
+                        request.backend_kwargs,
+                    )
+                    judgment = await _checked(name, judging)
+        return _score_of(name, judgment, timing, {})
 
     @asynccontextmanager
-    async def _file(self, source: Source, wanted: Sampling) -> AsyncIterator[str]:
+    async def _file(self, source: Source, spec: DecodeSpec) -> AsyncIterator[str]:
         """A source as a file with a path, for as long as it is needed."""
-        file = source.file(wanted)
+        file = source.file(spec)
         entering = asyncio.ensure_future(_in_thread(self._decoders, file.__enter__))
         try:
             path = await asyncio.shield(entering)
@@ -248,7 +241,7 @@ class VideoScorer:
 
 async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
     try:
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        return await run_in_thread(threads, work)
     except OSError as error:  # what is the caller's fault was told where it was seen
         log.exception("a file could not be read")
         raise Unavailable(f"files cannot be read now: {error.strerror}", retry_after=1) from None
@@ -258,7 +251,7 @@ def _leave(file: AbstractContextManager[str]) -> None:
     file.__exit__(None, None, None)
 
 
-def _described(clip: Clip) -> dict[str, JsonValue]:
+def _frame_metadata(clip: Clip) -> dict[str, JsonValue]:
     height, width = clip.frames[0].shape[:2]
     return {
         "indices": list(clip.indices),
@@ -269,7 +262,7 @@ def _described(clip: Clip) -> dict[str, JsonValue]:
     }
 
 
-async def _judged(name: str, judging: Awaitable[Judgment]) -> Judgment:
+async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
     """Wait for a judgment; what the judge raises, or answers wrongly, is the backend's failure."""
     try:
         judgment = await judging
@@ -278,16 +271,16 @@ async def _judged(name: str, judging: Awaitable[Judgment]) -> Judgment:
     except Exception as error:
         log.exception("judge %s failed", name)
         message = f"judge {name} failed: {type(error).__name__}: {error}"
-        raise BackendFailed(message[:_MAX_SAID]) from error
+        raise BackendFailed(message[:_MAX_QUOTED]) from error
     if not _is_sound(judgment):
         raise BackendFailed(
-            f"judge {name} answered {str(judgment)[:_MAX_SAID]}; a judgment has a score in "
+            f"judge {name} answered {str(judgment)[:_MAX_QUOTED]}; a judgment has a score in "
             "[0, 1] or none, a text, and finite components"
         )
     return judgment
 
 
-def _answer(
+def _score_of(
     name: str, judgment: Judgment, timing: Timing, provenance: dict[str, JsonValue]
 ) -> VideoScore:
     return VideoScore(

@@ -1,5 +1,6 @@
-"""What the video service can be told."""
+"""The settings of the video service."""
 
+import importlib.util
 import os
 import re
 from typing import Annotated, Literal
@@ -7,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import (
     BeforeValidator,
     DirectoryPath,
-    Field,
     FilePath,
     HttpUrl,
     PositiveInt,
@@ -15,9 +15,9 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from rewardfleet_server.settings import NameList, ServerSettings
+from rewardfleet_server.settings import NameList, ServerSettings, setting
 
-#: Tells the processes of an engine that a service of ours began them.
+#: Marks the processes of an engine that a rewardfleet service started.
 _MARK = "REWARDFLEET_ENGINE"
 
 
@@ -32,46 +32,51 @@ PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
 class VideoSettings(ServerSettings):
     """`rewardfleet serve video`."""
 
-    # One line a setting: its unit, and why one would change it.
+    most_used = (
+        "port", "video_root", "backend", "model_path", "gpu_ids",
+        "openai_url", "openai_model", "api_key_file", "host", "cache_file",
+    )  # fmt: skip
+
+    # One line per setting.
     # fmt: off
-    video_root: PathList = Field([], description="Folder under which video_path is read; repeat for several, or join them with colons. None: no path is accepted.")
-    video_url_host: NameList = Field([], description="Host from which video_url is fetched (https only); repeat for several. None: video_url is refused.")
-    max_video_mb: PositiveInt = Field(64, description="MiB of one video file.")
-    backend: NameList = Field([], description="A judge to load; repeat for several. The first is that of requests that name none. Default: reference, or qwen2_5_vl_vllm with --model-path.")
-    model_path: str | None = Field(None, description="Checkpoint of a vision-language model; makes qwen2_5_vl_vllm the default judge.")
-    references: DirectoryPath | None = Field(None, description="Folder of labelled rollouts for the judge `reference`. Default: those in the package.")
-    custom_backend_factory: str | None = Field(None, description="pkg.mod:function that builds a judge of your own, loaded under the name that --backend gives.")
-    prompt_template: str | None = Field(None, description="What a model is asked, with {task} in it. Default: our prompt for the readout.")
-    readout: Literal["text", "constrained", "probability", "rubric"] = Field("text", description="text: the model's words are read. constrained: it can only say a number. probability: P(yes) against P(no) of its first token. rubric: the expected grade from 1 to 5 of its first token. A request may choose another; openai has text and probability, PRIMO-R1 text.")
-    temperature: float = Field(0.0, ge=0, le=2, description="Of the model's sampling. Above 0, answers differ and are not cached.")
-    top_p: float = Field(0.001, gt=0, le=1, description="Of the model's sampling.")
-    max_tokens: PositiveInt = Field(64, description="Tokens of the model's answer. One that is cut there is an abstention.")
-    openai_url: HttpUrl | None = Field(None, description="Base URL of an OpenAI-compatible endpoint for the judge `openai`, e.g. http://127.0.0.1:8000/v1.")
-    openai_model: str | None = Field(None, description="Model to name at that endpoint.")
-    openai_api_key_file: FilePath | None = Field(None, description="File with the endpoint's key. Default: the environment variable OPENAI_API_KEY, where it is set.")
-    openai_send: Literal["images", "video"] = Field("images", description="images: one JPEG a frame. video: one mp4, where the endpoint takes video_url.")
-    openai_concurrency: PositiveInt = Field(32, description="Requests at the endpoint at once.")
-    frames: Literal["once", "qwen-vl-utils"] = Field("once", description="How frames come to a local model's size. once: one resize. qwen-vl-utils: by that library, which is slower.")
-    gpu_ids: str = Field("0,1", description="GPUs for vLLM, by number, e.g. 0 or 0,1. Default: those that CUDA shows.")
-    tensor_parallel_size: PositiveInt = Field(2, description="GPUs that one replica of the model is spread over. 1 where it fits on one: then use more replicas.")
-    data_parallel_size: PositiveInt = Field(1, description="Replicas of the model, each on GPUs of its own.")
-    max_model_len: PositiveInt = Field(16384, description="Tokens of question, frames and answer together.")
-    gpu_memory_utilization: float = Field(0.8, gt=0, le=1, description="Share of a GPU's memory for the model.")
-    enforce_eager: bool = Field(False, description="Start sooner and run slower: vLLM compiles nothing.")
-    mm_processor_cache_gb: float = Field(0.0, ge=0, description="GiB in which vLLM keeps what its processor made of frames. Of use only where clips repeat.")
-    primo_model_path: str | None = Field(None, description="Checkpoint of PRIMO-R1, where --model-path is that of another judge.")
-    primo_tensor_parallel_size: PositiveInt = Field(1, description="As above, for PRIMO-R1.")
-    primo_max_model_len: PositiveInt = Field(16384, description="As above, for PRIMO-R1.")
-    primo_gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="As above, for PRIMO-R1.")
-    primo_temperature: float = Field(0.1, ge=0, le=2, description="As above, for PRIMO-R1.")
-    primo_top_p: float = Field(0.001, gt=0, le=1, description="As above, for PRIMO-R1. A larger one garbles its answers.")
-    primo_max_tokens: PositiveInt = Field(4096, description="As above, for PRIMO-R1, which thinks before it answers.")
-    primo_prompts: FilePath | None = Field(None, description="The authors' src/primo_prompts.py, whose texts then replace ours. It is read, not run.")
-    primo_system_prompt: str | None = Field(None, description="What PRIMO-R1 is told before. Default: our wording of its format.")
-    primo_user_prompt: str | None = Field(None, description="What PRIMO-R1 is asked, with {task} in it. Default: likewise.")
-    device: str = Field("auto", description="Where the judge `transformers` runs, as torch names it: cuda, cuda:1, mps, cpu.")
-    batch_size: PositiveInt = Field(8, description="Clips of one forward pass of the judge `transformers`.")
-    frame_pixels: PositiveInt = Field(50176, description="Pixels of a frame for the judge `transformers`; 50176 is 224x224. More sees finer, and takes longer on a CPU.")
+    video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat it for several. Default: video_path is not accepted.", group="Inputs")
+    video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat it for several. Default: video_url is not accepted.", group="Inputs")
+    max_video_mb: PositiveInt = setting(64, "MiB of one video file.", group="Inputs")
+    backend: NameList = setting([], "Judge to load. Repeat it for several; the first is the default of requests.", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
+    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", group="Judges")
+    references: DirectoryPath | None = setting(None, "Folder of labeled rollouts for the judge `reference`.", shown="the library in the package", group="Judges")
+    custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. It is loaded under the name that --backend gives.", group="Judges")
+    prompt_template: str | None = setting(None, "Prompt of the model, with {task} in it.", shown="the readout's own", group="Judges")
+    readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text.", group="Judges")
+    temperature: float = setting(0.0, "Sampling temperature of the model. Scores sampled above 0 are not cached.", ge=0, le=2, group="Sampling")
+    top_p: float = setting(0.001, "Nucleus sampling of the model.", gt=0, le=1, group="Sampling")
+    max_tokens: PositiveInt = setting(64, "Tokens of the model's answer. A truncated answer is an abstention.", group="Sampling")
+    openai_url: HttpUrl | None = setting(None, "Base URL of the endpoint of the judge `openai`, e.g. http://127.0.0.1:8000/v1.", group="OpenAI-compatible endpoint")
+    openai_model: str | None = setting(None, "Model to request there.", group="OpenAI-compatible endpoint")
+    openai_api_key_file: FilePath | None = setting(None, "File with the endpoint's API key.", shown="the environment variable OPENAI_API_KEY", group="OpenAI-compatible endpoint")
+    openai_media: Literal["images", "video"] = setting("images", "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts video_url.", group="OpenAI-compatible endpoint")
+    openai_concurrency: PositiveInt = setting(32, "Requests at the endpoint at the same time.", group="OpenAI-compatible endpoint")
+    gpu_ids: str = setting("0,1", "GPUs for all judges, by number, e.g. 0 or 0,1.", shown="the GPUs that CUDA shows", group="Models in the process")
+    tensor_parallel_size: PositiveInt = setting(2, "GPUs that one replica of the model is spread over. Use 1, and more replicas, if it fits on one.", group="Models in the process")
+    data_parallel_size: PositiveInt = setting(1, "Replicas of the model, each on its own GPUs.", group="Models in the process")
+    max_model_len: PositiveInt = setting(16384, "Tokens of prompt, frames and answer together.", group="Models in the process")
+    gpu_memory_utilization: float = setting(0.8, "Share of a GPU's memory for the model.", gt=0, le=1, group="Models in the process")
+    enforce_eager: bool = setting(False, "Start sooner and run slower: vLLM compiles nothing.", group="Models in the process")
+    mm_processor_cache_gb: float = setting(0.0, "GiB of vLLM's cache of processed frames. Useful only if clips repeat.", ge=0, group="Models in the process")
+    frame_resize: Literal["single", "qwen-vl-utils"] = setting("single", "How frames get the size of a local model. single: one resize. qwen-vl-utils: that library, which is slower.", group="Models in the process")
+    device: str = setting("auto", "Device of the judge `transformers`, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process")
+    batch_size: PositiveInt = setting(8, "Clips in one forward pass of the judge `transformers`.", group="Models in the process")
+    frame_pixels: PositiveInt = setting(50176, "Pixels of a frame for the judge `transformers`; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
+    primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", group="PRIMO-R1")
+    primo_tensor_parallel_size: PositiveInt = setting(1, "Like --tensor-parallel-size.", group="PRIMO-R1")
+    primo_max_model_len: PositiveInt = setting(16384, "Like --max-model-len.", group="PRIMO-R1")
+    primo_gpu_memory_utilization: float = setting(0.9, "Like --gpu-memory-utilization.", gt=0, le=1, group="PRIMO-R1")
+    primo_temperature: float = setting(0.1, "Like --temperature.", ge=0, le=2, group="PRIMO-R1")
+    primo_top_p: float = setting(0.001, "Like --top-p. Larger values garble its answers.", gt=0, le=1, group="PRIMO-R1")
+    primo_max_tokens: PositiveInt = setting(4096, "Like --max-tokens. PRIMO-R1 thinks before it answers.", group="PRIMO-R1")
+    primo_prompts: FilePath | None = setting(None, "The authors' src/primo_prompts.py, whose prompts replace ours. It is parsed, not executed.", group="PRIMO-R1")
+    primo_system_prompt: str | None = setting(None, "System prompt.", shown="our wording of its format", group="PRIMO-R1")
+    primo_user_prompt: str | None = setting(None, "User prompt, with {task} in it.", shown="our wording of its format", group="PRIMO-R1")
     # fmt: on
 
     @field_validator("gpu_ids")
@@ -95,49 +100,56 @@ class VideoSettings(ServerSettings):
         return os.environ.get("OPENAI_API_KEY")
 
 
-def select_gpus(settings: VideoSettings, needed: int) -> None:
-    """Show CUDA the GPUs that the settings name, before anything is loaded on them.
+def select_gpus(settings: VideoSettings) -> None:
+    """Show CUDA the GPUs of `--gpu-ids` alone; to be called before any judge is built.
 
-    The numbers count those that `CUDA_VISIBLE_DEVICES` shows already, as a scheduler sets it.
+    The numbers index the GPUs that `CUDA_VISIBLE_DEVICES` lists already, as schedulers set it.
 
     Raises:
-        ValueError: They do not exist, or are fewer than needed.
+        ValueError: There is no such GPU.
     """
-    import torch  # noqa: PLC0415 - only where a model is loaded
+    if "gpu_ids" not in settings.model_fields_set:
+        return
+    ids = [int(number) for number in settings.gpu_ids.split(",")]
+    count = gpu_count()
+    if count is not None and max(ids) >= count:
+        raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA shows {count} GPUs")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = [visible[number] if number < len(visible) else str(number) for number in ids]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
 
-    there = torch.cuda.device_count()
-    ids = [int(name) for name in settings.gpu_ids.split(",")]
-    is_asked = "gpu_ids" in settings.model_fields_set
-    if is_asked and max(ids) >= there:
-        raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA shows {there} GPUs here")
-    if not there:
-        return  # vLLM may be one for CPUs
-    if is_asked:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        names = [shown[number] if len(shown) == there else str(number) for number in ids]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-        there = len(ids)
-    if there < needed:
+
+def check_gpu_count(settings: VideoSettings, needed: int) -> None:
+    """Check that there are GPUs enough, if there are any: vLLM may be a build for CPUs.
+
+    Raises:
+        ValueError: There are too few.
+    """
+    is_selected = "gpu_ids" in settings.model_fields_set
+    count = len(settings.gpu_ids.split(",")) if is_selected else gpu_count()
+    if gpu_count() and count is not None and count < needed:
         raise ValueError(
-            f"{needed} GPUs are asked for (tensor times data parallel size), {there} are there; "
-            "where one holds the model: --tensor-parallel-size 1"
+            f"tensor times data parallel size needs {needed} GPUs, there are {count}; if one GPU "
+            "holds the model: --tensor-parallel-size 1"
         )
 
 
-def has_gpus() -> bool:
-    """Whether CUDA shows a GPU."""
-    import torch  # noqa: PLC0415 - see above
+def gpu_count() -> int | None:
+    """Return how many GPUs CUDA shows; None if torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch  # noqa: PLC0415 - takes seconds
 
-    return bool(torch.cuda.device_count())
+    return int(torch.cuda.device_count())
 
 
 def prepare_engine_environment() -> None:
-    """Set what vLLM takes from the environment alone, for it and the processes that it starts."""
+    """Set what vLLM reads from the environment only, for it and the processes that it starts."""
     os.environ[_MARK] = "1"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nobody is told what runs here
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here already
 
 
 def started_by_service() -> bool:
-    """Whether this process belongs to an engine that a service of ours began."""
+    """Return whether this process belongs to an engine that a rewardfleet service started."""
     return _MARK in os.environ

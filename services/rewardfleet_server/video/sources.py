@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
-from rewardfleet_server.uploads import HeldFile
+from rewardfleet_server.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
-from .frames import Clip, decode_pictures, decode_video
-from .mp4 import as_mp4
+from .frames import Clip, as_mp4, decode_pictures, decode_video
 
 #: Files that changed this recently may change again without a new time stamp: not remembered.
 _SETTLED_SECONDS = 2.0
@@ -39,8 +38,8 @@ _Identity = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """What is wanted of a source.
+class DecodeSpec:
+    """What is spec of a source.
 
     Attributes:
         digest: What `Source.digest` gave; the content must still be this.
@@ -58,16 +57,16 @@ class Sampling:
 class Source(Protocol):
     """A clip before it is decoded. What is not `quick` blocks; call it off the event loop."""
 
-    def quick_digest(self) -> str | None:
+    def cached_digest(self) -> str | None:
         """Return what `digest` would, where that takes well under a millisecond, else None."""
 
     def digest(self) -> str:
         """Check what can be checked cheaply; return a name for the content."""
 
-    def clip(self, wanted: Sampling) -> Clip:
+    def clip(self, spec: DecodeSpec) -> Clip:
         """Decode what `digest` named; see `frames.decode_video`."""
 
-    def file(self, wanted: Sampling) -> AbstractContextManager[str]:
+    def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
         """Give the path of a video file of what `digest` named; entering it blocks."""
 
 
@@ -101,7 +100,7 @@ class VideoFiles:
         self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
         self._lock = threading.Lock()
 
-    def quick_digest(self, path: str) -> str | None:
+    def cached_digest(self, path: str) -> str | None:
         """Return a file's digest where one look at a local disk can tell it.
 
         That is where the path still leads to the very file that was checked and read before.
@@ -202,33 +201,33 @@ class PathSource:
     files: VideoFiles
     path: str
 
-    def quick_digest(self) -> str | None:
-        return self.files.quick_digest(self.path)
+    def cached_digest(self) -> str | None:
+        return self.files.cached_digest(self.path)
 
     def digest(self) -> str:
         with self.files.open(self.path) as file:
             return file.digest
 
-    def clip(self, wanted: Sampling) -> Clip:
-        with self._unchanged(wanted) as file:
-            return _decoded(file.path, wanted)
+    def clip(self, spec: DecodeSpec) -> Clip:
+        with self._unchanged(spec) as file:
+            return _decoded(file.path, spec)
 
     @contextlib.contextmanager
-    def file(self, wanted: Sampling) -> Iterator[str]:
-        with self._unchanged(wanted) as file:
+    def file(self, spec: DecodeSpec) -> Iterator[str]:
+        with self._unchanged(spec) as file:
             # A path that other processes, too, can open.
             yield os.readlink(file.path)
 
     @contextlib.contextmanager
-    def _unchanged(self, wanted: Sampling) -> Iterator[OpenFile]:
+    def _unchanged(self, spec: DecodeSpec) -> Iterator[OpenFile]:
         with self.files.open(self.path) as file:
-            if file.digest != wanted.digest:
+            if file.digest != spec.digest:
                 raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
             yield file
 
 
 @dataclass(frozen=True)
-class HeldSource:
+class AnonymousSource:
     """A video file that was uploaded or fetched.
 
     Attributes:
@@ -237,23 +236,23 @@ class HeldSource:
         max_bytes: The largest accepted.
     """
 
-    held: HeldFile
+    held: AnonymousFile
     what: str
     max_bytes: int
 
-    def quick_digest(self) -> str | None:
+    def cached_digest(self) -> str | None:
         return None
 
     def digest(self) -> str:
         check_container(self.held.fd, self.what, max_bytes=self.max_bytes)
         return _sha256(self.held.fd)
 
-    def clip(self, wanted: Sampling) -> Clip:
-        return _decoded(self.held.path, wanted)
+    def clip(self, spec: DecodeSpec) -> Clip:
+        return _decoded(self.held.path, spec)
 
     @contextlib.contextmanager
-    def file(self, wanted: Sampling) -> Iterator[str]:
-        del wanted  # what was sent cannot change
+    def file(self, spec: DecodeSpec) -> Iterator[str]:
+        del spec  # what was sent cannot change
         with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
             shutil.copyfile(self.held.path, file.name)
             yield file.name
@@ -266,7 +265,7 @@ class PicturesSource:
     pictures: Sequence[bytes]
     fps: float | None
 
-    def quick_digest(self) -> str | None:
+    def cached_digest(self) -> str | None:
         return self.digest() if sum(map(len, self.pictures)) <= _QUICK_BYTES else None
 
     def digest(self) -> str:
@@ -277,23 +276,23 @@ class PicturesSource:
             digest.update(picture)
         return digest.hexdigest()
 
-    def clip(self, wanted: Sampling) -> Clip:
+    def clip(self, spec: DecodeSpec) -> Clip:
         return decode_pictures(
             self.pictures,
             fps=self.fps,
-            count=wanted.count,
-            max_pixels=wanted.max_pixels,
-            stop=wanted.stop,
+            count=spec.count,
+            max_pixels=spec.max_pixels,
+            stop=spec.stop,
         )
 
     @contextlib.contextmanager
-    def file(self, wanted: Sampling) -> Iterator[str]:
-        with as_mp4(self.clip(wanted)) as path:
+    def file(self, spec: DecodeSpec) -> Iterator[str]:
+        with as_mp4(self.clip(spec)) as path:
             yield str(path)
 
 
-def _decoded(path: str, wanted: Sampling) -> Clip:
-    return decode_video(path, count=wanted.count, max_pixels=wanted.max_pixels, stop=wanted.stop)
+def _decoded(path: str, spec: DecodeSpec) -> Clip:
+    return decode_video(path, count=spec.count, max_pixels=spec.max_pixels, stop=spec.stop)
 
 
 def _path_of(fd: int) -> str:

@@ -64,7 +64,7 @@ def served_code(
     # Nothing is known from before, or an attack's aftermath would not be seen.
     uncached = {"cache_mb": 0, "cache_file": None}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
-    app = create_app(CodeSettings(_cli_parse_args=False, isolation=level, **settings), sandbox)
+    app = create_app(CodeSettings(isolation=level, **settings), sandbox)
     with (
         serving(app) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,

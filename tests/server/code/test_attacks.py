@@ -38,7 +38,7 @@ def service(level_service: Service):
         stdio(("y", "y []"), ("z", "z []")),
     )
     assert score["score"] == 1.0, score
-    assert score["suspicious"] == []
+    assert score["suspicions"] == []
     wait_until(lambda: len(descendants()) == before)
 
 
@@ -539,12 +539,12 @@ def test_what_would_pass_unearned(service: Service, program: str, kind: str):
 def test_an_early_end_is_suspicious(service: Service):
     score = service.score(FORGERIES["os._exit at import"], asserts("assert f(1) == 2"))
     assert score["verdicts"][0]["verdict"] == "exited_early"
-    assert score["suspicious"] == ["test 1: ended, as if well, before it had answered"]
+    assert score["suspicions"] == ["test 1: ended, as if well, before it had answered"]
 
 
 def test_forged_lines_are_suspicious(service: Service):
     score = service.score(FORGERIES["written descriptors"], functional("f", ([1], 5)))
-    assert "test 1: wrote where only the warden writes" in score["suspicious"]
+    assert "test 1: wrote where only the warden writes" in score["suspicions"]
 
 
 def test_an_assert_in_the_jail_says_so(service: Service):

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from rewardfleet.wire.code import CodeScore
-from rewardfleet_server.cache import MemoryCache, RedisCache
+from rewardfleet_server.cache.memory import MemoryCache
+from rewardfleet_server.cache.redis import RedisCache
 from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.keys import keep, places
-from rewardfleet_server.code.sandboxes import Ended
+from rewardfleet_server.code.cache_key import lookup_keys, store_policy
+from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
@@ -101,9 +102,9 @@ def test_a_critique_is_judged_anew_for_verdicts_that_are_known(cached: Service):
 def test_an_originals_own_passing_is_part_of_the_question(cached: Service):
     ask = {"critique": "Overall judgment: Correct"}
     tests = functional("double", ([1], 2))
-    right = cached.score(DOUBLE, tests, original=DOUBLE, **ask)
-    wrong = cached.score(DOUBLE, tests, original=OTHER, **ask)
-    again = cached.score(DOUBLE, tests, original=OTHER, **ask)
+    right = cached.score(DOUBLE, tests, original_program=DOUBLE, **ask)
+    wrong = cached.score(DOUBLE, tests, original_program=OTHER, **ask)
+    again = cached.score(DOUBLE, tests, original_program=OTHER, **ask)
     assert right["components"]["judgment_correct"] == 1.0
     assert wrong["components"]["judgment_correct"] == 0.0
     assert again["cached"] and again["components"]["judgment_correct"] == 0.0
@@ -138,10 +139,10 @@ def test_identical_programs_in_flight_run_once():
 
 def test_an_audit_runs_known_programs_again_and_counts_disagreements():
     sandbox = FakeSandbox()
-    with served_code(sandbox=sandbox, cache_mb=16, cache_audit=1.0) as service:
+    with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
         for _ in range(3):
             assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
-        sandbox._ended = Ended(stdout=b"2")
+        sandbox._ended = RunResult(stdout=b"2")
         assert service.score("print(1)", stdio(("1", "1")))["score"] == 0.0
         metrics = service.client.get("/metrics").text
     assert len(sandbox.jobs) == 4
@@ -152,7 +153,7 @@ def test_an_audit_runs_known_programs_again_and_counts_disagreements():
 
 
 def kept(answer: dict, mode: str = "pass_rate", **more: bool) -> tuple[str, float | None]:
-    return keep("k", mode, CodeScore.model_validate(answer), **more)
+    return store_policy("k", mode, CodeScore.model_validate(answer), **more)
 
 
 def test_what_hung_on_time_is_kept_briefly(cached: Service):
@@ -161,8 +162,8 @@ def test_what_hung_on_time_is_kept_briefly(cached: Service):
     assert kept(timed) == ("k:all", 600.0)
     wrong = cached.score("print(2)", stdio(("", "1")))
     assert kept(wrong) == ("k:all", None)
-    assert places("k", "pass_rate") == ("k:all",)
-    assert places("k", "all_pass") == ("k:first", "k:all")
+    assert lookup_keys("k", "pass_rate") == ("k:all",)
+    assert lookup_keys("k", "all_pass") == ("k:first", "k:all")
 
 
 def test_a_submission_out_of_time_is_kept_briefly_in_both_modes():
@@ -176,16 +177,16 @@ def test_a_submission_out_of_time_is_kept_briefly_in_both_modes():
 
 
 def test_a_judgment_of_an_original_that_ran_out_of_time_is_kept_briefly(cached: Service):
-    ask = {"critique": "Overall judgment: Incorrect", "original": "while True: pass"}
+    ask = {"critique": "Overall judgment: Incorrect", "original_program": "while True: pass"}
     answer = cached.score("print(3)", stdio(("", "3")), **ask)
     assert answer["components"]["judgment_correct"] == 1.0
-    assert kept(answer, is_open=True) == ("k:all", 600.0)
+    assert kept(answer, with_original=True) == ("k:all", 600.0)
     right = {**answer, "judgment": "correct"}  # then the original passed, which no clock can do
-    assert kept(right, is_open=True) == ("k:all", None)
+    assert kept(right, with_original=True) == ("k:all", None)
 
 
 def test_a_jail_that_died_is_kept_briefly():
-    with served_code(sandbox=FakeSandbox(Ended(exit_code=-9, stopped="died"))) as service:
+    with served_code(sandbox=FakeSandbox(RunResult(exit_code=-9, stopped="died"))) as service:
         assert kept(service.score("print(1)", stdio(("", "1")))) == ("k:all", 600.0)
 
 
@@ -213,7 +214,7 @@ def test_other_packages_are_another_question():
 
 def test_an_audit_of_an_early_stop_compares_what_both_ran():
     sandbox = FakeSandbox()
-    with served_code(sandbox=sandbox, cache_mb=16, cache_audit=1.0) as service:
+    with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
         tests = stdio(("1", "2"), ("3", "3"))
         service.score("print(input())", tests)
         service.score("print(input())", tests, mode="all_pass")
@@ -302,7 +303,7 @@ def test_half_of_the_requests_being_known_is_seen_in_the_metrics(cached: Service
 
 def _looked_up(client: httpx.Client) -> dict[str, float]:
     found = re.findall(
-        r'_cache_total{result="(\w+)",service="code"} ([\d.]+)', client.get("/metrics").text
+        r'_cache_lookups_total{result="(\w+)",service="code"} ([\d.]+)', client.get("/metrics").text
     )
     return {"hit": 0.0, "miss": 0.0} | {name: float(count) for name, count in found}
 
@@ -311,11 +312,11 @@ def test_by_default_verdicts_outlive_the_process_in_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    settings = CodeSettings(_cli_parse_args=False, workers=1)
+    settings = CodeSettings(workers=1)
     for known in (False, True):
         with serving(create_app(settings, FakeSandbox())) as url:
             body = {"revision": "print(1)", "tests": stdio(("1", "1"))}
             answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
         assert answer["cached"] is known
     assert (tmp_path / "cache" / "rewardfleet" / "code.sqlite").exists()
-    assert CodeSettings(_cli_parse_args=False, cache_file="").cache_file is None
+    assert CodeSettings(cache_file="").cache_file is None

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.code.critique import judgment_of
+from rewardfleet_server.code.critique import overall_judgment
 from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import Service, asserts, served_code, stdio
@@ -72,7 +72,7 @@ JUDGMENTS = [
 
 @pytest.mark.parametrize(("critique", "judgment"), JUDGMENTS)
 def test_judgments(critique: str, judgment: str | None):
-    assert judgment_of(critique) == judgment
+    assert overall_judgment(critique) == judgment
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_judgments(critique: str, judgment: str | None):
 )
 def test_its_time_is_linear(part: str):
     started = time.process_time()
-    judgment_of(part * (1_000_000 // len(part)))
+    overall_judgment(part * (1_000_000 // len(part)))
     assert time.process_time() - started < 5
 
 
@@ -124,7 +124,7 @@ def test_a_critique_that_judges(service: Service):
 def test_a_critique_without_a_judgment_scores_0_and_nothing_runs(critique: str):
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox) as service:
-        score = service.score(RIGHT, TESTS, critique=critique, original=WRONG)
+        score = service.score(RIGHT, TESTS, critique=critique, original_program=WRONG)
     assert (score["score"], score["status"], score["pass_rate"]) == (0.0, "ok", None)
     assert (score["critique_valid"], score["judgment"], score["code"]) == (False, None, RIGHT)
     assert [each["verdict"] for each in score["verdicts"]] == ["skipped"] * 2
@@ -150,7 +150,7 @@ def test_bad_tests_are_told_whatever_the_critique_says(service: Service):
 def test_the_original_tells_whether_a_judgment_is_right(
     service: Service, judgment: str, original: str, right: float
 ):
-    score = service.score(RIGHT, TESTS, critique=SAYS[judgment], original=original)
+    score = service.score(RIGHT, TESTS, critique=SAYS[judgment], original_program=original)
     assert (score["score"], score["components"]["judgment_correct"]) == (1.0, right)
 
 
@@ -159,7 +159,7 @@ def test_where_it_is_known_whether_the_original_passes_it_is_not_run(passed: boo
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox) as service:
         score = service.score(
-            RIGHT, TESTS, critique=SAYS["correct"], original=WRONG, original_passed=passed
+            RIGHT, TESTS, critique=SAYS["correct"], original_program=WRONG, original_passed=passed
         )
     assert score["components"]["judgment_correct"] == float(passed)
     assert [job.program for job in sandbox.jobs] == [RIGHT]
@@ -169,13 +169,13 @@ def test_an_original_that_cannot_be_run_is_no_wrong_judgment():
     """The failure is ours: the request fails, and may be tried again."""
 
     class FailsSecond(FakeSandbox):
-        async def run(self, job, look):
+        async def run(self, job, on_result):
             if self.jobs:
                 raise Unavailable("no jail")
-            return await super().run(job, look)
+            return await super().run(job, on_result)
 
     with served_code(sandbox=FailsSecond()) as service:
-        answer = service.post(RIGHT, TESTS, critique=SAYS["correct"], original=RIGHT)
+        answer = service.post(RIGHT, TESTS, critique=SAYS["correct"], original_program=RIGHT)
     assert answer.status_code == 503
     assert answer.json()["retryable"] is True
 
@@ -187,7 +187,7 @@ def test_an_original_has_what_time_the_revision_left(tests: int, known: bool):
     sleepy = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.1: pass"
     with served_code(workers=1, max_submission_s=2) as service:
         score = service.score(
-            "pass", stdio(*[("", "")] * tests), critique=SAYS["correct"], original=sleepy
+            "pass", stdio(*[("", "")] * tests), critique=SAYS["correct"], original_program=sleepy
         )
     assert score["score"] == 1.0
     assert ("judgment_correct" in score["components"]) is known

@@ -11,8 +11,8 @@ import pytest
 
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.datasets import plain_tests
-from rewardfleet_server.code.packed import MAX_UNPACKED
+from rewardfleet_server.code.datasets.encoding import MAX_UNPACKED
+from rewardfleet_server.code.datasets.rows import read_row
 
 from ..video.test_bad_input import check_problem
 from .conftest import Service, served_code
@@ -57,7 +57,7 @@ def raw(pickled: bytes) -> str:
 
 
 def read(dataset: str, row: dict, first: int | None = None):
-    return plain_tests(DatasetTests(kind="dataset", dataset=dataset, row=row, first=first))[0]
+    return read_row(DatasetTests(kind="dataset", dataset=dataset, row=row, first=first))[0]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_mbppplus_values_are_compared_outside():
         "assert f(*[1, (2,)]) == 0.3",
         "assert f(*[3, {4}]) == (inf, [None])",
     ]
-    assert (tests.together, tests.tolerance) == (True, 1e-6)
+    assert (tests.single_run, tests.tolerance) == (True, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_mbppplus_other_scripts_stay_whole(script: str):
 def test_mbppplus_asserts():
     listed = {"selected_uts": ["assert f(1) == 2", "assert f(2)"], "test_imports": ["import math"]}
     tests = read("mbppplus", listed)
-    assert (tests.cases, tests.together) == (listed["selected_uts"], False)
+    assert (tests.cases, tests.single_run) == (listed["selected_uts"], False)
     assert "import math" in tests.setup
     text = read("mbppplus", {"test": "assert f(1) == 2\nassert(f(2))\n"})
-    assert (text.cases, text.together) == (["assert f(1) == 2", "assert f(2)"], True)
+    assert (text.cases, text.single_run) == (["assert f(1) == 2", "assert f(2)"], True)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_apps_other_forms():
 def test_time_limits(given: object, seconds: float | None):
     row = {"selected_uts": PAIRS, "time_limit": given}
     given_tests = DatasetTests(kind="dataset", dataset="code_contests", row=row)
-    assert plain_tests(given_tests)[1] == seconds
+    assert read_row(given_tests)[1] == seconds
 
 
 # What cannot be read

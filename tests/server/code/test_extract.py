@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rewardfleet_server.code.extract import program_of
+from rewardfleet_server.code.extract import extract_program
 
 #: A program that stands on its own, and another.
 P = "def add(a, b):\n    return a + b\n"
@@ -119,7 +119,7 @@ CASES = {
 
 @pytest.mark.parametrize(("text", "program"), CASES.values(), ids=CASES.keys())
 def test_the_program_is_found(text: str, program: str):
-    assert program_of(text) == program
+    assert extract_program(text) == program
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,6 @@ def test_the_program_is_found(text: str, program: str):
 def test_its_time_is_linear(part: str):
     """What is quadratic would take minutes."""
     started = time.process_time()
-    program_of(part * (200_000 // len(part)))
-    program_of("```python\n" + part * (200_000 // len(part)))
+    extract_program(part * (200_000 // len(part)))
+    extract_program("```python\n" + part * (200_000 // len(part)))
     assert time.process_time() - started < 5

@@ -182,7 +182,7 @@ def test_an_accepted_submission(service: Service):
     assert result.extracted_code == f"{ADD}\n"
     assert result.tests[0].test_info == oj(("1 2", "3"))[0]
     assert result.tests[0].exec_info.run_result.stdout == "3\n"
-    assert result.extra == {"isolation": "bubblewrap", "suspicious": []}
+    assert result.extra == {"isolation": "bubblewrap", "suspicions": []}
 
 
 def test_a_failure_ends_it_unless_all_cases_are_asked_for(service: Service):
@@ -427,11 +427,11 @@ def test_the_deadline_ends_it(path: str, body: dict):
 def test_a_full_house_refuses_at_once(path: str, body: dict):
     sandbox = FakeSandbox(wait_s=0.8)
     with (
-        served_code(sandbox=sandbox, max_in_flight=1, max_waiting=1) as service,
+        served_code(sandbox=sandbox, max_in_flight=1, max_queue_depth=1) as service,
         ThreadPoolExecutor(2) as callers,
     ):
         early = [callers.submit(service.client.post, path, json=body) for _ in range(2)]
-        wait_until(lambda: metric(service.client, "rewardfleet_in_flight") == 2)
+        wait_until(lambda: metric(service.client, "rewardfleet_admitted_requests") == 2)
         started = time.monotonic()
         answer = service.client.post(path, json=body)
         check_problem(answer, "overloaded")

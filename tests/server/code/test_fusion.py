@@ -90,7 +90,7 @@ def test_answers_say_where_the_program_ran(sound: Service):
     assert score["provenance"]["sandbox"] == "fusion"
     assert score["provenance"]["python"].startswith("3.")
     assert score["verdicts"][0]["cpu_ms"] > 0 and score["verdicts"][0]["wall_ms"] > 0
-    assert score["suspicious"] == []
+    assert score["suspicions"] == []
 
 
 def test_outputs_that_sandboxfusion_cuts_off_come_whole(sound: Service):
@@ -115,7 +115,7 @@ def test_a_program_that_removes_its_outputs_has_failed(sound: Service):
     program = "import os\nfor each in os.listdir(): os.remove(each)"
     score = sound.score(program, stdio(("", ""), ("", "")))
     assert (score["score"], score["verdicts"][0]["verdict"]) == (0.0, "runtime_error")
-    assert score["suspicious"] == ["test 1: broke its jail"]
+    assert score["suspicions"] == ["test 1: broke its jail"]
 
 
 # Outages

@@ -17,8 +17,8 @@ import pytest
 from rewardfleet import RewardFleet, blocking, code_request
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cli import main
-from rewardfleet_server.code.sandboxes import Bounds, Ended, Job, Run
-from rewardfleet_server.code.sandboxes.jail import levels, pool, warden
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
+from rewardfleet_server.code.sandboxes.jail import isolation, pool, warden
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
 from rewardfleet_server.code.sandboxes.jail.worker import NoJail, Worker
 from rewardfleet_server.code.settings import CodeSettings
@@ -64,7 +64,7 @@ def test_asserts_together_run_the_program_once(service: Service):
     program = "import time\nprint('once')\ncount = 0\ndef f():\n  global count\n  count += 1\n"
     program += "  return count"
     cases = ["assert f() == 1", "assert f() == 2", "assert f() == 7", "assert f() > 3"]
-    together = service.score(program, asserts(*cases, together=True))
+    together = service.score(program, asserts(*cases, single_run=True))
     assert verdicts(together) == ["accepted", "accepted", "wrong_answer", "accepted"]
     apart = service.score(program, asserts(*cases))
     assert verdicts(apart) == ["accepted", "wrong_answer", "wrong_answer", "wrong_answer"]
@@ -123,7 +123,7 @@ def test_a_jail_that_dies_while_a_program_runs_is_the_programs_failure(level: st
         killer.start()
         score = service.score("import time\ntime.sleep(1)", stdio(("", ""), ("", "")))
         assert verdicts(score) == ["runtime_error", "skipped"]
-        assert score["suspicious"] == ["test 1: broke its jail"]
+        assert score["suspicions"] == ["test 1: broke its jail"]
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
@@ -150,14 +150,14 @@ def test_a_fork_that_fails_is_our_failure(monkeypatch: pytest.MonkeyPatch):
     ours, theirs = socket.socketpair()
     orders = {"writable": [], "processes": 1}
     program = warden.Filter.of(b"")
-    worker = Worker(pool.Orders(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
+    worker = Worker(pool.WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
     worker._channel = ours
     with ThreadPoolExecutor(1) as threads:
         answered = threads.submit(
             lambda: warden.Warden(theirs, orders, 0, program).serve(*warden.receive(theirs))
         )
         with pytest.raises(NoJail, match="no process can be made now"):
-            worker.run(Job("print(1)", [Run()], Bounds(1, 1, 1, 1)), lambda _: True)
+            worker.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
         answered.result()
     theirs.close()
     assert worker._channel is None  # the next job gets a jail made anew
@@ -172,7 +172,7 @@ def test_a_sandbox_that_fails_is_no_score():
 
 
 def test_a_run_that_breaks_its_jail_by_the_fake():
-    ended = Ended(exit_code=-9, stopped="died")
+    ended = RunResult(exit_code=-9, stopped="died")
     with served_code(sandbox=FakeSandbox(ended)) as service:
         score = service.score("x", stdio(("", "")))
         assert (score["score"], verdicts(score)) == (0.0, ["runtime_error"])
@@ -198,14 +198,14 @@ def test_a_caller_who_hangs_up_ends_his_program(service: Service):
 
 
 def test_it_climbs_down_where_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(levels.shutil, "which", lambda _: None)
+    monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     with served_code(workers=1) as service:
         assert service.score("print(1)", stdio(("", "1")))["isolation"] == "landlock"
 
 
 def test_without_any_level_it_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(pool, "LADDER", ("bubblewrap",))
-    monkeypatch.setattr(levels.shutil, "which", lambda _: None)
+    monkeypatch.setattr(pool, "FALLBACK_ORDER", ("bubblewrap",))
+    monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     assert main(["serve", "code"]) == 2
     said = capsys.readouterr().err
     assert "apt-get install bubblewrap" in said
@@ -214,7 +214,7 @@ def test_without_any_level_it_does_not_start(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
     """As at the level that is none, where a file of the host can be read."""
-    settings = CodeSettings(_cli_parse_args=False, workers=1, isolation="none-unsafe")
+    settings = CodeSettings(workers=1, isolation="none-unsafe")
     allow_all = b"\x06\0\0\0\0\0\xff\x7f"
     monkeypatch.setattr(pool, "compiled_filters", lambda: Filters(allow_all, allow_all))
     with pytest.raises(ValueError, match="could signal"):
@@ -232,7 +232,7 @@ def test_no_isolation_must_be_asked_for_in_words():
 def test_a_python_that_is_none(tmp_path):
     (tmp_path / "python").write_text("#!/bin/false\n")
     with pytest.raises(ValueError, match="--python"):
-        levels.find_python(tmp_path / "python")
+        isolation.find_python(tmp_path / "python")
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.sandboxes import Bounds, Check, Ended, Run
+from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail.warden import plain
-from rewardfleet_server.code.values import same
-from rewardfleet_server.code.verdict import Asked, Value, failure, trials
+from rewardfleet_server.code.values import values_equal
+from rewardfleet_server.code.verdict import CallRun, ExpectedValue, failure, plan_runs
 
-BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
+BOUNDS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ BOUNDS = Bounds(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 )
 def test_checkers(checker: str, printed: str, expected: str, passes: bool):
     tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], checker=checker)
-    judged = trials(tests)[0].judge(Ended(stdout=printed.encode()), BOUNDS)
+    judged = plan_runs(tests)[0].judge(RunResult(stdout=printed.encode()), BOUNDS)
     assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
 
 
 @pytest.mark.parametrize("start", ["", "1.", "-", "1e"])
 def test_a_long_word_that_is_no_number_takes_no_time(start: str):
     tests = StdioTests(kind="stdio", cases=[{"stdout": "1"}], checker="float")
-    ended = Ended(stdout=start.encode() + b"1" * 2**20 + b"x")
+    ended = RunResult(stdout=start.encode() + b"1" * 2**20 + b"x")
     started = time.monotonic()
-    judged = trials(tests)[0].judge(ended, replace(BOUNDS, output_bytes=2**24))
+    judged = plan_runs(tests)[0].judge(ended, replace(BOUNDS, output_bytes=2**24))
     assert judged.verdicts[0].verdict == "wrong_answer"
     assert time.monotonic() - started < 5
 
@@ -79,35 +79,35 @@ def test_case_may_be_ignored(checker: str):
     cases = [{"stdin": "", "stdout": "YES 1E3"}]
     tests = StdioTests(kind="stdio", cases=cases, checker=checker, ignore_case=True)
     for printed, verdict in ((b"Yes 1e3", "accepted"), (b"No 1e3", "wrong_answer")):
-        judged = trials(tests)[0].judge(Ended(stdout=printed), BOUNDS)
+        judged = plan_runs(tests)[0].judge(RunResult(stdout=printed), BOUNDS)
         assert judged.verdicts[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("ended", "outcome"),
     [
-        (Ended(), None),
-        (Ended(exit_code=1), Outcome.RUNTIME_ERROR),
-        (Ended(exit_code=1, report=b'{"failed": "compile"}\n'), Outcome.COMPILE_ERROR),
-        (Ended(exit_code=1, report=b'{"failed": "memory"}\n'), Outcome.MEMORY_LIMIT),
-        (Ended(exit_code=0, report=b'{"failed": "memory"}\n'), None),
-        (Ended(exit_code=1, report=b'junk\n{"failed": []}\n[]\n'), Outcome.RUNTIME_ERROR),
-        (Ended(stopped="cpu"), Outcome.TIME_LIMIT),
-        (Ended(stopped="wall"), Outcome.TIME_LIMIT),
-        (Ended(stopped="files"), Outcome.OUTPUT_LIMIT),
-        (Ended(stopped="died"), Outcome.RUNTIME_ERROR),
-        (Ended(cpu_ms=1001), Outcome.TIME_LIMIT),
-        (Ended(run_ms=2999), None),  # a loaded host does not make a verdict
-        (Ended(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
-        (Ended(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
-        (Ended(exit_code=-signal.SIGKILL), Outcome.MEMORY_LIMIT),
-        (Ended(exit_code=-signal.SIGSEGV), Outcome.RUNTIME_ERROR),
-        (Ended(stdout=b"x" * 1000), None),
-        (Ended(stdout=b"x" * 1001), Outcome.OUTPUT_LIMIT),
-        (Ended(stderr=b"x" * 1001), Outcome.OUTPUT_LIMIT),
+        (RunResult(), None),
+        (RunResult(exit_code=1), Outcome.RUNTIME_ERROR),
+        (RunResult(exit_code=1, report=b'{"failed": "compile"}\n'), Outcome.COMPILE_ERROR),
+        (RunResult(exit_code=1, report=b'{"failed": "memory"}\n'), Outcome.MEMORY_LIMIT),
+        (RunResult(exit_code=0, report=b'{"failed": "memory"}\n'), None),
+        (RunResult(exit_code=1, report=b'junk\n{"failed": []}\n[]\n'), Outcome.RUNTIME_ERROR),
+        (RunResult(stopped="cpu"), Outcome.TIME_LIMIT),
+        (RunResult(stopped="wall"), Outcome.TIME_LIMIT),
+        (RunResult(stopped="files"), Outcome.OUTPUT_LIMIT),
+        (RunResult(stopped="died"), Outcome.RUNTIME_ERROR),
+        (RunResult(cpu_ms=1001), Outcome.TIME_LIMIT),
+        (RunResult(run_ms=2999), None),  # a loaded host does not make a verdict
+        (RunResult(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
+        (RunResult(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
+        (RunResult(exit_code=-signal.SIGKILL), Outcome.MEMORY_LIMIT),
+        (RunResult(exit_code=-signal.SIGSEGV), Outcome.RUNTIME_ERROR),
+        (RunResult(stdout=b"x" * 1000), None),
+        (RunResult(stdout=b"x" * 1001), Outcome.OUTPUT_LIMIT),
+        (RunResult(stderr=b"x" * 1001), Outcome.OUTPUT_LIMIT),
     ],
 )
-def test_how_a_run_fails(ended: Ended, outcome: Outcome | None):
+def test_how_a_run_fails(ended: RunResult, outcome: Outcome | None):
     assert failure(ended, BOUNDS) == outcome
 
 
@@ -122,7 +122,7 @@ def test_how_a_run_fails(ended: Ended, outcome: Outcome | None):
     ],
 )
 def test_what_is_asked_is_as_it_was_written(case: str):
-    (trial,) = trials(AssertTests(kind="asserts", cases=[case]))
+    (trial,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
     (check,) = trial.run.checks
     assert check.kind == "eval"
     assert check.source.strip("()\n") == case[len("assert ") : -len(" == 2")].strip("()\n")
@@ -131,7 +131,7 @@ def test_what_is_asked_is_as_it_was_written(case: str):
 
 def test_a_setup_that_is_no_python():
     with pytest.raises(InvalidRequest, match="tests.setup: no Python"):
-        trials(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("))
+        plan_runs(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_setup_that_is_no_python():
     ],
 )
 def test_which_asserts_are_compared_outside(case: str, kind: str):
-    (trial,) = trials(AssertTests(kind="asserts", cases=[case]))
+    (trial,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
     assert [check.kind for check in trial.run.checks] == [kind]
     sent = json.dumps([check.source for check in trial.run.checks])
     assert kind == "assert" or "2" not in sent.replace("f(1)", "")
@@ -171,7 +171,7 @@ def test_which_asserts_are_compared_outside(case: str, kind: str):
 )
 def test_a_case_that_is_no_assert(case: str, said: str):
     with pytest.raises(InvalidRequest, match=f"tests.cases.0: {said}"):
-        trials(AssertTests(kind="asserts", cases=[case]))
+        plan_runs(AssertTests(kind="asserts", cases=[case]))
 
 
 values = st.recursive(
@@ -200,13 +200,13 @@ def sent(value: object) -> object:
 
 @given(values)
 def test_a_value_is_the_same_when_it_comes_out_of_the_jail(value: object):
-    assert same(sent(value), value, as_json=False)
+    assert values_equal(sent(value), value, as_json=False)
 
 
 @given(values, values)
 def test_other_values_are_not(one: object, other: object):
     """By Python's own equality, but for booleans, which pass for no number."""
-    if same(sent(one), other, as_json=False):
+    if values_equal(sent(one), other, as_json=False):
         assert one == other
     elif one == other:
         assert any(isinstance(leaf, bool) for leaf in leaves([one, other]))
@@ -231,7 +231,7 @@ json_values = st.recursive(
 def test_whatever_a_program_writes_in_a_values_place_is_compared_without_harm(
     written: object, expected: object
 ):
-    assert same(written, expected, as_json=True) in {True, False}
+    assert values_equal(written, expected, as_json=True) in {True, False}
 
 
 lines = st.fixed_dictionaries(
@@ -251,10 +251,10 @@ lines = st.fixed_dictionaries(
 def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
     written: list[object], compared: bool, exit_code: int
 ):
-    run = Run(checks=(Check("eval", "f()", "n"),))
-    trial = Asked(run, (Value([1, {2}], as_json=False) if compared else None,))
+    run = ProgramRun(checks=(Check("eval", "f()", "n"),))
+    trial = CallRun(run, (ExpectedValue([1, {2}], as_json=False) if compared else None,))
     report = b"\n".join(json.dumps(line).encode() for line in written)
-    judged = trial.judge(Ended(exit_code=exit_code, report=report), BOUNDS)
+    judged = trial.judge(RunResult(exit_code=exit_code, report=report), BOUNDS)
     assert len(judged.verdicts) == 1
     held = any(isinstance(line, dict) and line.get("held") is True for line in written)
     assert judged.verdicts[0].verdict != "accepted" or (held and not compared)
@@ -281,7 +281,7 @@ def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
     ],
 )
 def test_comparison(value: object, expected: object, as_json: bool, passes: bool):
-    assert same(sent(value), expected, as_json=as_json) is passes
+    assert values_equal(sent(value), expected, as_json=as_json) is passes
 
 
 #: Numbers of one hash: a set of as many takes an hour.
@@ -300,17 +300,19 @@ ONE_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
 )
 def test_a_program_that_chooses_hashes_takes_no_time(given: object, expected: object):
     started = time.monotonic()
-    assert not same(given, expected, as_json=True)
+    assert not values_equal(given, expected, as_json=True)
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("kind", ["tuple", "set"])
 def test_forged_values_nested_as_deep_as_can_be_read(kind: str):
-    trial = Asked(Run(checks=(Check("call", "f", "n"),)), (Value({"a": 1}, as_json=True),))
+    trial = CallRun(
+        ProgramRun(checks=(Check("call", "f", "n"),)), (ExpectedValue({"a": 1}, as_json=True),)
+    )
     for depth in range(100, 600):
         value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
         report = f'{{"nonce": "n", "value": {{"dict": [[{value}, 1]]}}}}'
-        judged = trial.judge(Ended(report=report.encode()), BOUNDS)
+        judged = trial.judge(RunResult(report=report.encode()), BOUNDS)
         assert judged.verdicts[0].verdict != "accepted"
 
 
@@ -327,11 +329,13 @@ def test_an_answer_beyond_the_limits_is_none(ended: dict, verdict: str):
     """However late a loaded machine let the warden look."""
     report = b'{"nonce": "n", "value": 1}\n'
     one, other = Check("call", "f", "n"), Check("call", "f", "m")
-    value = Value(1, as_json=True)
-    judged = Asked(Run(checks=(one,)), (value,)).judge(Ended(report=report, **ended), BOUNDS)
+    value = ExpectedValue(1, as_json=True)
+    judged = CallRun(ProgramRun(checks=(one,)), (value,)).judge(
+        RunResult(report=report, **ended), BOUNDS
+    )
     assert [each.verdict for each in judged.verdicts] == [verdict]
-    together = Asked(Run(checks=(one, other)), (value, value))
-    judged = together.judge(Ended(report=report, **ended), BOUNDS)
+    together = CallRun(ProgramRun(checks=(one, other)), (value, value))
+    judged = together.judge(RunResult(report=report, **ended), BOUNDS)
     assert judged.verdicts[0].verdict == "accepted"  # it was answered before
     assert judged.verdicts[1].verdict == (verdict if ended else "exited_early")
 
@@ -344,8 +348,8 @@ def test_a_subclass_goes_as_what_it_is_built_on():
             return True
 
     assert plain(Liar(5)) == 5 and type(plain(Liar(5))) is int
-    assert same(sent(Liar(5)), 5, as_json=False)
-    assert not same(sent(Liar(5)), 6, as_json=False)
+    assert values_equal(sent(Liar(5)), 5, as_json=False)
+    assert not values_equal(sent(Liar(5)), 6, as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -365,10 +369,10 @@ def test_a_subclass_goes_as_what_it_is_built_on():
     ],
 )
 def test_a_tolerance_is_of_floating_point_numbers(value: object, expected: object, passes: bool):
-    assert same(sent(value), expected, as_json=False, tolerance=1e-6) is passes
+    assert values_equal(sent(value), expected, as_json=False, tolerance=1e-6) is passes
 
 
 def test_a_value_without_end():
     endless: list[object] = []
     endless.append(endless)
-    assert not same(sent(endless), [[]], as_json=False)
+    assert not values_equal(sent(endless), [[]], as_json=False)

@@ -13,7 +13,7 @@ from rewardfleet_server.testing import serving
 
 @contextmanager
 def served_episodes(**settings: object) -> Iterator[httpx.Client]:
-    app = create_app(EpisodeSettings(_cli_parse_args=False, **settings))
+    app = create_app(EpisodeSettings(**settings))
     with (
         serving(app) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,

@@ -8,7 +8,7 @@ import pytest
 
 from rewardfleet.episodes.table import NEEDS
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore, Kind
-from rewardfleet_server.episode import answers, reading
+from rewardfleet_server.episode import decode, encode
 
 from .conftest import batch
 
@@ -133,7 +133,7 @@ def test_temperatures_that_are_none_are_refused(service: httpx.Client, body: obj
 @pytest.mark.parametrize("content", [b"", b"[", b'{"items": [{"uid": "\\ud800"}]}', b"[" * 10**5])
 def test_a_body_that_is_no_json(service: httpx.Client, content: bytes):
     headers = {"content-type": "application/json"}
-    for path in ("/score", "/score/batch", "/collect", "/temperatures"):
+    for path in ("/score", "/score/batch", "/groups/members", "/temperatures"):
         answer = service.post(path, content=content, headers=headers)
         assert (answer.status_code, answer.json()["kind"]) == (422, "invalid")
 
@@ -143,17 +143,17 @@ def test_a_flood_of_fields_is_refused(service: httpx.Client):
     values = {"items": [{"uid": "a", "step_rewards": [1] * 5_000_000}]}
     for body in (fields, values):
         assert "too many fields" in service.post("/score/batch", json=body).json()["detail"]
-    assert "too many" in service.post("/collect", json={"item": fields["items"][0]}).text
+    assert "too many" in service.post("/groups/members", json={"item": fields["items"][0]}).text
 
 
 def test_both_ways_of_reading_know_the_same_fields():
     """And the same defaults, so that it does not show which way a batch was read."""
     fields = EpisodeRequest.model_fields
-    assert reading.Item.__struct_fields__ == tuple(fields)
-    item, request = reading.Item("a"), EpisodeRequest(uid="a")
+    assert decode.Item.__struct_fields__ == tuple(fields)
+    item, request = decode.Item("a"), EpisodeRequest(uid="a")
     assert all(getattr(item, name) == getattr(request, name) for name in fields)
     assert set(NEEDS) == set(get_args(Kind))
-    assert set(answers.Result.__struct_fields__) <= set(EpisodeScore.model_fields)
+    assert set(encode.Result.__struct_fields__) <= set(EpisodeScore.model_fields)
 
 
 def test_both_ways_of_reading_score_alike(service: httpx.Client):

@@ -15,7 +15,7 @@ import pytest
 from rewardfleet import RewardFleet, blocking, episode_request
 from rewardfleet.wire.episode import CollectAnswer, EpisodeAnswer, TemperaturesAnswer
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
-from rewardfleet_server.episode import accumulator
+from rewardfleet_server.episode import group_collector
 
 from .conftest import batch, served_episodes
 
@@ -219,7 +219,7 @@ def test_what_each_temperature_came_to(service: httpx.Client):
 
 def collect(service: httpx.Client, item: dict, **fields: object) -> httpx.Response:
     return service.post(
-        "/collect", json={"run": "r", "step": 1, "group_size": 3, "item": item, **fields}
+        "/groups/members", json={"run": "r", "step": 1, "group_size": 3, "item": item, **fields}
     )
 
 
@@ -332,14 +332,14 @@ def test_replicas_share_a_file(tmp_path: Path):
 
 
 def test_open_groups_are_bounded_and_forgotten_ones_make_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(accumulator, "MAX_OPEN", 2)
+    monkeypatch.setattr(group_collector, "MAX_OPEN", 2)
     with served_episodes() as service:
         for group in "ab":
             collect(service, four(group)[0])
         full = collect(service, four("c")[0])
         assert (full.status_code, full.json()["retryable"]) == (429, True)
-        later = accumulator._now() + 200
-        monkeypatch.setattr(accumulator, "_now", lambda: later)
+        later = group_collector._now() + 200
+        monkeypatch.setattr(group_collector, "_now", lambda: later)
         assert not collect(service, four("c")[0]).json()["released"]
         forgotten = collect(service, four("a")[0])
         assert (forgotten.status_code, forgotten.json()["kind"]) == (504, "deadline_exceeded")

@@ -378,7 +378,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_at_the_limit(serve):
 
 
 def test_headers_without_end_are_refused():
-    settings = VideoSettings(_cli_parse_args=False, port=0)
+    settings = VideoSettings(port=0)
     server = Server(create_app(settings, {"fake": FakeJudge()}), settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

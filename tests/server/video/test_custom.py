@@ -76,9 +76,7 @@ def module(tmp_path: Path, monkeypatch):
 def custom(module: str, tmp_path: Path):
     def start(factory: str = "build_backend", **settings):
         settings = {"backend": ["mine"], "video_root": [tmp_path], **settings}
-        return VideoSettings(
-            _cli_parse_args=False, custom_backend_factory=f"{module}:{factory}", **settings
-        )
+        return VideoSettings(custom_backend_factory=f"{module}:{factory}", **settings)
 
     return start
 

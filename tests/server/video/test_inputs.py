@@ -142,8 +142,8 @@ def test_an_upload_that_stops_half_way_leaves_nothing(client):
             b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 5000000\r\n"
             b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + head + VIDEO
         )
-        wait_until(lambda: 'in_flight{service="video"} 1.0' in client.get("/metrics").text)
-    wait_until(lambda: 'in_flight{service="video"} 0.0' in client.get("/metrics").text)
+        wait_until(lambda: 'admitted_requests{service="video"} 1.0' in client.get("/metrics").text)
+    wait_until(lambda: 'admitted_requests{service="video"} 0.0' in client.get("/metrics").text)
     wait_until(lambda: open_files() <= before + 2)
 
 

@@ -83,7 +83,7 @@ def ask(endpoint: Endpoint, tmp_path) -> Iterator:
 def _asking(endpoint: Endpoint | str, **settings: object):
     with contextmanager_of(endpoint) as url:
         settings = {"backend": ["openai"], "openai_url": f"{url}/v1", **settings}
-        settings = VideoSettings(_cli_parse_args=False, openai_model="judge-7b", **settings)
+        settings = VideoSettings(openai_model="judge-7b", **settings)
         with (
             serving(create_app(settings)) as service,
             httpx.Client(base_url=service, timeout=60, trust_env=False, verify=False) as client,
@@ -131,7 +131,7 @@ def _level(url: str) -> float:
 
 
 def test_the_frames_go_as_one_video_where_told(endpoint, tmp_path):
-    with _asking(endpoint, openai_send="video") as ask:
+    with _asking(endpoint, openai_media="video") as ask:
         assert ask().json()["score"] == 0.8
     video, question = endpoint.asked[0]["messages"][0]["content"]
     assert (video["type"], question["type"]) == ("video_url", "text")
@@ -360,4 +360,4 @@ def test_a_template_reaches_nothing_but_the_task(endpoint, ask, template):
 
 def test_the_judge_needs_to_know_whom_to_ask():
     with pytest.raises(ValueError, match="--openai-url and --openai-model"):
-        create_app(VideoSettings(_cli_parse_args=False, backend=["openai"]))
+        create_app(VideoSettings(backend=["openai"]))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewardfleet_server.video.readout import read_score
+from rewardfleet_server.video.score_parser import parse_score
 
 MODES = ("auto", "percentage", "unit")
 
@@ -361,7 +361,7 @@ TABLE = [
 
 
 def check(text, mode, score):
-    reading = read_score(text, mode=mode)
+    reading = parse_score(text, mode=mode)
     assert reading.score == (None if score is None else pytest.approx(score, abs=1e-9)), reading
     assert reading.reason.endswith(".") and len(reading.reason) < 200
 
@@ -399,7 +399,7 @@ def test_the_table_is_long_and_says_nothing_twice():
     ],
 )
 def test_of_a_text_that_the_limit_cut_only_a_closed_answer_counts(text, score):
-    assert read_score(text, mode="percentage", truncated=True).score == score
+    assert parse_score(text, mode="percentage", truncated=True).score == score
 
 
 @pytest.mark.parametrize("number", range(101))
@@ -413,9 +413,9 @@ def test_every_whole_percentage_is_exact(number):
         f"The task is about **{number}%** complete.",
     ):
         for mode in MODES:
-            assert read_score(text, mode=mode).score == number / 100, text
+            assert parse_score(text, mode=mode).score == number / 100, text
     for text in (str(number), f"[[{number}]]", f'{{"score": {number}, "steps": 3}}'):
-        assert read_score(text, mode="percentage").score == number / 100, text
+        assert parse_score(text, mode="percentage").score == number / 100, text
 
 
 # Any text
@@ -444,7 +444,7 @@ TEXTS = st.one_of(
 @given(text=TEXTS, mode=st.sampled_from(MODES), truncated=st.booleans())
 def test_any_text_gives_a_share_or_an_abstention(text, mode, truncated):
     """It never raises, never leaves [0, 1], and needs a digit or a word of success or failure."""
-    reading = read_score(text, mode=mode, truncated=truncated)
+    reading = parse_score(text, mode=mode, truncated=truncated)
     reading.reason.encode()  # no half characters
     if reading.score is None:
         return
@@ -460,14 +460,14 @@ def test_any_text_gives_a_share_or_an_abstention(text, mode, truncated):
 def test_what_was_thought_changes_nothing(text, mode):
     said = "<answer>85%</answer>"
     if "<" not in text and "\u25c1" not in text and "\uff1c" not in text:
-        assert read_score(f"<think>{text}</think>{said}", mode=mode).score == 0.85
+        assert parse_score(f"<think>{text}</think>{said}", mode=mode).score == 0.85
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
 def test_an_unclosed_thought_gives_no_score(text, mode):
     if not re.search(r"[<\u25c1\ufe64\uff1c]", text):
-        assert read_score(f"<think>{text}", mode=mode).score is None
+        assert parse_score(f"<think>{text}", mode=mode).score is None
 
 
 @pytest.mark.parametrize(
@@ -481,5 +481,5 @@ def test_long_texts_take_time_in_proportion(piece):
     """100 kB of anything takes under half a second; a careless pattern would take minutes."""
     text = piece * (100_000 // len(piece))
     started = time.perf_counter()
-    read_score(text)
+    parse_score(text)
     assert time.perf_counter() - started < 5  # a machine under load is slow, but not quadratic

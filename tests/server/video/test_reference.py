@@ -11,12 +11,12 @@ from rewardfleet_server.cli import main
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.demo import auroc
-from rewardfleet_server.video.references.compare import Comparer
 from rewardfleet_server.video.references.library import (
     SHIPPED,
     add_reference,
     load_library,
 )
+from rewardfleet_server.video.references.matcher import Comparer
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import DATA
@@ -28,7 +28,7 @@ ROLLOUTS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text()
 @pytest.fixture(scope="module")
 def client():
     """The service as it is without a model: `rewardfleet serve video --video-root …`."""
-    settings = VideoSettings(_cli_parse_args=False, video_root=[LIBERO])
+    settings = VideoSettings(video_root=[LIBERO])
     with (
         serving(create_app(settings)) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
@@ -156,7 +156,7 @@ def test_added_demonstrations_are_judged_by(tmp_path: Path, capsys):
     clip = of_task(task, success=True)
     assert main(["references", "add", str(library), str(clip), "Stack the bowl", "--success"]) == 0
     assert "added" in capsys.readouterr().out
-    settings = VideoSettings(_cli_parse_args=False, video_root=[LIBERO], references=library)
+    settings = VideoSettings(video_root=[LIBERO], references=library)
     with serving(create_app(settings)) as url:
         request = {"task_text": "stack the bowl"}
         same = httpx.post(f"{url}/score", json={**request, "video_path": str(clip)}).json()

@@ -13,17 +13,17 @@ import pytest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.testing import FakeJudge, serving
-from rewardfleet_server.video import app as app_module
-from rewardfleet_server.video.app import create_app, find_judge
+from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip
-from rewardfleet_server.video.judges import Judgment, Unloaded
+from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
+from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Answer, Picture, Video
-from rewardfleet_server.video.judges.vlm.build import authors_prompts, primo_setup
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.factory import authors_prompts, primo_setup
 from rewardfleet_server.video.judges.vlm.geometry import Geometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, with_curve
+from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.judges.vlm.readouts import Labels, Sampling, Text
-from rewardfleet_server.video.judges.vlm.views import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -43,7 +43,7 @@ def clip(count: int) -> Clip:
 
 
 def settings(**given: object) -> VideoSettings:
-    return VideoSettings(_cli_parse_args=False, **given)
+    return VideoSettings(**given)
 
 
 # Checkpoints and settings, before anything is loaded
@@ -103,8 +103,8 @@ def test_all_judges_are_checked_before_one_is_loaded(
     def load() -> FakeJudge:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(app_module, "find_judge", lambda name, _: _FOUND[name]())
-    monkeypatch.setitem(_FOUND, "first", lambda: Unloaded(load))
+    monkeypatch.setattr(loading, "find_judge", lambda name, _: _FOUND[name]())
+    monkeypatch.setitem(_FOUND, "first", lambda: DeferredJudge(load))
     with pytest.raises(ValueError, match="nosuch"):
         create_app(settings(backend=["first", "nosuch"]))
 

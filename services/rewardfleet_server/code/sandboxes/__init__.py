@@ -22,7 +22,7 @@ MAX_REPORT_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RunLimits:
     """What one run may take.
 
     Attributes:
@@ -53,7 +53,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """One run of the program: by itself, or to be asked something. Without expected answers."""
 
     stdin: bytes = b""
@@ -66,12 +66,12 @@ class Job:
     """A program, and what it is to be run on, in order."""
 
     program: str
-    runs: Sequence[Run]
-    bounds: Bounds
+    runs: Sequence[ProgramRun]
+    bounds: RunLimits
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended, as it was seen from outside the program.
 
     Attributes:
@@ -104,11 +104,11 @@ class Sandbox(Protocol):
     @property
     def provenance(self) -> Mapping[str, JsonValue]: ...
 
-    async def run(self, job: Job, look: Callable[[Ended], bool]) -> float:
-        """Run the job's runs in order, until `look`, called with each one's end, returns False.
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
+        """Run the job's runs in order, until `on_result` returns False for a result.
 
-        `look` is called off the event loop. A run that breaks its jail is the program's failure
-        (`died`), and the job's last.
+        `on_result` is called off the event loop. A run that breaks its jail is the program's
+        failure (`died`), and the job's last.
 
         Returns:
             How many seconds the job waited for a place.

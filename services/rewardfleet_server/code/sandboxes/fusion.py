@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.code.settings import CodeSettings
 
-from . import MAX_REPORT_BYTES, Bounds, Ended, Job, Run
+from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')
 
 _PROBE = Job(
     "import sys\nprint(input(), sys.version.split()[0])",
-    [Run(stdin=b"in")],
-    Bounds(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 16),
+    [ProgramRun(stdin=b"in")],
+    RunLimits(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 16),
 )
 
 #: The client's `run_code_async`.
@@ -138,7 +138,7 @@ class Fusion:
             "python": self._python,
         }
 
-    async def run(self, job: Job, look: Callable[[Ended], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
         """See `Sandbox.run`.
 
         Raises:
@@ -153,8 +153,8 @@ class Fusion:
             waited += seconds
             if ended is None:  # some output is missing; is it the server's fault?
                 waited += await self._probe()
-                ended = Ended(exit_code=-9, stopped="died")
-            if not await asyncio.to_thread(look, ended) or ended.stopped == "died":
+                ended = RunResult(exit_code=-9, stopped="died")
+            if not await asyncio.to_thread(on_result, ended) or ended.stopped == "died":
                 break
         return waited
 
@@ -173,13 +173,13 @@ class Fusion:
         self._python = python.strip()
         return waited
 
-    async def _run(self, job: Job, run: Run) -> tuple[Ended | None, float]:
+    async def _run(self, job: Job, run: ProgramRun) -> tuple[RunResult | None, float]:
         """Return how a run ended, None where its outputs are gone, and the seconds waited."""
         request = await asyncio.to_thread(self._request, job, run)
         answer, waited = await self._ask(request, job.bounds.wall_s + _LATE_SECONDS)
         return await asyncio.to_thread(_ended, answer, job.bounds), waited
 
-    def _request(self, job: Job, run: Run) -> Any:
+    def _request(self, job: Job, run: ProgramRun) -> Any:
         bounds = job.bounds
         order = {
             "source": job.program,
@@ -243,7 +243,7 @@ def _is_complete(result: Any) -> bool:
     return is_finished or result.status == "TimeLimitExceeded"
 
 
-def _ended(answer: Any, bounds: Bounds) -> Ended | None:
+def _ended(answer: Any, bounds: RunLimits) -> RunResult | None:
     """Read an answer; None where the run ended, and what it wrote is not all there."""
     result, files = answer.run_result, answer.files
     is_late = result.status == "TimeLimitExceeded"
@@ -253,7 +253,7 @@ def _ended(answer: Any, bounds: Bounds) -> Ended | None:
     code = result.return_code or 0
     run_ms = 1000 * (result.execution_time or 0.0)
     used = _CPU.search(report)
-    return Ended(
+    return RunResult(
         # A shell tells of a signal by 128 and its number.
         exit_code=128 - code if code > 128 else code,
         stopped="wall" if is_late else "",

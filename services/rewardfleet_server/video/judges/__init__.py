@@ -2,7 +2,7 @@
 
 A judge is found by a lazy `module:attribute` string, so that importing the server imports
 neither torch nor vLLM. The attribute is called with the service's `VideoSettings` and returns
-a `Judge`, or one that is `Unloaded`: nothing is loaded before all that are asked for are found
+a `Judge`, or one that is `DeferredJudge`: nothing is loaded before all that are asked for are found
 good. Any other name is that of the user's own, see `custom.py`.
 """
 
@@ -20,9 +20,9 @@ from rewardfleet_server.video.frames import Clip
 JUDGES: dict[str, str] = {
     "reference": "rewardfleet_server.video.judges.reference:build",
     "openai": "rewardfleet_server.video.judges.openai:build",
-    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.build:qwen_on_vllm",
-    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.build:primo_on_vllm",
-    "transformers": "rewardfleet_server.video.judges.vlm.build:qwen_on_transformers",
+    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.factory:qwen_on_vllm",
+    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.factory:primo_on_vllm",
+    "transformers": "rewardfleet_server.video.judges.vlm.factory:qwen_on_transformers",
 }
 
 #: Other names of judges, which requests may use as well.
@@ -70,7 +70,7 @@ class _Backend(Protocol):
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    def lifespan(self) -> AbstractAsyncContextManager[None]:
         """Around its work: warm up before the first judgment, end engines after the last."""
 
 
@@ -102,7 +102,7 @@ Judge = ClipJudge | FileJudge
 
 
 @dataclass(frozen=True)
-class Unloaded:
+class DeferredJudge:
     """A judge whose settings were found good, and whose model is not loaded yet."""
 
     load: Callable[[], Judge]

@@ -7,19 +7,22 @@ a plain function, which runs in a thread, or an `async def`, which runs on the e
 """
 
 import argparse
-import asyncio
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import BackendFailed
+from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.prompts import PERCENTAGE, PRIMO_SYSTEM, PRIMO_USER
 from rewardfleet_server.video.settings import VideoSettings
 
 
@@ -33,9 +36,12 @@ def build(name: str, settings: VideoSettings) -> "CustomJudge":
     module, colon, attribute = factory.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f"--custom-backend-factory: give pkg.mod:function, not {factory!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:  # a command does not look there, unlike `python -m`
+        sys.path.insert(0, here)
     try:
         build_backend = getattr(importlib.import_module(module), attribute)
-        backend = build_backend(_seed_arguments(name, settings))
+        backend = build_backend(_factory_arguments(name, settings))
     except Exception as error:
         raise ValueError(
             f"--custom-backend-factory {factory}: {type(error).__name__}: {error}"
@@ -47,9 +53,22 @@ def build(name: str, settings: VideoSettings) -> "CustomJudge":
     return CustomJudge(factory, backend.score_video)
 
 
-def _seed_arguments(name: str, settings: VideoSettings) -> argparse.Namespace:
-    """All settings under their names, which for the seed's flags are the seed's."""
-    return argparse.Namespace(**{**settings.model_dump(), "backend": name})
+#: Defaults of the original server where ours differ: its factories rely on them.
+_ORIGINAL_DEFAULTS = {
+    "model_path": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "prompt_template": PERCENTAGE.template,
+    "primo_top_p": 0.9,
+    "primo_max_tokens": 1024,
+    "primo_system_prompt": PRIMO_SYSTEM.template,
+    "primo_user_prompt": PRIMO_USER.template,
+}
+
+
+def _factory_arguments(name: str, settings: VideoSettings) -> argparse.Namespace:
+    """Return all settings by name; what is not set has the original server's default."""
+    values = {**settings.model_dump(), "backend": name}
+    defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
+    return argparse.Namespace(**values | {key: _ORIGINAL_DEFAULTS[key] for key in defaults})
 
 
 class CustomJudge:
@@ -94,12 +113,11 @@ class CustomJudge:
         if self._is_async:
             answer = await self._score_video(*arguments)
         else:
-            loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(self._threads, self._score_video, *arguments)
+            answer = await run_in_thread(self._threads, lambda: self._score_video(*arguments))
         return _checked(answer)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         yield
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -23,12 +23,11 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest, Unavailable
-from rewardfleet_server.problems import explain
-from rewardfleet_server.video.frames import Clip, Frame
+from rewardfleet.wire.validation import validate
+from rewardfleet_server.video.frames import Clip, Frame, as_mp4
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.mp4 import as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
-from rewardfleet_server.video.readout import READOUT_VERSION, ScoreMode, read_score
+from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def build(settings: VideoSettings) -> "OpenAIJudge":
         api_key=settings.openai_api_key,
         readout="text" if settings.readout == "text" else "probability",
         prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
-        send=settings.openai_send,
+        media=settings.openai_media,
         temperature=settings.temperature,
         top_p=settings.top_p,
         max_tokens=settings.max_tokens,
@@ -117,7 +116,7 @@ class OpenAIJudge:
         api_key: str | None,
         readout: Literal["text", "probability"],
         prompt: Prompt | None,
-        send: Literal["images", "video"],
+        media: Literal["images", "video"],
         temperature: float,
         top_p: float,
         max_tokens: int,
@@ -128,7 +127,7 @@ class OpenAIJudge:
         self._model = model
         self._readout = readout
         self._prompt = prompt
-        self._send = send
+        self._media = media
         self._sampling: dict[str, JsonValue] = (
             {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
             if readout == "text"
@@ -151,9 +150,9 @@ class OpenAIJudge:
             "judge": "openai",
             "url": self._url,
             "model": self._model,
-            "readout": f"{self._readout} v{READOUT_VERSION}",
+            "readout": f"{self._readout} v{PARSER_VERSION}",
             "prompt": {**self._prompt_of(Options()).provenance},
-            "send": self._send,
+            "media": self._media,
             "sampling": self._sampling,
         }
 
@@ -166,7 +165,7 @@ class OpenAIJudge:
     ) -> Judgment:
         options = _options(backend_kwargs)
         prompt = self._prompt_of(options)
-        parts = await asyncio.to_thread(_video_parts if self._send == "video" else _images, clip)
+        parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
         choice = await self._ask([*parts, question])
         if self._readout == "probability":
@@ -175,7 +174,7 @@ class OpenAIJudge:
         return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         yield
         await self._http.aclose()
 
@@ -236,10 +235,7 @@ class OpenAIJudge:
 
 
 def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
-    try:
-        return Options.model_validate(backend_kwargs)
-    except ValidationError as error:
-        raise InvalidRequest(f"backend_kwargs: {explain(error, Options)}") from None
+    return validate(Options, backend_kwargs, prefix="backend_kwargs: ")
 
 
 def _retry_after(response: httpx.Response) -> float:
@@ -275,7 +271,7 @@ def _data_url(media_type: str, content: bytes) -> str:
 
 def _text(choice: _Choice, mode: ScoreMode) -> Judgment:
     text = choice.message.content or ""
-    reading = read_score(text, mode=mode, truncated=choice.finish_reason == "length")
+    reading = parse_score(text, mode=mode, truncated=choice.finish_reason == "length")
     return Judgment(
         reading.score, text if reading.score is not None else f"{text}\n[{reading.reason}]"
     )

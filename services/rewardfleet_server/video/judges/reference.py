@@ -1,6 +1,5 @@
-"""The judge `reference`: no GPU, no model; see `rewardfleet_server.video.references.compare`."""
+"""The judge `reference`: no GPU, no model; see `rewardfleet_server.video.references.matcher`."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +8,11 @@ from contextlib import asynccontextmanager
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.references.compare import Comparer, Library
 from rewardfleet_server.video.references.library import SHIPPED, load_library
+from rewardfleet_server.video.references.matcher import Comparer, Library
 from rewardfleet_server.video.settings import VideoSettings
 
 #: Raised when the comparison or its calibration changes: old cached judgments are then let go.
@@ -73,8 +73,8 @@ class ReferenceJudge:
     ) -> Judgment:
         """Give the probability of success; abstain where the task has no references."""
         del backend_kwargs  # checked; they change nothing
-        comparison = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._comparer.compare, task_text, clip.frames
+        comparison = await run_in_thread(
+            self._threads, lambda: self._comparer.compare(task_text, clip.frames)
         )
         if comparison.probability is None or comparison.progress is None:
             return Judgment(None, comparison.text)
@@ -82,6 +82,6 @@ class ReferenceJudge:
         return Judgment(comparison.probability, comparison.text, components)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         yield
         self._threads.shutdown(wait=False, cancel_futures=True)

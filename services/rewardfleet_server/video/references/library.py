@@ -18,11 +18,11 @@ from pydantic import (
 )
 
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet_server.problems import explain
+from rewardfleet.wire.validation import format_validation_error
 from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
 
-from .compare import Library, Reference, normal_task, view_of
+from .matcher import Library, Reference, normal_task, view_of
 
 #: Rollouts of 14 LIBERO tasks that come with the package; see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
@@ -109,7 +109,7 @@ def add_reference(
             sha256=sha256,
         )
     except ValidationError as error:
-        raise ValueError(explain(error, Entry)) from None
+        raise ValueError(format_validation_error(error, Entry)) from None
     known = _entries(folder) if (folder / MANIFEST).exists() else []
     for _, other in known:
         if other.sha256 == sha256:
@@ -147,7 +147,7 @@ def _entries(folder: Path) -> list[tuple[str, Entry]]:
             try:
                 entries.append((where, Entry.model_validate_json(line)))
             except ValidationError as error:
-                raise ValueError(f"{where}: {explain(error, Entry)}") from None
+                raise ValueError(f"{where}: {format_validation_error(error, Entry)}") from None
     if not entries:
         raise ValueError(f"{folder} is an empty library: {MANIFEST} has no line")
     return entries

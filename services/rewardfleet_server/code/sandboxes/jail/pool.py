@@ -6,22 +6,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.code.sandboxes import Ended, Job
+from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.threads import run_in_thread
 
-from .levels import LADDER, Level, cell, find_python
+from .isolation import FALLBACK_ORDER, Level, cell, find_python
 from .seccomp import compiled_filters
-from .worker import NoJail, Orders, Worker
+from .worker import NoJail, Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
 
-def build(settings: CodeSettings) -> "Jail":
+def build(settings: CodeSettings) -> "JailPool":
     """Climb down the ladder to the first level that holds here, and start its jails.
 
     Raises:
@@ -32,12 +32,14 @@ def build(settings: CodeSettings) -> "Jail":
         seccomp = compiled_filters()
     except (RuntimeError, ImportError) as error:
         raise ValueError(f"no jail without libseccomp2 and pyseccomp: {error}") from error
-    levels: tuple[Level, ...] = LADDER if settings.isolation == "auto" else (settings.isolation,)
+    levels: tuple[Level, ...] = (
+        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
+    )
     refusals = []
     for level in levels:
         try:
-            orders = Orders(cell(level, python), seccomp, tuple(settings.preload))
-            jail = Jail(orders, settings.workers)
+            orders = WorkerConfig(cell(level, python), seccomp, tuple(settings.preload))
+            jail = JailPool(orders, settings.workers)
         except (NoJail, ValueError) as error:
             refusals.append(str(error))
             continue
@@ -55,7 +57,7 @@ def _digest(*said: object) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-class Jail:
+class JailPool:
     """A sandbox on this machine.
 
     Args:
@@ -66,7 +68,7 @@ class Jail:
         NoJail: They do not come up, or do not hold.
     """
 
-    def __init__(self, orders: Orders, count: int) -> None:
+    def __init__(self, orders: WorkerConfig, count: int) -> None:
         self._workers = [Worker(orders) for _ in range(count)]
         # A jail is started by one of these threads and ends with it: the kernel sees to that.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="jail")
@@ -95,15 +97,13 @@ class Jail:
     def provenance(self) -> Mapping[str, JsonValue]:
         return self._provenance
 
-    async def run(self, job: Job, look: Callable[[Ended], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
         """See `Sandbox.run`."""
         asked = time.monotonic()
         worker = await self._idle.get()
         worker.ready()
         waited = time.monotonic() - asked
-        running = asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(worker.run, job, look)
-        )
+        running = run_in_thread(self._threads, lambda: worker.run(job, on_result))
         # Whoever waits for it or not, the place is free when the thread says so.
         running.add_done_callback(lambda _: self._idle.put_nowait(worker))
         try:

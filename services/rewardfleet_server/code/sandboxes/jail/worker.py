@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Ended, Job, Run
+from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Job, ProgramRun, RunResult
 
-from .levels import Cell, spawn
+from .isolation import IsolationSpec, spawn
 from .seccomp import Filters
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ class JailDied(Exception):
 
 
 @dataclass(frozen=True)
-class Orders:
+class WorkerConfig:
     """What every warden of a service is told."""
 
-    cell: Cell
+    cell: IsolationSpec
     seccomp: Filters
     preload: tuple[str, ...]
 
@@ -61,7 +61,7 @@ class Worker:
     Used by one thread at a time, but for `stop`.
     """
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: WorkerConfig) -> None:
         self.orders = orders
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -115,7 +115,7 @@ class Worker:
         """Forget that the job before was stopped."""
         self._stopped.clear()
 
-    def run(self, job: Job, look: Callable[[Ended], bool]) -> bool:
+    def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job; see `Sandbox.run`. Return whether it was let come to its end.
 
         Raises:
@@ -123,17 +123,17 @@ class Worker:
         """
         self.start()
         try:
-            return self._run_all(job, look)
+            return self._run_all(job, on_result)
         except JailDied:
             self.close()
             self.probe()  # in a fresh jail: else it is not the program's fault
-            look(Ended(exit_code=-signal.SIGKILL, stopped="died"))
+            on_result(RunResult(exit_code=-signal.SIGKILL, stopped="died"))
             return True
         except BaseException:
             self.close()  # an answer may be under way that nobody waits for
             raise
 
-    def _run_all(self, job: Job, look: Callable[[Ended], bool]) -> bool:
+    def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run and look; the next run is under way while the last one is looked at."""
         wall_s = job.bounds.wall_s
         following = [*job.runs[1:], None]
@@ -148,7 +148,7 @@ class Worker:
                 return False
             if run is not None:
                 self._ask(_order(job, run, job.program if odd else None), run.stdin, wall_s)
-            if not look(ended):
+            if not on_result(ended):
                 if run is not None:
                     self._tell_to_stop()
                     self._answer()
@@ -215,7 +215,7 @@ class Worker:
         if self._stopped.is_set():
             self._tell_to_stop()
 
-    def _answer(self) -> tuple[Ended, bool]:
+    def _answer(self) -> tuple[RunResult, bool]:
         channel = self._channel
         if channel is None:
             raise JailDied
@@ -227,7 +227,7 @@ class Worker:
             outputs.append(blob[place : place + length])
             place += length
         stdout, stderr, report = outputs
-        ended = Ended(
+        ended = RunResult(
             exit_code=header["exit"],
             stopped=header["stopped"],
             stdout=stdout,
@@ -248,7 +248,7 @@ def _is_closed(channel: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _order(job: Job, run: Run, source: str | None) -> dict[str, Any]:
+def _order(job: Job, run: ProgramRun, source: str | None) -> dict[str, Any]:
     bounds = job.bounds
     order = {
         "cpu_s": bounds.cpu_s,

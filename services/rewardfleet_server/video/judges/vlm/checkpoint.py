@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.extras import require
 
 from . import Ask, Conversation, Picture, Video
 from .geometry import Geometry
@@ -72,11 +73,8 @@ class Checkpoint:
     @cached_property
     def processor(self) -> Any:
         """The model's own processor: tokens, chat template, patches."""
-        # Imported here, as it takes seconds that a service without a model need not pay.
-        from transformers import AutoProcessor  # noqa: PLC0415
-
         try:
-            processor = AutoProcessor.from_pretrained(self.path)
+            processor = _transformers(self.path).AutoProcessor.from_pretrained(self.path)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"--model-path {self.path}: {error}") from error
         processor.tokenizer.padding_side = "left"  # so that every answer begins at the same place
@@ -170,11 +168,21 @@ def _read_config(path: str) -> dict[str, Any]:
         return config
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ValueError(f"--model-path {path}: no such folder, nor a name like Qwen/Qwen3-VL-2B")
-    from transformers import AutoConfig  # noqa: PLC0415 - see `processor`
-
     try:
-        found = AutoConfig.from_pretrained(path)
+        found = _transformers(path).AutoConfig.from_pretrained(path)
         config = {**found.to_dict(), "commit": getattr(found, "_commit_hash", None)}
     except (OSError, ValueError) as error:
         raise ValueError(f"--model-path {path}: {error}") from error
     return config
+
+
+def _transformers(path: str) -> Any:
+    """Import the library for a checkpoint, which takes seconds.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    require("transformers", f"--model-path {path}", "transformers")
+    import transformers  # noqa: PLC0415 - a service without a model need not wait for it
+
+    return transformers

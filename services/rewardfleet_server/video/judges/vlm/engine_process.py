@@ -11,7 +11,7 @@ import signal
 
 from vllm.platforms import current_platform
 
-from rewardfleet_server.serve import yield_to_event_loop
+from rewardfleet_server.threads import lower_thread_priority
 from rewardfleet_server.video.settings import started_by_service
 
 _PR_SET_PDEATHSIG = 1
@@ -26,4 +26,4 @@ def begin() -> None:
     if os.getppid() != parent.pid:  # it ended before we asked
         os._exit(1)
     if current_platform.is_cpu():
-        yield_to_event_loop()
+        lower_thread_priority()

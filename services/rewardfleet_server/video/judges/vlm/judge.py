@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import Curve
-from rewardfleet_server.problems import explain
-from rewardfleet_server.serve import yield_to_event_loop
+from rewardfleet_server.threads import lower_thread_priority, run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.readout import ScoreMode
+from rewardfleet_server.video.score_parser import ScoreMode
 
 from . import Answer, Ask, Conversation, Engine
 from .checkpoint import Checkpoint
 from .geometry import Prepare
+from .prompt_layouts import View
 from .readouts import Readout, Sampling
-from .views import View
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class VlmJudge:
         self._threads = ThreadPoolExecutor(
             max(2, (os.cpu_count() or 2) // 2),
             thread_name_prefix="prepare",
-            initializer=yield_to_event_loop,
+            initializer=lower_thread_priority,
         )
         self.deterministic = setup.sampling.temperature == 0
 
@@ -164,7 +164,7 @@ class VlmJudge:
         return replace(judgment, provenance=question.provenance)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """Ask each readout's kind of question once: engines compile what they need at first use.
 
         Without it, the first callers would wait for seconds, on a CPU for a quarter of a minute.
@@ -240,7 +240,7 @@ class VlmJudge:
         return await self._engine.answer(prepared, prompt, ask)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await run_in_thread(self._threads, work)
 
 
 def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment:
@@ -280,7 +280,4 @@ def _given(template: str | None) -> Prompt | None:
 
 
 def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
-    try:
-        return Options.model_validate(backend_kwargs)
-    except ValidationError as error:
-        raise InvalidRequest(f"backend_kwargs: {explain(error, Options)}") from None
+    return validate(Options, backend_kwargs, prefix="backend_kwargs: ")

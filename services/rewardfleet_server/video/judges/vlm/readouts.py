@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
-from rewardfleet_server.video.readout import READOUT_VERSION, ScoreMode, read_score
+from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 
 from . import Answer, Ask
 from .checkpoint import Checkpoint
@@ -72,7 +72,7 @@ class Text:
 
     @property
     def name(self) -> str:
-        return f"{'constrained' if self.numbers_only else 'text'} v{READOUT_VERSION}"
+        return f"{'constrained' if self.numbers_only else 'text'} v{PARSER_VERSION}"
 
     def ask(self, sampling: Sampling, n: int) -> Ask:
         return Ask(
@@ -101,7 +101,7 @@ class Text:
         if self.strict_tags and not _answers_after_thought(answer.text):
             cut = ", cut by the token limit" if answer.truncated else ""
             return None, f"{answer.text}\n[no <answer> after a closed <think>{cut}]"
-        reading = read_score(answer.text, mode=mode, truncated=answer.truncated)
+        reading = parse_score(answer.text, mode=mode, truncated=answer.truncated)
         if reading.score is None:
             return None, f"{answer.text}\n[{reading.reason}]"
         return reading.score, answer.text

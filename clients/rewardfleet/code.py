@@ -1,0 +1,72 @@
+"""The client of the code service."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, Unpack
+
+from .service import BatchClient
+from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
+from .wire.errors import RewardFleetError
+from .wire.validation import validate
+
+#: Tests as a model, or as the mapping that their JSON is.
+TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
+
+
+class CodeOptions(TypedDict, total=False):
+    """The options of `code_request`."""
+
+    critique: str | None
+    original_program: str | None
+    original_passed: bool | None
+    mode: Literal["pass_rate", "all_pass"]
+    limits: Limits | Mapping[str, float]
+    language: Literal["python"]
+
+
+class CodeClient(BatchClient[CodeRequest, CodeScore]):
+    """The code service. Made by `RewardFleet`."""
+
+    score_type = CodeScore
+
+    async def score(
+        self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
+    ) -> CodeScore:
+        """Score one program. The options are those of `code_request`.
+
+        Raises:
+            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
+        """
+        request = code_request(revision, tests, **options)
+        return await self._score_one(request, self._transport.deadline())
+
+    async def reward(
+        self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
+    ) -> float:
+        """Score one program and return the score as its reward.
+
+        Raises:
+            RewardFleetError: Only if `on_failure` is "raise".
+        """
+        try:
+            score = await self.score(revision, tests, **options)
+        except RewardFleetError as error:
+            return self._policy.failed(error)
+        return self._policy.reward(score)
+
+    def _body_bytes(self, request: CodeRequest) -> int:
+        return len(request.model_dump_json())
+
+
+def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:
+    """Build a request from a program, or a text with one in a fence, and its tests.
+
+    Args:
+        revision: The program, or the text.
+        tests: What it must pass; at least one test.
+        options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and
+            `language`; see `CodeRequest`.
+
+    Raises:
+        InvalidRequest: As the service would answer.
+    """
+    return validate(CodeRequest, {"revision": revision, "tests": tests, **options})

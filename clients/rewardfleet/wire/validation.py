@@ -1,0 +1,94 @@
+"""Validation by pydantic models, with errors as sentences for callers and command lines."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from .errors import InvalidRequest
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+#: How many errors of one model are listed, and how many characters of a value are shown.
+_MAX_ERRORS = 5
+_MAX_SHOWN = 60
+
+
+def validate(
+    model: type[ModelT],
+    data: object,
+    *,
+    prefix: str = "",
+    context: Mapping[str, Any] | None = None,
+) -> ModelT:
+    """Validate Python data.
+
+    Args:
+        model: What it must be.
+        data: A mapping, or an instance of the model.
+        prefix: Begins the message of an error, e.g. `backend_kwargs: `.
+        context: For the model's validators.
+
+    Raises:
+        InvalidRequest: The data is not valid.
+    """
+    try:
+        return model.model_validate(data, context=context)
+    except ValidationError as error:
+        raise InvalidRequest(f"{prefix}{format_validation_error(error, model)}") from None
+
+
+def validate_json(model: type[ModelT], body: str | bytes) -> ModelT:
+    """Validate JSON.
+
+    Raises:
+        InvalidRequest: It is not JSON, or not valid.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(format_validation_error(error, model)) from None
+
+
+def format_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Say what was wrong with the input of a model, and what is accepted.
+
+    Args:
+        error: What pydantic raised.
+        model: The model; the message about an unknown field lists its fields.
+    """
+    errors = error.errors(include_url=False, include_context=False)
+    sentences = [
+        _format_one(each["type"], each["loc"], each["msg"], each["input"], model)
+        for each in errors[:_MAX_ERRORS]
+    ]
+    if len(errors) > _MAX_ERRORS:
+        sentences.append(f"and {len(errors) - _MAX_ERRORS} more")
+    return "; ".join(sentences)
+
+
+def _format_one(
+    kind: str,
+    loc: tuple[int | str, ...],
+    message: str,
+    value: object,
+    model: type[BaseModel] | None,
+) -> str:
+    where = ".".join(map(str, loc))[:_MAX_SHOWN]
+    if kind == "extra_forbidden":
+        accepted = f"; accepted: {', '.join(model.model_fields)}" if model is not None else ""
+        return f"unknown field {where!r}{accepted}"
+    if kind == "missing":
+        return f"field {where!r} is missing"
+    if kind in {"json_invalid", "json_type"}:
+        return f"the body is not valid JSON: {message}"
+    if kind == "bytes_invalid_encoding":  # the value may be megabytes; the field's name is enough
+        return f"{where}: {message} Give plain base64, without a `data:` prefix"
+    text = message.removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict | list | bytes) else f" (got {_shown(value)})"
+    return f"{where}: {text}{shown}" if where else text
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

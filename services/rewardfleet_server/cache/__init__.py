@@ -1,0 +1,67 @@
+"""Caches of finished scores: in memory, in a SQLite file, or in Redis; and a single flight.
+
+A cache may drop any entry at any time. It never fails: a broken store is a cache miss.
+"""
+
+import sqlite3
+from typing import Protocol
+
+from rewardfleet_server.extras import install_command
+from rewardfleet_server.settings import ServerSettings
+
+from .memory import MemoryCache
+
+_MIB = 2**20
+
+
+class Cache(Protocol):
+    """A store of finished scores, as bytes by key."""
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value stored under `key`, or None."""
+
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        """Store `value` under `key`, evicting older entries if there is no room.
+
+        Args:
+            key: At most a few hundred bytes.
+            value: The value.
+            ttl_s: Time to live in seconds; None for no limit.
+        """
+
+    async def aclose(self) -> None:
+        """Release files, connections and threads."""
+
+
+def open_cache(settings: ServerSettings) -> Cache:
+    """Open the cache that the settings describe.
+
+    Raises:
+        ValueError: The file cannot be opened, the URL is wrong, or the `redis` package is missing.
+        OSError: The default cache folder cannot be created.
+    """
+    memory = MemoryCache(settings.cache_mb * _MIB)
+    if settings.cache_url is not None:
+        return _open_redis(settings.cache_url, memory)
+    if settings.cache_file is None:
+        return memory
+    from .sqlite import SqliteCache  # noqa: PLC0415 - as above
+
+    if "cache_file" not in settings.model_fields_set:  # the default folder may not exist yet
+        settings.cache_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        max_bytes = settings.cache_file_mb * _MIB
+        return SqliteCache(settings.cache_file, max_bytes=max_bytes, memory=memory)
+    except sqlite3.Error as error:
+        raise ValueError(f"--cache-file {settings.cache_file}: {error}") from error
+
+
+def _open_redis(url: str, memory: MemoryCache) -> Cache:
+    from .redis import RedisCache  # noqa: PLC0415 - only those who share a cache need it
+
+    try:
+        return RedisCache(url, memory=memory)
+    except ImportError:
+        raise ValueError(f"--cache-url needs a package: {install_command('redis')}") from None
+    except ValueError as error:
+        raise ValueError(f"--cache-url: {error}") from error

@@ -1,0 +1,40 @@
+"""The in-memory cache."""
+
+import math
+import time
+from collections import OrderedDict
+
+
+class MemoryCache:
+    """A cache in memory that evicts the least recently used entries first.
+
+    Args:
+        max_bytes: Limit on the bytes of keys and values together; 0 stores nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        # By key: the value, and the monotonic time at which it expires.
+        self._entries: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+
+    async def get(self, key: str) -> bytes | None:
+        value, expires_at = self._entries.get(key, (None, 0.0))
+        if value is None or time.monotonic() > expires_at:
+            return None
+        self._entries.move_to_end(key)
+        return value
+
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        old, _ = self._entries.pop(key, (None, 0.0))
+        if old is not None:
+            self._bytes -= len(key) + len(old)
+        self._entries[key] = value, math.inf if ttl_s is None else time.monotonic() + ttl_s
+        self._bytes += len(key) + len(value)
+        while self._bytes > self._max_bytes:
+            evicted_key, (evicted, _) = self._entries.popitem(last=False)
+            self._bytes -= len(evicted_key) + len(evicted)
+
+    async def aclose(self) -> None:
+        self._entries.clear()
+        self._bytes = 0

@@ -1,0 +1,46 @@
+"""Identical computations that are in flight at the same time are done once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Call(Generic[T]):
+    """A computation in flight, and the number of its waiters."""
+
+    task: asyncio.Task[T]
+    waiters: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """Shares computations by key.
+
+    A waiter that is cancelled (deadline, disconnect) leaves alone; the computation is cancelled
+    when its last waiter leaves.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, _Call[T]] = {}
+
+    async def do(self, key: str, start: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Wait for the computation of `key`; start it if there is none in flight."""
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Call(asyncio.ensure_future(start()))
+            call.task.add_done_callback(lambda _: self._forget(key, call))
+        call.waiters += 1
+        try:
+            return await asyncio.shield(call.task)
+        finally:
+            call.waiters -= 1
+            if not call.waiters and not call.task.done():
+                self._forget(key, call)  # at once: the next caller starts a new computation
+                call.task.cancel()
+
+    def _forget(self, key: str, call: _Call[T] | None) -> None:
+        if self._calls.get(key) is call:
+            del self._calls[key]

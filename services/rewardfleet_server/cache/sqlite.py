@@ -1,0 +1,144 @@
+"""The cache in a SQLite file."""
+
+import asyncio
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rewardfleet_server.sqlite_file import SqliteFile
+
+from .memory import MemoryCache
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+#: Seconds to wait for a lock. Waiting longer for a cache would make requests queue behind it.
+_BUSY_SECONDS = 0.05
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    value BLOB NOT NULL,
+    expires_at REAL NOT NULL
+)
+"""
+
+
+class SqliteCache:
+    """A cache in a file that survives the process, `kill -9` included. Evicts the oldest entries.
+
+    A file that SQLite reports as corrupt is renamed with a warning and a new one is created. If
+    the disk is full or read-only, entries are not stored; nothing else fails.
+
+    Args:
+        path: The database file; its folder must exist.
+        max_bytes: Limit on the bytes of keys and values together.
+        memory: Front cache, which answers repeated lookups without the disk.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int, memory: MemoryCache) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._memory = memory
+        self._bytes = 0
+        self._file: SqliteFile | None = self._open()
+
+    def _open(self) -> SqliteFile:
+        try:
+            file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            self._bytes = file.call_now(_count_bytes)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            self._set_aside(error)
+            file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            self._bytes = 0
+        return file
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = SqliteFile.set_aside(self._path)
+        log.warning("the cache file is corrupt and was renamed to %s: %s", aside.name, error)
+
+    async def get(self, key: str) -> bytes | None:
+        value = await self._memory.get(key)
+        if value is not None:
+            return value
+
+        def read(db: sqlite3.Connection) -> tuple[bytes, float] | None:
+            query = "SELECT value, expires_at FROM entries WHERE key = ?"
+            match db.execute(query, (key,)).fetchone():
+                case (bytes(stored), float(expires_at)) if expires_at > time.time():
+                    return stored, expires_at
+            return None
+
+        found = await self._guarded(read)
+        if found is None:
+            return None
+        value, expires_at = found
+        await self._memory.put(key, value, expires_at - time.time())
+        return value
+
+    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        await self._memory.put(key, value, ttl_s)
+        expires_at = math.inf if ttl_s is None else time.time() + ttl_s
+
+        def write(db: sqlite3.Connection) -> None:
+            with db:
+                row = (key, value, expires_at)
+                query = "INSERT OR REPLACE INTO entries VALUES (NULL, ?, ?, ?)"
+                added = db.execute(query, row)
+                size = self._bytes + added.rowcount * (len(key) + len(value))
+                while size > self._max_bytes and (freed := _evict_oldest(db)):
+                    size -= freed
+            self._bytes = size
+
+        await self._guarded(write)
+
+    async def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Run `work` on the file. If the file fails, it is a cache miss."""
+        file = self._file
+        if file is None:
+            return None
+        try:
+            return await file.call(work)
+        except sqlite3.OperationalError as error:
+            log.warning("the cache file could not be used: %s", error)
+        except sqlite3.DatabaseError as error:
+            if file is self._file:  # otherwise a concurrent call has replaced it already
+                self._file = None
+                await asyncio.to_thread(self._replace, file, error)
+        return None
+
+    def _replace(self, file: SqliteFile, error: sqlite3.DatabaseError) -> None:
+        file.close()
+        try:
+            self._set_aside(error)
+            self._file = self._open()
+        except (OSError, sqlite3.Error) as second:
+            log.error("the cache file is switched off: %s", second)  # noqa: TRY400 - the message says it all
+
+    async def aclose(self) -> None:
+        await self._memory.aclose()
+        if self._file is not None:
+            self._file.close()
+
+
+def _count_bytes(db: sqlite3.Connection) -> int:
+    query = "SELECT coalesce(sum(length(key) + length(value)), 0) FROM entries"
+    return int(db.execute(query).fetchone()[0])
+
+
+def _evict_oldest(db: sqlite3.Connection) -> int:
+    """Delete the oldest entries; return how many bytes they had."""
+    rows = db.execute(
+        "DELETE FROM entries "
+        "WHERE id IN (SELECT id FROM entries ORDER BY id LIMIT 64) "
+        "RETURNING length(key) + length(value)"
+    ).fetchall()
+    return sum(size for (size,) in rows)

@@ -1,0 +1,247 @@
+"""`POST /run_code` and `POST /submit` in SandboxFusion's wire format: its users change a URL only.
+
+Programs run in this service's own sandbox. An internal failure is an HTTP error, never a `Failed`.
+docs/sandbox-fusion.md lists the differences.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rewardfleet.wire.code import CodeRequest, CodeScore, Limits, Outcome, Verdict
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.fusion import (
+    CommandRunResult,
+    EvalResult,
+    EvalTestCase,
+    RunCodeRequest,
+    RunCodeResponse,
+    StdioFiles,
+    SubmitRequest,
+)
+from rewardfleet.wire.validation import format_validation_error, validate
+from rewardfleet_server.engine import Engine
+from rewardfleet_server.http.routes import Route
+from rewardfleet_server.telemetry import RequestContext
+
+from .datasets.encoding import RowError, decode_column
+from .sandboxes import Job, ProgramRun, RunResult, Sandbox
+from .scorer import CodeScorer
+from .settings import CodeSettings
+from .verdict import failure
+
+#: Wall seconds of a run per CPU second: less than its users wait for an answer.
+_WALL_FACTOR = 2.0
+#: Seconds of a test if the request names none, as in SandboxFusion.
+_OJ_SECONDS, _LCB_SECONDS = 20.0, 6.0
+#: Tolerance of numbers, likewise.
+_TOLERANCE = 1e-5
+#: Exit status of a run that ended well but wrote too much: that of SIGXFSZ.
+_WROTE_TOO_MUCH = -25
+
+_CASES = TypeAdapter(list[StdioFiles])
+
+
+class SandboxFusionApi:
+    """Translates SandboxFusion's requests and responses.
+
+    Args:
+        engine: Scores submissions.
+        scorer: Checks limits.
+        sandbox: Runs programs that are not scored.
+        settings: The ceilings of limits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[CodeRequest, CodeScore],
+        scorer: CodeScorer,
+        sandbox: Sandbox,
+        settings: CodeSettings,
+    ) -> None:
+        self._engine = engine
+        self._scorer = scorer
+        self._sandbox = sandbox
+        self._settings = settings
+
+    def routes(self) -> Sequence[Route[Any]]:
+        """Return the two routes."""
+        return (
+            Route(
+                "/run_code",
+                "Run a program; SandboxFusion's format",
+                RunCodeRequest,
+                RunCodeResponse,
+                self.run_code,
+            ),
+            Route(
+                "/submit",
+                "Score a submission; SandboxFusion's format",
+                SubmitRequest,
+                EvalResult,
+                self.submit,
+            ),
+        )
+
+    async def run_code(self, request: RunCodeRequest, context: RequestContext) -> RunCodeResponse:
+        """Run a program once. Nothing is scored."""
+        limits = self._scorer.run_limits(self._limits(request.run_timeout, request.memory_limit_MB))
+        run = ProgramRun(stdin=(request.stdin or "").encode())
+        responses: list[RunCodeResponse] = []
+
+        def on_result(result: RunResult) -> bool:
+            responses.append(_run_response(result, failure(result, limits)))
+            return False
+
+        async with self._engine.permit(context):
+            await self._sandbox.run(Job(request.code, [run], limits), on_result)
+        return responses[0]
+
+    async def submit(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+        """Score a completion on the tests that came with it."""
+        if request.config.dataset_type.startswith("CommonOJ"):
+            return await self._common_oj(request, context)
+        return await self._livecodebench(request, context)
+
+    async def _common_oj(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+        config = request.config
+        cases = await asyncio.to_thread(_cases, config.provided_data.get("test"))
+        tests = {
+            "kind": "stdio",
+            "cases": [{**case.input.model_dump(), **case.output.model_dump()} for case in cases],
+            "checker": "float",
+            "tolerance": _TOLERANCE,
+            "ignore_case": True,
+        }
+        run_all = bool(config.extra.get("run_all_cases"))
+        mode = "pass_rate" if run_all else "all_pass"
+        limits = self._limits(config.run_timeout or _OJ_SECONDS)
+        item = _item(request.completion, tests, mode, limits)
+        score = await self._engine.score_item(item, context)
+        reported = score.verdicts if run_all else _until_failure(score.verdicts)
+        return EvalResult(
+            id=request.id,
+            accepted=score.pass_rate == 1,
+            extracted_code=score.code,
+            tests=[
+                EvalTestCase(
+                    passed=verdict.verdict is Outcome.ACCEPTED,
+                    exec_info=_verdict_response(verdict),
+                    test_info=case.model_dump(),
+                )
+                for case, verdict in zip(cases, reported, strict=False)
+            ],
+            extra=_extra(score),
+        )
+
+    async def _livecodebench(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+        config = request.config
+        row = {"test": await asyncio.to_thread(_decoded, config.provided_data.get("test"))}
+        tests = {"kind": "dataset", "dataset": "livecodebench", "row": row}
+        limits = self._limits(config.run_timeout or _LCB_SECONDS)
+        item = _item(request.completion, tests, "all_pass", limits)
+        score = await self._engine.score_item(item, context)
+        accepted = score.pass_rate == 1
+        # One entry for all tests, as in SandboxFusion: its users take the mean over entries.
+        last = _until_failure(score.verdicts)[-1]
+        return EvalResult(
+            id=request.id,
+            accepted=accepted,
+            extracted_code=score.code,
+            full_code=score.code,
+            tests=[EvalTestCase(passed=accepted, exec_info=_verdict_response(last))],
+            extra=_extra(score),
+        )
+
+    def _limits(self, seconds: float, memory_mb: int = -1) -> Limits:
+        ceiling = self._settings.max_cpu_s
+        if seconds > ceiling:
+            raise InvalidRequest(
+                f"run_timeout: this service allows at most {ceiling:g} s (got {seconds:g})"
+            )
+        limits = Limits(
+            cpu_s=seconds, wall_s=min(seconds * _WALL_FACTOR, self._settings.max_wall_s)
+        )
+        if memory_mb <= 0:
+            return limits
+        return limits.model_copy(update={"memory_mb": memory_mb})
+
+
+def _cases(given: Any) -> list[StdioFiles]:
+    """Read the tests of a row of `CommonOJDataset`: a list, or its JSON."""
+    try:
+        is_text = isinstance(given, str)
+        return _CASES.validate_json(given) if is_text else _CASES.validate_python(given)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"config.provided_data.test: {format_validation_error(error, StdioFiles)}"
+        ) from None
+
+
+def _decoded(given: Any) -> Any:
+    """Decode a row's tests; SandboxFusion has some as pickled objects."""
+    try:
+        return decode_column(given, "config.provided_data.test", may_be_object=True)
+    except RowError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> CodeRequest:
+    # An empty completion has failed its tests, as in SandboxFusion.
+    fields = {"revision": revision or "\n", "tests": tests, "mode": mode, "limits": limits}
+    return validate(CodeRequest, fields)
+
+
+def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    for count, verdict in enumerate(verdicts, 1):
+        if verdict.verdict is not Outcome.ACCEPTED:
+            return verdicts[:count]
+    return verdicts
+
+
+def _run_response(result: RunResult, failed: Outcome | None) -> RunCodeResponse:
+    return_code = None if failed is Outcome.TIME_LIMIT else result.exit_code
+    if failed is Outcome.OUTPUT_LIMIT:
+        return_code = return_code or _WROTE_TOO_MUCH
+    return _response(
+        return_code,
+        seconds=(result.fork_ms + result.run_ms) / 1000,
+        cpu_seconds=result.cpu_ms / 1000,
+        stdout=result.stdout.decode(errors="replace"),
+        stderr=result.stderr.decode(errors="replace"),
+    )
+
+
+def _verdict_response(verdict: Verdict) -> RunCodeResponse:
+    """Return how a run went, as far as its verdict says."""
+    ran_well = verdict.verdict in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER}
+    is_late = verdict.verdict in {Outcome.TIME_LIMIT, Outcome.SKIPPED}
+    return _response(
+        None if is_late else 0 if ran_well else 1,
+        seconds=verdict.wall_ms / 1000,
+        cpu_seconds=verdict.cpu_ms / 1000,
+        stdout=verdict.stdout,
+        stderr=verdict.stderr,
+    )
+
+
+def _response(
+    return_code: int | None, *, seconds: float, cpu_seconds: float, stdout: str, stderr: str
+) -> RunCodeResponse:
+    return RunCodeResponse(
+        status="Success" if return_code == 0 else "Failed",
+        run_result=CommandRunResult(
+            status="TimeLimitExceeded" if return_code is None else "Finished",
+            execution_time=seconds,
+            cpu_time=cpu_seconds,
+            return_code=return_code,
+            stdout=stdout,
+            stderr=stderr,
+        ),
+    )
+
+
+def _extra(score: CodeScore) -> dict[str, Any]:
+    return {"isolation": score.isolation, "suspicions": list(score.suspicions)}

@@ -1,0 +1,105 @@
+"""One submission: what a request asks for, and the verdicts as its runs end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
+
+from .critique import overall_judgment
+from .extract import extract_program
+from .sandboxes import RunLimits, RunResult
+from .verdict import TestRun
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The programs in a request, and what its critique says.
+
+    Attributes:
+        program: The program to run.
+        original_program: The program that the critique judged, if it was given.
+        judgment: The critique's overall judgment, if it has exactly one.
+        critique_invalid: Whether there is a critique without one: then nothing is run.
+        needs_original_run: Whether the original program must be run to know if the judgment is
+            right.
+    """
+
+    program: str
+    original_program: str | None
+    judgment: CritiqueJudgment | None
+    critique_invalid: bool
+    needs_original_run: bool
+
+    @classmethod
+    def of(cls, request: CodeRequest) -> "Submission":
+        """Parse the texts of a request."""
+        judgment = None if request.critique is None else overall_judgment(request.critique)
+        original = request.original_program
+        return cls(
+            program=extract_program(request.revision),
+            original_program=None if original is None else extract_program(original),
+            judgment=judgment,
+            critique_invalid=request.critique is not None and judgment is None,
+            needs_original_run=judgment is not None
+            and original is not None
+            and request.original_passed is None,
+        )
+
+
+class SubmissionRun:
+    """The verdicts of one program, as its runs end. Used by one thread at a time.
+
+    Args:
+        planned: The runs, and what is expected of each.
+        limits: Of one run.
+        stop_at_failure: Whether the runs after the first failure are skipped.
+        max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time.
+
+    Attributes:
+        verdicts: One per test so far.
+        suspicions: Signs of tampering.
+        timing: The stages of all runs.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[TestRun],
+        limits: RunLimits,
+        *,
+        stop_at_failure: bool,
+        max_seconds: float,
+    ) -> None:
+        self.runs = [each.run for each in planned]
+        self.limits = limits
+        self.verdicts: list[Verdict] = []
+        self.suspicions: list[str] = []
+        self.timing = CodeTiming()
+        self._remaining = iter(planned)
+        self._stop_at_failure = stop_at_failure
+        self._cpu_ms_left = max_seconds * 1000
+        self._wall_ms_left = max_seconds * 1500
+
+    @property
+    def seconds_left(self) -> float:
+        """What another program may take, as `max_seconds`."""
+        return min(self._cpu_ms_left / 1000, self._wall_ms_left / 1500)
+
+    def on_result(self, result: RunResult) -> bool:
+        """Judge a run that ended; return whether to continue with the next one."""
+        judged = next(self._remaining).judge(result, self.limits)
+        number = len(self.verdicts) + 1
+        self.suspicions += [f"test {number}: {each}" for each in judged.suspicions]
+        self.verdicts += judged.verdicts
+        self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
+        self.timing.run = round(self.timing.run + result.run_ms, 3)
+        self.timing.clean = round(self.timing.clean + result.clean_ms, 3)
+        # A program that only ever times out must get its verdict before the deadline, too.
+        self._cpu_ms_left -= result.cpu_ms
+        self._wall_ms_left -= result.fork_ms + result.run_ms
+        outcomes = {verdict.verdict for verdict in judged.verdicts}
+        failed = outcomes != {Outcome.ACCEPTED}
+        return (
+            min(self._cpu_ms_left, self._wall_ms_left) > 0
+            and Outcome.COMPILE_ERROR not in outcomes
+            and not (failed and self._stop_at_failure)
+        )

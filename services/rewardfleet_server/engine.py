@@ -1,0 +1,313 @@
+"""Scoring, without HTTP.
+
+`Engine.score_item` is the one way in which an item gets a score, whichever route or transport it
+came by. An engine can be driven from a test or a notebook as well:
+
+```python
+engine = Engine(scorer, VideoScore, cache=MemoryCache(0), admission=admission, telemetry=telemetry)
+score = await engine.score_item(request)
+```
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue, ValidationError
+
+from rewardfleet.wire.errors import DeadlineExceeded, InternalError, RewardFleetError
+from rewardfleet.wire.score import Score, Status, Timing
+
+from .admission import Admission
+from .anonymous_file import AnonymousFile
+from .cache import Cache
+from .cache.single_flight import SingleFlight
+from .telemetry import RequestContext, Telemetry
+
+log = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT")
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+ScoreT = TypeVar("ScoreT", bound=Score)
+BatchT = TypeVar("BatchT", bound="ScoredBatch")
+
+
+@dataclass(frozen=True)
+class CachePolicy(Generic[ScoreT]):
+    """How one item's score is shared with other items.
+
+    Attributes:
+        lookup_keys: Keys under which a usable score may be stored. The first one also names the
+            computation, which identical items in flight share.
+        store_policy: Returns the key to store a computed score under, and its time to live in
+            seconds (None: no limit). Default: the first lookup key, without limit.
+        from_cached: Adapts a stored or shared score to this item.
+        audit_fields: Returns the fields in which a stored and a recomputed score must agree.
+    """
+
+    lookup_keys: tuple[str, ...]
+    store_policy: Callable[[ScoreT], tuple[str, float | None]] | None = None
+    from_cached: Callable[[ScoreT], ScoreT] = lambda score: score
+    audit_fields: Callable[[ScoreT], object] = lambda score: score.score
+
+
+@dataclass(frozen=True)
+class Plan(Generic[ScoreT]):
+    """How one item will be scored.
+
+    Attributes:
+        backend: The backend that will score it.
+        compute: Scores it. Fills in the stages of `timing_ms` except `total`, and the item's own
+            part of `provenance`.
+        cache: How its score is shared; None if it must be computed each time, because it is not
+            deterministic or depends on a training run.
+    """
+
+    backend: str
+    compute: Callable[[], Awaitable[ScoreT]]
+    cache: CachePolicy[ScoreT] | None = None
+
+
+class Scorer(Protocol[RequestT_contra, ScoreT]):
+    """What a service does for one item."""
+
+    async def plan(
+        self, request: RequestT_contra, upload: AnonymousFile | None = None
+    ) -> Plan[ScoreT]:
+        """Check an item and plan how to score it. Does no heavy work.
+
+        Args:
+            request: The item.
+            upload: The file that was uploaded with it, if the service accepts uploads.
+
+        Raises:
+            RewardFleetError: The item cannot be scored.
+        """
+
+    def provenance(self, backend: str) -> dict[str, JsonValue]:
+        """Return the provenance that all scores of a backend share."""
+
+    def check_ready(self) -> Mapping[str, str] | None:
+        """Return what `/readyz` reports besides its status.
+
+        Raises:
+            Unavailable: The service cannot score now.
+        """
+
+
+class ScoredBatch(Protocol):
+    """The result of a batch that is scored as a whole, as metrics count it.
+
+    Attributes:
+        statuses: How many items have each status.
+        scores: The scores of the items that are `ok`, `[N]`.
+    """
+
+    @property
+    def statuses(self) -> Mapping[Status, int]: ...
+
+    @property
+    def scores(self) -> NDArray[np.float64]: ...
+
+
+class Engine(Generic[RequestT, ScoreT]):
+    """Scores the items of one service.
+
+    Args:
+        scorer: The service's part.
+        score_type: The model of a score.
+        cache: Where scores are stored.
+        admission: Its permits limit the items in flight at the backend.
+        telemetry: Counts results, lookups and audits, and times stages.
+        audit_rate: Share of the cache hits that are computed again and compared, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer[RequestT, ScoreT],
+        score_type: type[ScoreT],
+        *,
+        cache: Cache,
+        admission: Admission,
+        telemetry: Telemetry,
+        audit_rate: float = 0.0,
+    ) -> None:
+        self.scorer = scorer
+        self._score_type = score_type
+        self._cache = cache
+        self._admission = admission
+        self._telemetry = telemetry
+        self._audit_rate = audit_rate
+        self._single_flight: SingleFlight[ScoreT] = SingleFlight()
+        # Part of every key: scores stored by a version with other fields are not looked up.
+        schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
+        self._schema = hashlib.sha256(schema.encode()).hexdigest()[:12]
+
+    async def score_item(
+        self,
+        item: RequestT | RewardFleetError,
+        context: RequestContext | None = None,
+        upload: AnonymousFile | None = None,
+    ) -> ScoreT:
+        """Score one item before the context's deadline, and count its result once.
+
+        Args:
+            item: The item; or why it is not one, which is counted as its failure and raised.
+            context: The request that it belongs to.
+            upload: The file that was uploaded with it.
+
+        Raises:
+            RewardFleetError: There is no score. An exception of any other type becomes an
+                `InternalError`, and a passed deadline a `DeadlineExceeded`.
+        """
+        score, failure = await self._result(item, context or RequestContext(), upload)
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback holds this frame: a cycle would keep an upload's file open
+        return score
+
+    async def score_batch(
+        self, items: Sequence[RequestT | RewardFleetError], context: RequestContext
+    ) -> list[ScoreT]:
+        """Score independent items concurrently; the error of an item is part of its own score."""
+        results = await asyncio.gather(*(self._result(item, context) for item in items))
+        return [score for score, _ in results]
+
+    async def score_together(
+        self, backend: str, context: RequestContext, compute: Callable[[], Awaitable[BatchT]]
+    ) -> BatchT:
+        """Score a batch whose items depend on each other: one permit, one computation, no cache.
+
+        Raises:
+            RewardFleetError: See `score_item`; it is counted once for the batch.
+        """
+        try:
+            async with self.permit(context):
+                batch = await compute()
+        except RewardFleetError as error:
+            self._telemetry.record_score(context, self._error_score(error, backend, context))
+            raise
+        self._telemetry.record_batch(context, backend, batch.statuses, batch.scores)
+        return batch
+
+    @asynccontextmanager
+    async def permit(self, context: RequestContext) -> AsyncIterator[None]:
+        """Hold a permit, before the context's deadline, for work that is not the score of an item.
+
+        Raises:
+            RewardFleetError: See `score_item`.
+        """
+        try:
+            async with asyncio.timeout_at(context.deadline), self._admission.permit(Timing()):
+                yield
+        except Exception as error:
+            raise as_failure(error, context) from error
+
+    async def _result(
+        self,
+        item: RequestT | RewardFleetError,
+        context: RequestContext,
+        upload: AnonymousFile | None = None,
+    ) -> tuple[ScoreT, RewardFleetError | None]:
+        """Score one item and count its result; return the score, and the failure if it failed."""
+        backend, failure = "", None
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                if isinstance(item, RewardFleetError):
+                    raise item  # noqa: TRY301 - an item fails in one place
+                plan = await self.scorer.plan(item, upload)
+                backend = plan.backend
+                score = await self._score(plan)
+        except Exception as error:  # noqa: BLE001 - every failure gets a type
+            failure = as_failure(error, context).with_traceback(None)  # see `score_item`
+            score = self._error_score(failure, backend, context)
+        score.timing_ms.total = round(context.elapsed_ms, 3)
+        self._telemetry.record_score(context, score)
+        return score, failure
+
+    def _error_score(
+        self, error: RewardFleetError, backend: str, context: RequestContext
+    ) -> ScoreT:
+        problem = error.problem(context.request_id)
+        return self._score_type(score=None, status=Status.ERROR, backend=backend, error=problem)
+
+    async def _score(self, plan: Plan[ScoreT]) -> ScoreT:
+        """Cache lookup → single flight → permit → compute → store → audit."""
+        policy = plan.cache
+        if policy is None:
+            return await self._compute(plan)
+        cached = await self._lookup(policy)
+        if cached is not None and not self._is_audited():
+            return cached
+        shared = await self._single_flight.do(policy.lookup_keys[0], lambda: self._compute(plan))
+        timing = shared.timing_ms.model_copy()  # each waiter has its own total
+        score = policy.from_cached(shared.model_copy(update={"timing_ms": timing}))
+        if cached is not None:
+            self._audit(policy, cached, score)
+        return score
+
+    async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
+        """Permit → compute → store."""
+        waited = Timing()
+        async with self._admission.permit(waited):
+            score = await plan.compute()
+        score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
+        if plan.cache is not None and score.status is Status.OK:
+            await self._store(plan.cache, score)
+        return score
+
+    async def _lookup(self, policy: CachePolicy[ScoreT]) -> ScoreT | None:
+        score = None
+        for key in policy.lookup_keys:
+            value = await self._cache.get(self._schema + key)
+            score = None if value is None else self._decode_cached(value)
+            if score is not None:
+                break
+        self._telemetry.record_lookup(hit=score is not None)
+        return None if score is None else policy.from_cached(score)
+
+    def _decode_cached(self, value: bytes) -> ScoreT | None:
+        try:
+            score = self._score_type.model_validate_json(value)
+        except ValidationError:
+            log.warning("a cached score cannot be decoded and is computed again")
+            return None
+        score.cached = True
+        return score
+
+    async def _store(self, policy: CachePolicy[ScoreT], score: ScoreT) -> None:
+        key, ttl_s = policy.lookup_keys[0], None
+        if policy.store_policy is not None:
+            key, ttl_s = policy.store_policy(score)
+        value = score.model_dump_json(exclude={"cached", "timing_ms"})
+        await self._cache.put(self._schema + key, value.encode(), ttl_s)
+
+    def _is_audited(self) -> bool:
+        """Whether to compute this cached score again."""
+        return self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
+
+    def _audit(self, policy: CachePolicy[ScoreT], cached: ScoreT, computed: ScoreT) -> None:
+        agrees = policy.audit_fields(cached) == policy.audit_fields(computed)
+        self._telemetry.record_audit(agrees=agrees)
+        if not agrees:
+            log.warning("a cached score differs from its recomputation: %s", policy.lookup_keys[0])
+
+
+def as_failure(error: Exception, context: RequestContext) -> RewardFleetError:
+    """Return the typed failure that the caller sees instead of `error`."""
+    if isinstance(error, RewardFleetError):
+        return error
+    if isinstance(error, TimeoutError):
+        return DeadlineExceeded(f"the deadline of this request passed ({context.timeout_s:g} s)")
+    log.error("unhandled exception", exc_info=error)
+    return InternalError("internal error; the service's log has it under this request id")

@@ -1,0 +1,256 @@
+"""Assembly: a service's parts become one ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from rewardfleet import __version__
+from rewardfleet.wire.errors import (
+    STATUS,
+    InvalidRequest,
+    NotFound,
+    Problem,
+    RewardFleetError,
+    Unavailable,
+)
+from rewardfleet.wire.score import Score
+from rewardfleet_server.admission import Admission
+from rewardfleet_server.cache import open_cache
+from rewardfleet_server.engine import Engine
+from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.telemetry import Telemetry
+
+from .auth import ApiKeys
+from .body import BodyReader
+from .dispatch import Dispatcher
+from .problems import problem_response
+from .routes import Route, Service, all_routes
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+ScoreT = TypeVar("ScoreT", bound=Score)
+
+#: Names the service in every response, so that a client with the wrong URL can say so.
+SERVICE_HEADER = "x-rewardfleet-service"
+
+_MIB = 2**20
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": kind.replace("_", " ").capitalize()}
+    for kind, status in STATUS.items()
+}
+
+
+def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> "RewardApp":
+    """Put a service together.
+
+    Raises:
+        ValueError: The key file holds no key, or the cache cannot be opened.
+        OSError: The key file cannot be read.
+    """
+    admission = Admission(
+        max_in_flight=settings.max_in_flight,
+        max_queue_depth=settings.max_queue_depth,
+        max_total_body_bytes=settings.max_total_body_mb * _MIB,
+    )
+    telemetry = Telemetry(service.name, admission, service.collectors)
+    cache = open_cache(settings)
+    engine = Engine(
+        service.scorer,
+        service.score_type,
+        cache=cache,
+        admission=admission,
+        telemetry=telemetry,
+        audit_rate=settings.cache_audit_rate,
+    )
+    bodies = BodyReader(settings.max_body_mb * _MIB)
+    keys = ApiKeys(settings.api_key_file)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            async with service.lifespan():
+                yield
+        finally:
+            bodies.close()
+            await cache.aclose()
+
+    return RewardApp(
+        service,
+        routes=all_routes(service, engine),
+        dispatcher=Dispatcher(
+            keys=keys,
+            admission=admission,
+            bodies=bodies,
+            telemetry=telemetry,
+            deadline_s=settings.deadline_s,
+        ),
+        admission=admission,
+        telemetry=telemetry,
+        metrics_keys=None if settings.open_metrics else keys,
+        pages=FastAPI(
+            title=f"rewardfleet {service.name}",
+            description=service.description,
+            version=__version__,
+            lifespan=lifespan,
+            redirect_slashes=False,  # a redirect would use the caller's own Host header
+        ),
+    )
+
+
+class RewardApp:
+    """A service's ASGI application.
+
+    `POST` routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI
+    serves the rest and documents all of it.
+
+    Attributes:
+        service: What it serves.
+        routes: The `POST` routes by path.
+        telemetry: Its metrics.
+    """
+
+    def __init__(
+        self,
+        service: Service[Any, Any],
+        *,
+        routes: dict[str, Route[Any]],
+        dispatcher: Dispatcher,
+        admission: Admission,
+        telemetry: Telemetry,
+        metrics_keys: ApiKeys | None,
+        pages: FastAPI,
+    ) -> None:
+        self.service = service
+        self.routes = routes
+        self.telemetry = telemetry
+        self.failure = service.failure
+        self.openapi = pages.openapi
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._pages = pages
+        self._name = (SERVICE_HEADER.encode(), service.name.encode())
+        for route in routes.values():
+            _document(pages, route)
+        _add_health_routes(pages, service, admission)
+        _add_metrics_route(pages, telemetry, metrics_keys)
+        pages.add_exception_handler(RewardFleetError, _on_failure)
+        pages.add_exception_handler(HTTPException, _on_http_exception)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], self._name]
+            await send(message)
+
+        route = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self.routes.get(scope["path"])
+        if route is None:
+            await self._pages(scope, receive, send_named)
+        else:
+            response = await self._dispatcher.handle(route, Request(scope, receive))
+            await response(scope, receive, send_named)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
+        if not await self._admission.drain(timeout_s):
+            self.cancel_all()
+
+    def cancel_all(self) -> None:
+        """Cancel the requests in flight."""
+        self._dispatcher.cancel_all()
+
+
+def _document(pages: FastAPI, route: Route[Any]) -> None:
+    """Add a route to the OpenAPI document; `RewardApp` dispatches it before FastAPI does."""
+
+    async def endpoint() -> None:
+        raise AssertionError(f"{route.path} is dispatched by RewardApp")
+
+    schema = _inline_schema(route.request_model)
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    pages.add_api_route(
+        route.path,
+        endpoint,
+        methods=["POST"],
+        response_model=route.response_model,
+        responses=_PROBLEMS,
+        openapi_extra={"requestBody": body},
+        summary=route.description,
+    )
+
+
+def _inline_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's schema without references, as OpenAPI keeps definitions elsewhere."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inline(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        rest = {key: inline(value) for key, value in node.items() if key != "$ref"}
+        return {**inline(definitions[name]), **rest} if name else rest
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
+
+
+def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Admission) -> None:
+    @pages.get("/", summary="Which service this is")
+    async def index() -> dict[str, str]:
+        return {
+            "service": service.name,
+            "version": __version__,
+            "description": service.description,
+            "documentation": "/docs",
+        }
+
+    @pages.get("/healthz", summary="The process is alive")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @pages.get("/readyz", summary="The service can score now", responses={503: _PROBLEMS[503]})
+    async def readyz() -> dict[str, str]:
+        if admission.draining:
+            raise Unavailable("the service is shutting down")
+        if reason := service.failure():
+            raise Unavailable(reason)
+        return {"status": "ready", **(service.scorer.check_ready() or {})}
+
+    if service.health is not None:
+        pages.add_api_route("/health", service.health, summary="What is loaded")
+
+
+def _add_metrics_route(pages: FastAPI, telemetry: Telemetry, keys: ApiKeys | None) -> None:
+    @pages.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        if keys is not None:
+            keys.check(request.headers.get("authorization"))
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _on_failure(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RewardFleetError):  # which the type of add_exception_handler allows
+        raise error
+    return problem_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answer Starlette's own refusals: an unknown path, or a method that a path does not take."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path = request.url.path[:100]
+    if error.status_code == 404:
+        return problem_response(NotFound(f"no endpoint {path!r}; GET /docs lists them"))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return problem_response(InvalidRequest(f"{path} takes {allowed}, not {request.method}"))
+    return problem_response(InvalidRequest(str(error.detail)))

@@ -1,0 +1,130 @@
+"""What happens to a request, in order:
+
+authenticate → admit → read and decode the body → handler (→ engine) → response.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet_server.admission import Admission
+from rewardfleet_server.engine import as_failure
+from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
+
+from .auth import ApiKeys
+from .body import BodyReader
+from .disconnect import ClientDisconnected, cancel_on_disconnect
+from .problems import problem_response
+from .routes import Route
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_HEADER = "x-request-timeout"
+
+#: Seconds after its deadline at which a handler is cancelled.
+_BACKSTOP_SECONDS = 2.0
+
+
+class Dispatcher:
+    """Answers the `POST` requests of one service.
+
+    Args:
+        keys: The accepted API keys.
+        admission: Limits the requests that are admitted.
+        bodies: Reads and decodes bodies.
+        telemetry: Counts requests.
+        deadline_s: Seconds for a request; a caller may ask for fewer in `X-Request-Timeout`.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: ApiKeys,
+        admission: Admission,
+        bodies: BodyReader,
+        telemetry: Telemetry,
+        deadline_s: float,
+    ) -> None:
+        self._keys = keys
+        self._admission = admission
+        self._bodies = bodies
+        self._telemetry = telemetry
+        self._deadline_s = deadline_s
+        self._requests: set[asyncio.Task[Any] | None] = set()
+        self._cancelled = False
+
+    async def handle(self, route: Route[Any], request: Request) -> Response:
+        """Answer one request. Every failure becomes a problem response."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
+        }
+        context = RequestContext(route.path, new_request_id(headers.get("x-request-id")))
+        REQUEST_ID.set(context.request_id)
+        task = asyncio.current_task()
+        self._requests.add(task)
+        try:
+            content = await self._answer(route, request, headers, context)
+        except (ClientDisconnected, ClientDisconnect):
+            self._telemetry.record_response(context, 499, None, "the caller disconnected")
+            return Response(status_code=499)
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            error = Unavailable("the service is shutting down", retry_after=1)
+            return self._problem(error, context)
+        except Exception as error:  # noqa: BLE001 - every failure becomes a problem
+            return self._problem(as_failure(error, context), context)
+        finally:
+            self._requests.discard(task)
+        self._telemetry.record_response(context, 200, None)
+        return Response(
+            content, media_type="application/json", headers={"x-request-id": context.request_id}
+        )
+
+    async def _answer(
+        self,
+        route: Route[Any],
+        request: Request,
+        headers: Mapping[str, str],
+        context: RequestContext,
+    ) -> str | bytes:
+        self._keys.check(headers.get("authorization"))
+        context.timeout_s = self._timeout_s(headers)
+        accepts_form = route.decode_form is not None
+        size = self._bodies.announced_bytes(headers, accepts_form=accepts_form)
+        with self._admission.admit(size):
+            decoded = await self._bodies.read(request, route, context.deadline)
+            # A backstop: handlers keep the deadline themselves, item by item.
+            backstop = asyncio.timeout(context.timeout_s + _BACKSTOP_SECONDS)
+            async with cancel_on_disconnect(request), backstop:
+                response = await route.handler(decoded, context)
+        return response if isinstance(response, bytes) else response.model_dump_json()
+
+    def cancel_all(self) -> None:
+        """Cancel the requests in flight; their callers are told that the service shuts down."""
+        self._cancelled = True
+        for task in self._requests:
+            if task is not None:
+                task.cancel()
+
+    def _timeout_s(self, headers: Mapping[str, str]) -> float:
+        """Return the service's deadline, or the caller's if it is shorter."""
+        asked = headers.get(TIMEOUT_HEADER)
+        if asked is None:
+            return self._deadline_s
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidRequest(f"{TIMEOUT_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
+        return min(seconds, self._deadline_s)
+
+    def _problem(self, error: RewardFleetError, context: RequestContext) -> Response:
+        self._telemetry.record_response(context, error.status, error.kind, error.detail)
+        return problem_response(error, context.request_id)

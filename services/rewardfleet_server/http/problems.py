@@ -1,0 +1,22 @@
+"""Failures as HTTP responses."""
+
+from starlette.responses import Response
+
+from rewardfleet.wire.errors import ErrorKind, RewardFleetError
+
+
+def problem_response(error: RewardFleetError, request_id: str | None = None) -> Response:
+    """Return a failure as `application/problem+json` (RFC 9457)."""
+    headers = {}
+    if request_id is not None:
+        headers["x-request-id"] = request_id
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.kind is ErrorKind.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        error.problem(request_id).model_dump_json(),
+        status_code=error.status,
+        media_type="application/problem+json",
+        headers=headers,
+    )

@@ -1,0 +1,201 @@
+"""Declarations of routes and services. Nothing here depends on a web framework."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, TypeVar
+
+from prometheus_client.registry import Collector
+from pydantic import (
+    BaseModel,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import from_json
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
+from rewardfleet.wire.validation import format_validation_error, validate, validate_json
+from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.engine import Engine, Scorer
+from rewardfleet_server.telemetry import RequestContext
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+ScoreT = TypeVar("ScoreT", bound=Score)
+DecodedT = TypeVar("DecodedT")
+
+
+@dataclass(frozen=True)
+class Form:
+    """The content of a `multipart/form-data` body: its fields as text, and its one file."""
+
+    fields: Mapping[str, str]
+    file: AnonymousFile
+
+
+@dataclass(frozen=True)
+class Route(Generic[DecodedT]):
+    """One `POST` endpoint. Both dispatch and the OpenAPI document are made from it.
+
+    The body is read, limited and decoded before the handler is called; the handler is cancelled
+    if the caller disconnects.
+
+    Attributes:
+        path: E.g. `/score`.
+        description: One line for the documentation.
+        request_model: The model of the body.
+        response_model: The model of the response.
+        handler: Takes the decoded body, returns a model or the encoded response.
+        decode: Decodes the body; may run in a thread. Default: validates the request model.
+        decode_form: Decodes a form; None if forms are refused.
+        max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
+            time than its bytes.
+        max_values: Limit on the JSON values of a body, by its commas.
+    """
+
+    path: str
+    description: str
+    request_model: type[BaseModel]
+    response_model: type[BaseModel]
+    handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
+    decode: Callable[[bytes], DecodedT] | None = None
+    decode_form: Callable[[Form], DecodedT] | None = None
+    max_fields: int = 20_000
+    max_values: int = 2_000_000
+
+
+@asynccontextmanager
+async def _no_lifespan() -> AsyncIterator[None]:
+    yield
+
+
+@dataclass(frozen=True)
+class Service(Generic[RequestT, ScoreT]):
+    """What a service package provides.
+
+    Attributes:
+        name: One word, e.g. `video`; the `service` label of the metrics.
+        description: One sentence for the documentation.
+        scorer: Scores items.
+        request_type: The model of an item.
+        score_type: The model of a score.
+        lifespan: Entered before the service listens, left when it has drained.
+        accepts_uploads: Whether `POST /score` may be a form with a file.
+        routes: Returns the routes besides `/score`, or in place of `/score/batch`.
+        collectors: Metrics of the service's own.
+        health: Answers `GET /health`; None if there is none.
+        failure: Returns why the service can never score again, or None. The process then exits,
+            for its supervisor to start a new one.
+        overview: What the startup table shows, e.g. `{"judge": "reference"}`.
+    """
+
+    name: str
+    description: str
+    scorer: Scorer[RequestT, ScoreT]
+    request_type: type[RequestT]
+    score_type: type[ScoreT]
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
+    accepts_uploads: bool = False
+    routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
+    collectors: Sequence[Collector] = ()
+    health: Callable[[], BaseModel] | None = None
+    failure: Callable[[], str | None] = lambda: None
+    overview: Mapping[str, str] = field(default_factory=dict)
+
+
+def all_routes(
+    service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
+) -> dict[str, Route[Any]]:
+    """Return all routes of a service by path: its own take precedence over the common ones."""
+    common: list[Route[Any]] = [_score_route(service, engine), _batch_route(service, engine)]
+    return {route.path: route for route in [*common, *service.routes(engine)]}
+
+
+@dataclass(frozen=True)
+class _Single(Generic[RequestT]):
+    """The decoded body of `POST /score`: an item or why it is invalid, and an uploaded file."""
+
+    item: RequestT | InvalidRequest
+    upload: AnonymousFile | None = None
+
+
+def _score_route(
+    service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
+) -> Route[_Single[RequestT]]:
+    request_type = service.request_type
+
+    def decode(body: bytes) -> _Single[RequestT]:
+        try:
+            return _Single(validate_json(request_type, body))
+        except InvalidRequest as error:
+            return _Single(error)
+
+    def decode_form(form: Form) -> _Single[RequestT]:
+        try:
+            return _Single(_item_of_form(request_type, form.fields), form.file)
+        except InvalidRequest as error:
+            return _Single(error)
+
+    async def handler(single: _Single[RequestT], context: RequestContext) -> ScoreT:
+        score = await engine.score_item(single.item, context, single.upload)
+        shared = service.scorer.provenance(score.backend)
+        score.provenance = {**shared, **score.provenance}
+        return score
+
+    return Route(
+        "/score",
+        "Score one item",
+        request_type,
+        service.score_type,
+        handler,
+        decode,
+        decode_form if service.accepts_uploads else None,
+    )
+
+
+def _batch_route(
+    service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
+) -> Route[BatchRequest[Any]]:
+    request_type, score_type = service.request_type, service.score_type
+    lenient = BatchRequest[Annotated[request_type, _item_or_error(request_type)]]  # type: ignore[valid-type] # types made at run time
+    response_model = BatchResponse[score_type]  # type: ignore[valid-type] # likewise
+
+    async def handler(batch: BatchRequest[Any], context: RequestContext) -> BaseModel:
+        scores = await engine.score_batch(batch.items, context)
+        backends = {score.backend for score in scores if score.status is not Status.ERROR}
+        provenance = {name: service.scorer.provenance(name) for name in sorted(backends)}
+        return response_model(results=scores, provenance=provenance)
+
+    return Route(
+        "/score/batch",
+        "Score several items; an item that fails does not fail the others",
+        BatchRequest[request_type],  # type: ignore[valid-type] # likewise
+        response_model,
+        handler,
+        lambda body: validate_json(lenient, body),
+    )
+
+
+def _item_or_error(model: type[BaseModel]) -> WrapValidator:
+    """Turn an invalid item into its error, so that it does not fail its batch."""
+
+    def validate_item(value: Any, validator: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validator(value)
+        except ValidationError as error:
+            return InvalidRequest(format_validation_error(error, model))
+
+    return WrapValidator(validate_item)
+
+
+def _item_of_form(model: type[RequestT], fields: Mapping[str, str]) -> RequestT:
+    """Validate the fields of a form: text as it is, and anything else in its JSON form."""
+    given: dict[str, Any] = dict(fields)
+    for name, field_info in model.model_fields.items():
+        if name in given and field_info.annotation not in {str, str | None}:
+            try:
+                given[name] = from_json(given[name])
+            except ValueError as error:
+                raise InvalidRequest(f"{name}: not JSON: {error}") from None
+    return validate(model, given, context={"uploaded": True})

@@ -1,0 +1,71 @@
+"""Logging: JSON lines, or plain lines on a terminal."""
+
+import logging
+import logging.config
+import sys
+
+from pythonjsonlogger.core import RESERVED_ATTRS
+
+from .telemetry import REQUEST_ID
+
+
+class _RequestFilter(logging.Filter):
+    """Put the request id on the lines that are written on behalf of a request."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request_id = REQUEST_ID.get(None)
+        if request_id is not None:
+            record.request_id = request_id
+        return True
+
+
+class _TerminalFormatter(logging.Formatter):
+    """`12:30:01 WARNING message key=value`, for people."""
+
+    default_time_format = "%H:%M:%S"
+    default_msec_format = ""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        shown = ("path", "status", "kind", "detail", "items", "cached", "total_ms")
+        extra = {name: getattr(record, name, None) for name in shown}
+        pairs = " ".join(f"{name}={value}" for name, value in extra.items() if value)
+        head, newline, traceback = line.partition("\n")
+        return f"{head}  {pairs}{newline}{traceback}" if pairs else line
+
+
+def configure_logging(level: str) -> None:
+    """Write every log line, uvicorn's included, to standard error.
+
+    One JSON object per line; if standard error is a terminal, plain text.
+    """
+    # Looked up for every record otherwise, and not written.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    json_format = {
+        "()": "pythonjsonlogger.orjson.OrjsonFormatter",
+        "format": "{levelname}{name}{message}",
+        "style": "{",
+        "timestamp": "time",
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "reserved_attrs": [*RESERVED_ATTRS, "color_message"],
+    }
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"json": json_format, "terminal": {"()": _TerminalFormatter}},
+            "filters": {"request": {"()": _RequestFilter}},
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "filters": ["request"],
+                    "formatter": "terminal" if sys.stderr.isatty() else "json",
+                    "stream": sys.stderr,
+                }
+            },
+            "root": {"level": level.upper(), "handlers": ["stderr"]},
+        }
+    )

@@ -1,0 +1,24 @@
+"""Work that leaves the event loop."""
+
+import asyncio
+import contextvars
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Niceness of threads and engine processes that compute; the event loop's is 0.
+_NICE = 10
+
+
+def run_in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `work` in an executor, with this task's context: log lines keep their request id."""
+    context = contextvars.copy_context()
+    return asyncio.get_running_loop().run_in_executor(executor, context.run, work)
+
+
+def lower_thread_priority() -> None:
+    """Lower this thread's priority, so that heavy work does not delay the event loop."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICE)

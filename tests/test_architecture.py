@@ -1,0 +1,258 @@
+"""The architecture: what imports what, and where dangerous things may be done."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rewardfleet
+from rewardfleet.client import SERVICES as CLIENT_SERVICES
+from rewardfleet.transport import ERROR_OF_STATUS, SERVICE_HEADER
+from rewardfleet.wire.errors import ERRORS, RETRYABLE, STATUS, ErrorKind
+from rewardfleet_server.code.sandboxes import SANDBOXES
+from rewardfleet_server.http import app as http_app
+from rewardfleet_server.registry import SERVICES, load_attribute
+from rewardfleet_server.video.judges import JUDGES
+
+ROOT = Path(__file__).parent.parent
+CLIENT = ROOT / "clients" / "rewardfleet"
+SERVER = ROOT / "services" / "rewardfleet_server"
+
+#: The only file that runs received code: inside a jail, and nowhere else.
+SUPERVISOR = SERVER / "code" / "sandboxes" / "jail" / "warden.py"
+
+#: The only files of the server that use the client: a command and a demo.
+CLIENT_USERS = {"cli.py", "video/demo.py"}
+#: Modules of a service's own package that others may import: the fakes that ship.
+FAKES = "testing.py"
+#: Imports what a service needs inside functions, see `test_importing_a_service_…`.
+COMMAND = "cli.py"
+
+#: Libraries of trainers, which an adapter imports inside its functions.
+TRAINERS = {"torch", "verl"}
+#: Optional libraries that a file of the client imports inside its functions.
+LAZY = {
+    CLIENT / "adapters" / "ctrl.py": TRAINERS,
+    CLIENT / "adapters" / "verl.py": TRAINERS,
+    CLIENT / "adapters" / "simplevla.py": TRAINERS,
+    CLIENT / "episodes" / "similar.py": {"dtaidistance"},
+}
+WEB_FRAMEWORKS = {"starlette", "fastapi"}
+
+
+def imports(path: Path, package: Path) -> Iterator[str]:
+    """The absolute names of the modules that a file imports."""
+    here = [package.name, *path.relative_to(package).with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", files(CLIENT), ids=name_of)
+def test_the_client_imports_its_few_dependencies_and_never_the_server(path: Path):
+    """`wire` imports pydantic and nothing of ours but itself."""
+    package = path.relative_to(CLIENT).parts[0]
+    in_wire = package == "wire"
+    allowed = {"pydantic"} if in_wire else {"pydantic", "httpx", "numpy"}
+    allowed |= TRAINERS if package == "adapters" else set()
+    for name in imports(path, CLIENT):
+        top = name.partition(".")[0]
+        if top == "rewardfleet":
+            assert not in_wire or name.startswith("rewardfleet.wire"), name
+        else:
+            assert top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names), name
+
+
+@pytest.mark.parametrize("path", LAZY, ids=name_of)
+def test_optional_libraries_are_imported_inside_functions(path: Path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in [alias.name for alias in node.names] + [getattr(node, "module", "")]:
+                assert name.partition(".")[0] not in LAZY[path], name
+
+
+@pytest.mark.parametrize("path", files(SERVER), ids=name_of)
+def test_only_http_imports_a_web_framework(path: Path):
+    """The engine, the services and the command know nothing of HTTP."""
+    if path.relative_to(SERVER).parts[0] == "http":
+        return
+    for name in imports(path, SERVER):
+        assert name.partition(".")[0] not in WEB_FRAMEWORKS, name
+
+
+def test_importing_the_engine_and_the_route_declarations_loads_no_web_framework():
+    program = """
+import sys
+import rewardfleet_server.engine, rewardfleet_server.http.routes
+print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & (WEB_FRAMEWORKS | {"uvicorn"})
+
+
+@pytest.mark.parametrize("path", files(SERVER), ids=name_of)
+def test_packages_of_the_server_import_in_one_direction(path: Path):
+    """Common modules ← `http` ← services; a service imports no other service."""
+    place = path.relative_to(SERVER)
+    package = place.parts[0] if len(place.parts) > 1 else None
+    for name in imports(path, SERVER):
+        parts = name.split(".")
+        if parts[0] == "rewardfleet" and str(place) not in CLIENT_USERS:
+            # The arithmetic of episodes is shared by the service, the adapters and notebooks.
+            shared = {"wire", "episodes"} if package == "episode" else {"wire"}
+            assert name in {"rewardfleet", "rewardfleet.__version__"} or parts[1] in shared, name
+        if parts[0] != "rewardfleet_server" or len(parts) < 2:
+            continue
+        imported = parts[1]
+        if imported in SERVICES:
+            assert package == imported or str(place) in {FAKES, COMMAND}, name
+        if imported == "http" and package != "http":
+            assert package in SERVICES or str(place) == "serve.py", name
+        if imported == "http" and package in SERVICES:
+            assert name.startswith(
+                ("rewardfleet_server.http.app", "rewardfleet_server.http.routes")
+            )
+
+
+def test_the_environment_is_read_in_settings_only():
+    readers = {
+        str(path.relative_to(package))
+        for package in (SERVER, CLIENT)
+        for path in files(package)
+        if re.search(r"os\.(environ\b(?!\.(setdefault|clear\())|getenv)", path.read_text())
+    }
+    assert readers <= {"settings.py", "code/settings.py", "video/settings.py"}
+
+
+def test_threads_get_the_context_of_their_caller():
+    """`run_in_thread` and `asyncio.to_thread` copy the context, and with it the request id."""
+    for path in files(SERVER):
+        if path.name != "threads.py":
+            assert "run_in_executor" not in path.read_text(), path
+
+
+def test_clients_and_services_are_folders_and_no_packages():
+    assert not (ROOT / "clients" / "__init__.py").exists()
+    assert not (ROOT / "services" / "__init__.py").exists()
+    for path in [*files(CLIENT), *files(SERVER), *files(ROOT / "tests")]:
+        assert not re.search(r"(from|import) (clients|services)\b", path.read_text()), path
+
+
+def test_no_received_data_can_run():
+    """No pickle, no eval, no shell, except for programs in the jail."""
+    for path in {*files(CLIENT), *files(SERVER)} - {SUPERVISOR}:
+        for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
+            assert name.partition(".")[0] not in {"pickle", "marshal", "shelve", "yaml"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec", "compile"}, path
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                raise AssertionError(path)
+
+
+def test_the_jails_supervisor_imports_the_standard_library_only_and_is_imported_by_nothing():
+    """Its source is passed to the jail as it is."""
+    for name in imports(SUPERVISOR, SERVER):
+        assert name.partition(".")[0] in sys.stdlib_module_names, name
+    for path in {*files(CLIENT), *files(SERVER)} - {SUPERVISOR}:
+        for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
+            assert not name.endswith("warden"), path
+
+
+def test_importing_the_client_loads_nothing_of_the_server_or_of_a_trainer():
+    program = """
+import importlib, sys
+import rewardfleet, rewardfleet.blocking
+for name in sys.argv[1:]:
+    importlib.import_module(f"rewardfleet.adapters.{name}")
+print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+    adapters = [path.stem for path in files(CLIENT / "adapters")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *adapters], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {"httpx", "numpy", "pydantic"} <= loaded
+    forbidden = {"rewardfleet_server", "uvicorn", "cv2", "PIL", "vllm"}
+    assert not loaded & {*forbidden, *WEB_FRAMEWORKS, *TRAINERS}
+
+
+def test_importing_a_service_loads_no_model_library():
+    program = """
+import sys
+import rewardfleet_server.serve, rewardfleet_server.doctor
+from rewardfleet_server.registry import SERVICES
+for entry in SERVICES.values():
+    entry.load_settings()
+    entry.load_app()
+print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "scipy", "dtaidistance"}
+
+
+def test_all_lists_every_public_name_in_order():
+    public = {
+        name
+        for name, value in vars(rewardfleet).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("rewardfleet")
+    }
+    assert set(rewardfleet.__all__) == public | {"ClipLike"}
+    assert rewardfleet.__all__ == sorted(rewardfleet.__all__)
+    assert set(ERRORS.values()) <= {getattr(rewardfleet, name) for name in rewardfleet.__all__}
+
+
+def test_the_tables_of_errors_agree():
+    """Each kind has one status and one class, and each status leads back to that class."""
+    assert set(STATUS) == set(ERRORS) == set(ErrorKind)
+    assert len(set(STATUS.values())) == len(STATUS)
+    assert {status: ERRORS[kind] for kind, status in STATUS.items()} == ERROR_OF_STATUS
+    assert set(ErrorKind) >= RETRYABLE
+    for kind, error in ERRORS.items():
+        problem = error("why", retry_after=3, request_id="r").problem()
+        again = ERRORS[problem.kind].of(problem)
+        assert type(again) is error
+        assert (again.kind, again.status) == (kind, STATUS[kind])
+        assert (again.detail, again.retry_after, again.request_id) == ("why", 3, "r")
+
+
+def test_client_and_server_agree_on_services_and_header():
+    assert set(CLIENT_SERVICES) == set(SERVICES)
+    assert SERVICE_HEADER == http_app.SERVICE_HEADER
+
+
+def test_every_lazy_name_exists():
+    entries = [
+        target
+        for entry in SERVICES.values()
+        for target in (entry.settings, entry.app, entry.checks)
+        if target is not None
+    ]
+    for target in [*entries, *SANDBOXES.values(), *JUDGES.values()]:
+        if ".vlm." in target:  # needs packages that may not be installed
+            module, _, attribute = target.partition(":")
+            path = ROOT / "services" / Path(*module.split(".")).with_suffix(".py")
+            assert f"def {attribute}(" in path.read_text()
+        else:
+            assert callable(load_attribute(target))
