@@ -1,11 +1,11 @@
-# The newcomer's commands: `make demo`, `make test`. Everything happens in .venv.
+# `make demo` and `make test` work on a fresh machine. Everything happens in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install jail demo test check bench bench-client bench-code bench-episode example-episode serve lock
+.PHONY: install jail demo test test-interpreters check docs bench bench-client bench-code bench-episode example-episode serve lock
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed jail
@@ -17,8 +17,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# What the code service's jails are made of. Without them it still works where the kernel has
-# Landlock, or refuses to start and says why.
+# What the code service's jails and the Redis tests need. Without bubblewrap the service uses Landlock
+# where the kernel has it; else it refuses to start and says why.
 jail:
 	@command -v bwrap >/dev/null && command -v redis-server >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || { \
 		set -- apt-get install --yes --no-install-recommends bubblewrap libseccomp2 redis-server; \
@@ -32,28 +32,34 @@ demo: install  ## score real LIBERO rollouts over real HTTP
 test: install  ## the whole suite, slow tests included
 	$(BIN)/python -m pytest
 
-check: install  ## formatting, lint, types, and the rules of the house
+test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine
+	$(BIN)/python tests/interpreters.py
+
+check: install  ## format, lint, types, architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-bench: install  ## the speed of the video service, as ratios
+docs: install  ## regenerate the reference tables and blocking.pyi
+	$(BIN)/python docs/generate.py
+
+bench: install  ## speed of the video service, as ratios
 	$(BIN)/python tests/bench/video.py
 
-bench-client: install  ## 16,000 calls at once over a fleet that fails, beside bare httpx
+bench-client: install  ## 16,000 concurrent calls over a failing fleet, next to bare httpx
 	$(BIN)/python tests/bench/client.py
 
-bench-code: install  ## the speed of the code service, beside bare interpreters
+bench-code: install  ## speed of the code service, next to bare interpreters
 	$(BIN)/python tests/bench/code.py
 
-bench-episode: install  ## the speed of the episode service, beside bare parsing and arithmetic
+bench-episode: install  ## speed of the episode service, next to bare parsing and arithmetic
 	$(BIN)/python tests/bench/episode.py
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
 
-install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in an environment of their own
+install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in their own environment
 
 $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
 	$(PYTHON) -m venv $(ENGINES)
@@ -68,7 +74,7 @@ $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/tor
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
 	$(ENGINES)/bin/python -m pytest tests/engines tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype
 
-bench-vlm: install-engines  ## vLLM behind the service, beside the seed's way and the bare engine
+bench-vlm: install-engines  ## vLLM behind the service, next to the original server's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py
 
 bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen2.5-VL-7B
@@ -77,6 +83,6 @@ bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
 
-lock:  ## write requirements.lock anew from pyproject.toml; it holds no registry's address
+lock:  ## rewrite requirements.lock from pyproject.toml; it contains no registry address
 	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-header -o requirements.lock

@@ -26,7 +26,7 @@ Serve = Callable[..., httpx.Client]
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("REWARDFLEET_"):
             monkeypatch.delenv(name)
@@ -34,7 +34,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx.Client]:
-    """Serve the video service with one judge; give an HTTP client of it."""
+    """Serve the video service with one judge, and yield an HTTP client of it."""
     app = create_app(VideoSettings(**settings), {"fake": judge or FakeJudge()})
     with (
         serving(app) as url,
@@ -45,7 +45,7 @@ def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """`served` for as long as the test runs, over `tmp_path`."""
+    """Start services that end with the test and read videos in `tmp_path`."""
     with ExitStack() as stack:
 
         def start(judge: FakeJudge | None = None, **settings: object) -> httpx.Client:
@@ -56,7 +56,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def make_video(tmp_path: Path) -> Callable[..., Path]:
-    """Write an mp4 whose frame i is of grey level i (modulo 256)."""
+    """Write an mp4 whose frame i has gray level i (modulo 256)."""
 
     def make(
         frames: int,
@@ -77,8 +77,8 @@ def make_video(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def picture(width: int = 32, height: int = 24, *, level: int = 100, kind: str = ".jpg") -> str:
-    """A small picture in base64."""
+def image_base64(width: int = 32, height: int = 24, *, level: int = 100, kind: str = ".jpg") -> str:
+    """Return a small image of one gray level in base64."""
     encoded, content = cv2.imencode(kind, np.full((height, width, 3), level, np.uint8))
     assert encoded
     return base64.b64encode(content.tobytes()).decode()
@@ -86,13 +86,13 @@ def picture(width: int = 32, height: int = 24, *, level: int = 100, kind: str = 
 
 @pytest.fixture
 def frames_request() -> dict[str, object]:
-    """A small, complete request that needs no file."""
-    return {"task_text": "put the bowl on the plate", "frames_base64": [picture()]}
+    """Return a small, complete request that needs no file."""
+    return {"task_text": "put the bowl on the plate", "frames_base64": [image_base64()]}
 
 
 @contextmanager
-def client_of(settings: VideoSettings) -> Iterator[httpx.Client]:
-    """Serve the video service as its settings say; give an HTTP client of it."""
+def served_with(settings: VideoSettings) -> Iterator[httpx.Client]:
+    """Serve the video service with the judges of its settings, and yield an HTTP client of it."""
     with (
         serving(create_app(settings)) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,

@@ -1,4 +1,4 @@
-"""Rewards for reinforcement learning over HTTP: thin async clients.
+"""Async clients of reward services for reinforcement learning.
 
 `rewardfleet.blocking` has the same clients for synchronous code.
 """
@@ -20,7 +20,7 @@ from .wire.code import (
     StdioTests,
     Verdict,
 )
-from .wire.episode import EpisodeAnswer, EpisodeOptions, EpisodeRequest, EpisodeScore
+from .wire.episode import EpisodeBatchResponse, EpisodeOptions, EpisodeRequest, EpisodeScore
 from .wire.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -50,7 +50,7 @@ __all__ = [
     "CodeRequest",
     "CodeScore",
     "DeadlineExceeded",
-    "EpisodeAnswer",
+    "EpisodeBatchResponse",
     "EpisodeClient",
     "EpisodeOptions",
     "EpisodeRequest",

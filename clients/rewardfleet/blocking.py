@@ -1,4 +1,4 @@
-"""The clients for synchronous code: `rewardfleet.RewardFleet` without `await`.
+"""Clients for synchronous code: `rewardfleet.RewardFleet` without `await`.
 
 ```python
 with rewardfleet.blocking.RewardFleet(video="http://127.0.0.1:18080") as fleet:
@@ -22,7 +22,7 @@ __all__ = ["RewardFleet"]
 
 
 class _Blocking:
-    """A service client whose calls block: the coroutine functions of `client`, called."""
+    """The coroutine functions of a service client, as functions that block."""
 
     def __init__(self, loop: EventLoopThread, client: ServiceClient) -> None:
         self._loop = loop
@@ -32,8 +32,8 @@ class _Blocking:
         if name.startswith("_"):
             raise AttributeError(name)
         method = getattr(self._client, name)
-        if not inspect.iscoroutinefunction(method):
-            raise AttributeError(f"{type(self._client).__name__} has no call {name!r}")
+        if not inspect.iscoroutinefunction(method) or name == "aclose":
+            raise AttributeError(f"{type(self._client).__name__} has no coroutine {name!r}")
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ class RewardFleet:
         return _Blocking(self._loop, getattr(self._fleet, name))
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Cancel pending calls, close the connections, and end the thread."""
         self._loop.close(self._fleet.aclose())
 
     def __enter__(self) -> Self:

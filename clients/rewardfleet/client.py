@@ -1,4 +1,4 @@
-"""The async client of a fleet."""
+"""The async client of all services."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ ClientT = TypeVar("ClientT", bound=ServiceClient)
 
 
 class _Service(Generic[ClientT]):
-    """A service of a fleet, as an attribute: `fleet.video`.
+    """The client of one service as an attribute of the fleet: `fleet.video`.
 
     Raises:
-        AttributeError: The fleet was given no URL for it.
+        AttributeError: The fleet has no URL for this service.
     """
 
     def __init__(self, client_type: type[ClientT]) -> None:
@@ -37,38 +37,40 @@ class _Service(Generic[ClientT]):
             return self
         client = fleet._clients.get(self._name)  # noqa: SLF001 - an attribute of that class
         if client is None:
-            raise AttributeError(f"this fleet has no {self._name} service: give {self._name}=URL")
+            raise AttributeError(f"no URL of the {self._name} service: give {self._name}=...")
         assert isinstance(client, self.client_type)  # noqa: S101 - see `RewardFleet.__init__`
         return client
 
 
 class RewardFleet:
-    """The services of a fleet.
+    """Async clients of the services.
 
     ```python
     async with RewardFleet(video="http://127.0.0.1:18080") as fleet:
         reward = await fleet.video.reward("put the bowl on the plate", frames)
     ```
 
-    It can be pickled, and used in forked processes, threads, and several event loops; each has
-    connections of its own.
+    It can be pickled, and used in forked processes, threads, and several event loops. Each of
+    them has its own connections.
 
     Args:
-        timeout_s: Seconds for a whole call: encoding, waiting, retries, the response.
+        timeout_s: Seconds for a complete call: encoding, waiting, retries, the response.
         api_key: Sent as a bearer token.
-        max_concurrency: Items in flight at each replica; more wait in the client.
-        coalesce_s: Seconds, in [0, 1], in which single calls are collected to travel as one
-            batch; 0 for none.
-        on_failure: "raise", or the reward to return in place of a missing one, e.g. NaN.
+        max_concurrency: The most items in flight at each replica; further items wait in the
+            client.
+        coalesce_s: Seconds, in [0, 1], in which single calls are collected into one batch; 0 for
+            none.
+        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN.
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
-            `success_threshold`, else 0.0. If False, they are the scores, as those of the other
-            services always are.
+            `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
+            services are always the scores.
         success_threshold: In [0, 1].
-        urls: The base URL of each service (`video`, `code`, `episode`), or those of its replicas.
+        urls: The base URL of each service (`video`, `code`, `episode`), or the base URLs of its
+            replicas.
 
     Raises:
         ValueError: A value is out of range, or no service is given.
-        TypeError: There is no such service.
+        TypeError: There is no such service or option.
     """
 
     video = _Service(VideoClient)
@@ -97,7 +99,7 @@ class RewardFleet:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
         given = {name: url for name, url in urls.items() if url is not None}
         if unknown := given.keys() - SERVICES.keys():
-            raise TypeError(f"no service or option {', '.join(sorted(unknown))!r}")
+            raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}")
         if not given:
             raise ValueError("give the URL of a service, e.g. video=... or code=...")
         self._clients: dict[str, ServiceClient] = {}
@@ -131,14 +133,18 @@ class RewardFleet:
         await self.aclose()
 
 
-#: The services that a client knows, and what talks to each.
+#: The client class of each service, by its name.
 SERVICES: dict[str, type[ServiceClient]] = {
     name: each.client_type for name, each in vars(RewardFleet).items() if isinstance(each, _Service)
 }
 
 
 def _header_safe(api_key: str | None) -> str | None:
-    """Check a key before it is sent; the message does not contain it."""
+    """Return a key that fits in a header, without white space around it.
+
+    Raises:
+        ValueError: It is not one line of ASCII. The message does not contain the key.
+    """
     key = (api_key or "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):
         raise ValueError("api_key: a key is one line of plain ASCII")

@@ -1,4 +1,4 @@
-"""Calls made once a sample, gathered into batches: what trainers that know no batches need."""
+"""Coalescing: single calls collected into batches, for trainers that score one sample per call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,56 +8,64 @@ from typing import Any, Generic, TypeVar
 from .wire.errors import RewardFleetError
 
 ItemT = TypeVar("ItemT")
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
-#: Answers a batch, one answer or failure an item, in order, by a time of the loop's clock.
-Send = Callable[[list[ItemT], float], Awaitable[list[AnswerT | RewardFleetError]]]
+#: Sends a batch, with a deadline by the loop's clock. Returns one result or failure per item, in
+#: order.
+Send = Callable[[list[ItemT], float], Awaitable[list[ResultT | RewardFleetError]]]
 
 
 @dataclass(eq=False)
-class _Batch(Generic[ItemT, AnswerT]):
-    """What was asked within one window.
+class _Batch(Generic[ItemT, ResultT]):
+    """The calls of one window.
 
     Attributes:
-        calls: Each item, and where its caller waits for the answer.
-        deadline: The earliest of the callers'.
-        waiting: How many callers are left.
+        deadline: The earliest deadline of the callers.
+        calls: Each item, and the future that its caller awaits.
+        waiting: How many callers still wait.
+        timer: Ends the window.
+        task: Sends the batch, once the window has ended.
     """
 
     deadline: float
-    calls: list[tuple[ItemT, asyncio.Future[AnswerT]]] = field(default_factory=list)
+    calls: list[tuple[ItemT, asyncio.Future[ResultT]]] = field(default_factory=list)
     waiting: int = 0
     timer: asyncio.TimerHandle | None = None
     task: asyncio.Task[None] | None = None
 
 
-class Coalescer(Generic[ItemT, AnswerT]):
-    """Gathers calls for a moment and sends them together; each caller gets his own answer.
+class Coalescer(Generic[ItemT, ResultT]):
+    """A collector of single calls, which sends them as batches; each caller gets its own result.
 
-    A caller that is cancelled leaves the others alone; when the last one is, the batch is.
+    A caller that is cancelled does not affect the others. A batch is cancelled with its last
+    caller.
 
     Args:
         send: Sends a batch.
-        window_s: Seconds from a batch's first call to its departure.
-        max_items: A batch with so many items departs at once.
+        window_s: Seconds from a batch's first call until it is sent.
+        max_items: A batch with so many items is sent at once.
     """
 
-    def __init__(self, send: Send[ItemT, AnswerT], *, window_s: float, max_items: int) -> None:
+    def __init__(self, send: Send[ItemT, ResultT], *, window_s: float, max_items: int) -> None:
         self._send = send
         self._window_s = window_s
         self._max_items = max_items
-        self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, AnswerT]] = {}
+        self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, ResultT]] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what is under way: that belongs to this process's event loops."""
+        """Return the state without pending calls: they belong to this process's event loops."""
         return {**self.__dict__, "_open": {}, "_pending": set()}
 
-    async def submit(self, item: ItemT, deadline: float) -> AnswerT:
-        """Have an item answered by `deadline`, a time of the loop's clock.
+    async def submit(self, item: ItemT, deadline: float) -> ResultT:
+        """Add an item to the open batch and return its result.
+
+        Args:
+            item: The item.
+            deadline: When the result must be there, by the loop's clock.
 
         Raises:
-            RewardFleetError: This item's failure, or the batch's.
+            RewardFleetError: The failure of this item, or of its batch.
         """
         loop = asyncio.get_running_loop()
         batch = self._open.get(loop)
@@ -65,43 +73,45 @@ class Coalescer(Generic[ItemT, AnswerT]):
             batch = self._open[loop] = _Batch(deadline)
             batch.timer = loop.call_later(self._window_s, self._flush, loop, batch)
         batch.deadline = min(batch.deadline, deadline)
-        answer: asyncio.Future[AnswerT] = loop.create_future()
-        batch.calls.append((item, answer))
+        result: asyncio.Future[ResultT] = loop.create_future()
+        batch.calls.append((item, result))
         batch.waiting += 1
         if len(batch.calls) >= self._max_items:
             self._flush(loop, batch)
         try:
-            return await answer
+            return await result
         finally:
             batch.waiting -= 1
             if not batch.waiting and batch.task is not None:
                 batch.task.cancel()
 
-    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, AnswerT]) -> None:
+    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]) -> None:
+        """Close a batch's window and send it, without the items of callers that left."""
         del self._open[loop]
         if batch.timer is not None:
             batch.timer.cancel()
         batch.calls = [call for call in batch.calls if not call[1].done()]
         if batch.calls:
-            batch.task = loop.create_task(self._answer(batch))
-            self._pending.add(batch.task)  # else nothing would hold it
+            batch.task = loop.create_task(self._run(batch))
+            self._pending.add(batch.task)  # an event loop holds only weak references to tasks
             batch.task.add_done_callback(self._pending.discard)
 
-    async def _answer(self, batch: _Batch[ItemT, AnswerT]) -> None:
-        waiting = [answer for _, answer in batch.calls]
+    async def _run(self, batch: _Batch[ItemT, ResultT]) -> None:
+        """Send a batch and give each caller its result."""
+        futures = [future for _, future in batch.calls]
         try:
-            answers = await self._send([item for item, _ in batch.calls], batch.deadline)
-            for future, answer in zip(waiting, answers, strict=True):
+            results = await self._send([item for item, _ in batch.calls], batch.deadline)
+            for future, result in zip(futures, results, strict=True):
                 if future.done():
                     continue
-                if isinstance(answer, RewardFleetError):
-                    future.set_exception(answer)
+                if isinstance(result, RewardFleetError):
+                    future.set_exception(result)
                 else:
-                    future.set_result(answer)
-        except Exception as error:  # noqa: BLE001 - a bug, which the callers shall hear of
-            for future in waiting:
+                    future.set_result(result)
+        except Exception as error:  # noqa: BLE001 - a bug, which is raised to the callers
+            for future in futures:
                 if not future.done():
                     future.set_exception(error)
         finally:
-            for future in waiting:
-                future.cancel()  # only what is left when this task was cancelled
+            for future in futures:
+                future.cancel()  # has an effect only if this task was cancelled

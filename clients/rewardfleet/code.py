@@ -8,7 +8,7 @@ from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.errors import RewardFleetError
 from .wire.validation import validate
 
-#: Tests as a model, or as the mapping that their JSON is.
+#: Tests as a model, or as a mapping with the same fields.
 TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
 
 
@@ -24,7 +24,7 @@ class CodeOptions(TypedDict, total=False):
 
 
 class CodeClient(BatchClient[CodeRequest, CodeScore]):
-    """The code service. Made by `RewardFleet`."""
+    """The client of the code service. `RewardFleet` creates it."""
 
     score_type = CodeScore
 
@@ -45,7 +45,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         """Score one program and return the score as its reward.
 
         Raises:
-            RewardFleetError: Only if `on_failure` is "raise".
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         try:
             score = await self.score(revision, tests, **options)
@@ -58,15 +58,15 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
 
 
 def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:
-    """Build a request from a program, or a text with one in a fence, and its tests.
+    """Build a request from a program and its tests.
 
     Args:
-        revision: The program, or the text.
-        tests: What it must pass; at least one test.
+        revision: The program, plain or in a fenced block of a text.
+        tests: At least one test.
         options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and
             `language`; see `CodeRequest`.
 
     Raises:
-        InvalidRequest: As the service would answer.
+        InvalidRequest: The request is invalid; the message is the service's.
     """
     return validate(CodeRequest, {"revision": revision, "tests": tests, **options})

@@ -1,4 +1,4 @@
-"""The episode service's client."""
+"""The client of the episode service."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,31 +8,32 @@ import numpy as np
 
 from .service import ServiceClient
 from .wire.episode import (
-    Adapt,
-    CollectAnswer,
-    CollectRequest,
-    EpisodeAnswer,
-    EpisodeBatch,
-    EpisodeBatchHead,
+    EpisodeBatchHeader,
+    EpisodeBatchRequest,
+    EpisodeBatchResponse,
     EpisodeOptions,
     EpisodeRequest,
     EpisodeScore,
-    TemperaturesAnswer,
+    GroupMemberRequest,
+    GroupMemberResponse,
+    TemperatureAdaptation,
     TemperaturesRequest,
+    TemperaturesResponse,
 )
-from .wire.errors import ERRORS, DeadlineExceeded, RewardFleetError
+from .wire.errors import DeadlineExceeded, RewardFleetError
 from .wire.validation import validate
 
-#: Options as a model, or as the mapping that JSON has for it.
+#: Options as a model, or as a mapping of its fields.
 OptionsLike = EpisodeOptions | Mapping[str, Any]
 
 
 def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
-    """Make an item of an episode's fields; lists of numbers may be arrays.
+    """Create an item from the fields of an episode; lists of numbers may be arrays.
+
+    The service checks the ranges of its numbers.
 
     Raises:
-        InvalidRequest: A field is unknown, or not of its type. What its numbers may be, the
-            service says.
+        InvalidRequest: A field is unknown, or has the wrong type.
     """
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
@@ -42,13 +43,13 @@ def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
 
 
 class EpisodeClient(ServiceClient):
-    """The episode service. Made by `RewardFleet`."""
+    """A client of the episode service, created by `RewardFleet`."""
 
     async def score(self, item: EpisodeRequest) -> EpisodeScore:
-        """Have one episode scored that is compared with nobody.
+        """Score one episode, without a group.
 
         Raises:
-            RewardFleetError: As the service told it; see `rewardfleet.wire.errors`.
+            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
         deadline = self._transport.deadline()
         return await self._transport.post("/score", item, EpisodeScore, deadline=deadline)
@@ -60,26 +61,26 @@ class EpisodeClient(ServiceClient):
         *,
         run: str | None = None,
         step: int | None = None,
-    ) -> EpisodeAnswer:
-        """Have a rollout batch scored, in one request, as groups must not be torn apart.
+    ) -> EpisodeBatchResponse:
+        """Score a rollout batch in one request, so that its groups stay together.
 
         Args:
             items: 1 to 4096 episodes.
-            options: What holds for all of them.
-            run: The training run, for `normalise: running`.
-            step: Its step; likewise.
+            options: Options of the batch.
+            run: Name of the training run, for `normalize: running`.
+            step: Step of the training run, for `normalize: running`.
 
         Raises:
-            RewardFleetError: The batch was refused as a whole; a bad item carries its own `error`.
+            RewardFleetError: The batch was refused. An invalid item has its own `error` instead.
         """
-        told: dict[str, Any] = {"options": options or {}}
-        told |= {name: value for name, value in (("run", run), ("step", step)) if value is not None}
-        head = validate(EpisodeBatchHead, told)
-        batch = EpisodeBatch.model_construct(
-            {*head.model_fields_set, "items"}, items=list(items), **dict(head)
+        fields: dict[str, Any] = {"options": options or {}, "run": run, "step": step}
+        given = {name: value for name, value in fields.items() if value is not None}
+        header = validate(EpisodeBatchHeader, given)
+        batch = EpisodeBatchRequest.model_construct(
+            {*header.model_fields_set, "items"}, items=list(items), **dict(header)
         )
         return await self._transport.post(
-            "/score/batch", batch, EpisodeAnswer, deadline=self._transport.deadline()
+            "/score/batch", batch, EpisodeBatchResponse, deadline=self._transport.deadline()
         )
 
     async def rewards(
@@ -90,16 +91,16 @@ class EpisodeClient(ServiceClient):
         run: str | None = None,
         step: int | None = None,
     ) -> list[float]:
-        """Have a rollout batch scored and return its rewards, in the same order.
+        """Score a rollout batch and return its rewards, in order; see `score_batch`.
 
         Raises:
-            RewardFleetError: Only where `on_failure` is "raise"; `Abstained` among them.
+            RewardFleetError: Only if `on_failure` is "raise"; `Abstained` is one of them.
         """
         try:
-            answer = await self.score_batch(items, options, run=run, step=step)
+            response = await self.score_batch(items, options, run=run, step=step)
         except RewardFleetError as error:
             return [self._policy.failed(error) for _ in items]
-        return [self._policy.reward(score) for score in answer.results]
+        return [self._policy.reward(score) for score in response.results]
 
     async def collect(
         self,
@@ -115,18 +116,19 @@ class EpisodeClient(ServiceClient):
 
         Args:
             item: The episode, with its `group`.
-            run: The training run.
-            step: Its step.
-            group_size: How many make the group whole.
-            wait_s: Seconds from the group's first member to its release, whole or not.
-            options: What holds for the group; the same for all members.
+            run: Name of the training run.
+            step: Step of the training run.
+            group_size: Number of members of a complete group.
+            wait_s: Seconds from the first member of the group until the group is released, complete
+                or not.
+            options: Options of the group, the same for all members.
 
         Raises:
-            DeadlineExceeded: The group was released without this one.
-            RewardFleetError: As the service told it, of the request or of this item.
+            DeadlineExceeded: The group was released without this episode, or not in time.
+            RewardFleetError: The request failed, or this episode is invalid.
         """
         request = validate(
-            CollectRequest,
+            GroupMemberRequest,
             {
                 "run": run,
                 "step": step,
@@ -139,14 +141,15 @@ class EpisodeClient(ServiceClient):
         give_up = self._transport.deadline() + wait_s
         while True:
             deadline = min(self._transport.deadline(), give_up)
-            answer = await self._transport.post(
-                "/groups/members", request, CollectAnswer, deadline=deadline
+            response = await self._transport.post(
+                "/groups/members", request, GroupMemberResponse, deadline=deadline
             )
-            if answer.result is not None:
-                if answer.result.error is not None:
-                    raise ERRORS[answer.result.error.kind].of(answer.result.error)
-                return answer.result
-            pause = answer.retry_after_s or 1.0
+            if response.result is not None:
+                problem = response.result.error
+                if problem is not None:
+                    raise RewardFleetError.from_problem(problem)
+                return response.result
+            pause = response.retry_after_s or 1.0
             if asyncio.get_running_loop().time() + pause >= give_up:
                 raise DeadlineExceeded(f"the group was not released within {wait_s:g} s")
             await asyncio.sleep(pause)
@@ -157,9 +160,13 @@ class EpisodeClient(ServiceClient):
         *,
         base_temperature: float = 0.6,
         temperature_range: float = 0.3,
-        adapt: Adapt | Mapping[str, Any] | None = None,
-    ) -> TemperaturesAnswer:
-        """Ask for the temperature of each of a prompt's n samples; see `TemperaturesRequest`."""
+        adapt: TemperatureAdaptation | Mapping[str, Any] | None = None,
+    ) -> TemperaturesResponse:
+        """Return a temperature for each of the n samples of a prompt; see `TemperaturesRequest`.
+
+        Raises:
+            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
+        """
         request = validate(
             TemperaturesRequest,
             {
@@ -170,5 +177,5 @@ class EpisodeClient(ServiceClient):
             },
         )
         return await self._transport.post(
-            "/temperatures", request, TemperaturesAnswer, deadline=self._transport.deadline()
+            "/temperatures", request, TemperaturesResponse, deadline=self._transport.deadline()
         )

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for synchronous callers."""
+"""An event loop in its own thread, for synchronous callers."""
 
 import asyncio
 import os
@@ -20,21 +20,21 @@ class _Worker:
 
 
 class EventLoopThread:
-    """Runs coroutines for synchronous callers, who may be inside another event loop.
+    """A thread that runs coroutines for synchronous callers, even inside another event loop.
 
-    The thread starts on first use, and again in a forked process, which has no threads.
+    It starts on first use, and again in a forked process, which has no threads.
     """
 
     def __init__(self) -> None:
-        # By process. A parent's event loop stays in the child: to let go of it would unregister
-        # the parent's sockets, as both processes share what watches them.
+        # By process. A parent's event loop is not released in a child: that would unregister the
+        # parent's sockets, as both processes share the selector that watches them.
         self._workers: dict[int, _Worker] = {}
 
     def __reduce__(self) -> tuple[type["EventLoopThread"], tuple[()]]:
         return EventLoopThread, ()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work and wait for it; an interrupt of the wait cancels it."""
+        """Run a coroutine and return its result; an interrupt of the wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._worker().loop)
         try:
             return future.result()
@@ -43,15 +43,15 @@ class EventLoopThread:
             raise
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """End the calls under way, do the last work, end the thread."""
+        """Cancel the pending calls, run a last coroutine, and end the thread."""
         if os.getpid() not in self._workers:
             last.close()
             return
-        self.run(_end_calls())
+        self.run(_cancel_calls())
         self.run(last)
         worker = self._workers.pop(os.getpid())
-        ending = worker.loop.shutdown_default_executor()
-        asyncio.run_coroutine_threadsafe(ending, worker.loop).result()
+        shutdown = worker.loop.shutdown_default_executor()
+        asyncio.run_coroutine_threadsafe(shutdown, worker.loop).result()
         worker.loop.call_soon_threadsafe(worker.loop.stop)
         worker.thread.join()
         worker.loop.close()
@@ -59,18 +59,18 @@ class EventLoopThread:
     def _worker(self) -> _Worker:
         worker = self._workers.get(os.getpid())
         if worker is None:
-            made = _Worker()
-            # Atomic, where a lock might be held for ever by a thread that a fork left behind.
-            worker = self._workers.setdefault(os.getpid(), made)
-            if worker is made:
+            new = _Worker()
+            # setdefault is atomic. A lock could be held forever by a thread that a fork dropped.
+            worker = self._workers.setdefault(os.getpid(), new)
+            if worker is new:
                 worker.thread.start()
             else:
-                made.loop.close()
+                new.loop.close()
         return worker
 
 
-async def _end_calls() -> None:
-    """Cancel what other threads wait for; a loop that stops would leave them waiting for ever."""
+async def _cancel_calls() -> None:
+    """Cancel the calls of other threads, which would wait forever for a stopped loop."""
     calls = asyncio.all_tasks() - {asyncio.current_task()}
     for call in calls:
         call.cancel()

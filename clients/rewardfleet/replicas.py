@@ -1,15 +1,15 @@
-"""The replicas of a service: who gets the next request, who is left alone for a while, who waits.
+"""The replicas of a service: load balancing, ejection, cool-down, and the queue of the client.
 
-A request takes a place at the replica with the least in flight. What finds no place waits here,
-in order: httpx's pool searches all that wait at each step, so it is never given more requests
-than it has connections.
+A request goes to the replica with the fewest items in flight. Requests without capacity wait
+here, in an O(n) queue: httpx's pool searches all waiting requests at each step, so it is never
+given more requests than it has connections.
 
-- A replica that cannot be reached, answers 503, or keeps silent past its deadline is ejected,
-  as is one whose judge fails several times in a row. It is asked for `/readyz` later, and later
-  again, and comes back when it answers. Where all are ejected, the one that failed least
-  recently is used.
-- A replica that answers 429 rests for as long as it asked for, and gets fewer requests at once
-  afterwards: half as many, and one more for each round of successes.
+- A replica that cannot be reached, answers 503, or does not answer before the deadline is
+  ejected, as is a replica whose judge fails several times in a row. It is probed (`/readyz`) at
+  growing intervals, and readmitted when it answers. If all replicas are ejected, the one that
+  failed least recently is used.
+- A replica that answers 429 cools down for its `Retry-After`. Afterwards it gets half as many
+  requests at once, and one more for each round of successes.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ import httpx
 
 from .wire.errors import ErrorKind, RewardFleetError
 
-#: Failed judgments in a row after which a replica is taken for sick.
+#: Failed judgments in a row after which a replica is ejected.
 EJECT_AFTER = 5
-#: Seconds of a first ejection, doubled by each one that follows without a success between.
+#: Seconds of the first ejection, doubled by each further one without a success in between.
 EJECTION_SECONDS = 1.0
 MAX_EJECTION_SECONDS = 30.0
-#: Seconds for the answer to a probe.
+#: Seconds that a probe may take.
 PROBE_SECONDS = 5.0
-#: Seconds of the first back-off at most, doubled by each that follows.
+#: The longest first back-off in seconds, doubled by each further one.
 BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 8.0
 
 
 def backoff(nth: int) -> float:
-    """Seconds to wait before the `nth` try again (1, 2, …): exponential, with full jitter.
+    """Return the seconds to wait before retry `nth` (1, 2, …): exponential, with full jitter.
 
     Source: Marc Brooker, Exponential Backoff And Jitter, AWS Architecture Blog (2015).
     """
@@ -47,13 +47,13 @@ def backoff(nth: int) -> float:
 
 @dataclass(eq=False)
 class Replica:
-    """One base URL, its connections, and what is known of its health. Times are the loop's."""
+    """One base URL, its connections, and its health. Times are those of the loop's clock."""
 
     url: str
     http: httpx.AsyncClient
-    limit: float  #: samples that it may have in flight
-    in_flight: int = 0  #: samples
-    chosen: int = 0  #: the number of the request that it got last
+    limit: float  #: items that may be in flight
+    in_flight: int = 0  #: items
+    last_used: int = 0  #: the number of the last request that it got
     failures: int = 0  #: failed judgments since the last success
     consecutive_429s: int = 0  #: 429s since the last success
     cooldown_until: float = -math.inf
@@ -63,26 +63,33 @@ class Replica:
     timer: asyncio.TimerHandle | None = None
     probe: asyncio.Task[None] | None = None
 
-    def has_room(self, samples: int) -> bool:
-        return not self.in_flight or self.in_flight + samples <= self.limit
+    def has_capacity(self, item_count: int) -> bool:
+        """Return whether so many more items fit; an idle replica accepts any number."""
+        return not self.in_flight or self.in_flight + item_count <= self.limit
 
 
 @dataclass(eq=False)
 class _Waiter:
-    samples: int
+    """A request that waits for capacity.
+
+    Attributes:
+        granted: The replica, once its items are counted as in flight there.
+    """
+
+    item_count: int
     avoid: Collection[str]
-    place: asyncio.Future[Replica] = field(
+    granted: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
 class Replicas:
-    """The replicas of one service, as one event loop sees them.
+    """The replicas of one service, in one event loop.
 
     Args:
         urls: Base URLs.
         headers: Sent with each request.
-        max_concurrency: Samples in flight at a replica at once.
+        max_concurrency: Items in flight at a replica at once.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class Replicas:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_concurrency = max_concurrency
-        context = httpx.create_ssl_context(trust_env=False)  # slow to make, so made once
+        context = httpx.create_ssl_context(trust_env=False)  # slow, so done once
         self._replicas = [
             Replica(url, _connections(headers, max_concurrency, context), max_concurrency)
             for url in urls
@@ -100,36 +107,36 @@ class Replicas:
         self._requests = 0
         self._closed = False
 
-    async def acquire(self, samples: int, *, avoid: Collection[str], first: bool) -> Replica:
-        """Take a place for a request of so many samples; `release` gives it back.
+    async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
+        """Wait for capacity at a replica and take it; `release` gives it back.
 
         Args:
-            samples: How many places it takes.
+            item_count: The items of the request.
             avoid: URLs of replicas that are second choice, as they failed this request before.
-            first: It has waited already, and goes before those who wait for the first time.
+            at_front: Put the request at the front of the queue, as it has waited before.
         """
-        waiter = _Waiter(samples, avoid)
-        if first:
+        waiter = _Waiter(item_count, avoid)
+        if at_front:
             self._waiting.appendleft(waiter)
         else:
             self._waiting.append(waiter)
         self._dispatch()
         try:
-            return await waiter.place
+            return await waiter.granted
         except asyncio.CancelledError:
-            if waiter.place.cancelled():
-                self._dispatch()  # it may have stood before others that find a place
+            if waiter.granted.cancelled():
+                self._dispatch()  # smaller requests behind it may fit now
             else:
-                self.release(waiter.place.result(), samples)
+                self.release(waiter.granted.result(), item_count)
             raise
 
-    def release(self, replica: Replica, samples: int) -> None:
-        """Give a place back."""
-        replica.in_flight -= samples
+    def release(self, replica: Replica, item_count: int) -> None:
+        """Give back what `acquire` took."""
+        replica.in_flight -= item_count
         self._dispatch()
 
     def has_alternative(self, avoid: Collection[str]) -> bool:
-        """Whether a replica in good health is left beside those to avoid."""
+        """Return whether there is a healthy replica other than those to avoid."""
         now = self._loop.time()
         return any(
             replica.url not in avoid and not replica.ejected and replica.cooldown_until <= now
@@ -137,27 +144,27 @@ class Replicas:
         )
 
     def next_available_at(self) -> float:
-        """When the first replica will have rested, by the loop's clock; past if one has now."""
+        """Return when the first cool-down ends, by the loop's clock; in the past if one is free."""
         return min(
             (replica.cooldown_until for replica in self._replicas if not replica.ejected),
             default=-math.inf,
         )
 
-    def succeeded(self, replica: Replica, samples: int, *, started: float) -> None:
-        """Note that a request begun at `started` was answered."""
+    def succeeded(self, replica: Replica, item_count: int, *, started: float) -> None:
+        """Record that a request that started at `started` was answered."""
         if started < replica.failed_at:
-            return  # sent before the failure, it does not say that that is over
+            return  # it was sent before the failure, so it does not show that the failure is over
         replica.failures = replica.consecutive_429s = replica.ejections = 0
-        replica.limit = min(self._max_concurrency, replica.limit + samples / replica.limit)
+        replica.limit = min(self._max_concurrency, replica.limit + item_count / replica.limit)
         if replica.ejected:
             self._readmit(replica)
 
     def failed(self, replica: Replica, error: RewardFleetError, *, started: float) -> None:
-        """Note what a request begun at `started` was answered instead."""
+        """Record the failure of a request that started at `started`."""
         if error.kind is ErrorKind.OVERLOADED:
             self._cool_down(replica, error.retry_after or 0.0, started)
         elif started < replica.failed_at:
-            pass  # sent before the last failure was known, it tells nothing new
+            pass  # it was sent before the last failure was known, so it adds nothing
         elif error.kind is ErrorKind.UNAVAILABLE:
             self.eject(replica, started=started, seconds=error.retry_after or 0.0)
         elif error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}:
@@ -166,7 +173,7 @@ class Replicas:
                 self.eject(replica, started=started)
 
     def eject(self, replica: Replica, *, started: float, seconds: float = 0.0) -> None:
-        """Send a replica no more requests until it has answered a probe, in `seconds` or later."""
+        """Stop using a replica until it answers a probe, which is sent in `seconds` or later."""
         if started < replica.failed_at:
             return
         replica.failed_at = self._loop.time()
@@ -174,7 +181,7 @@ class Replicas:
             self._eject(replica, seconds)
 
     async def aclose(self) -> None:
-        """Close the connections and end the probes."""
+        """Close the connections and stop the probes."""
         self._closed = True
         for replica in self._replicas:
             if replica.timer is not None:
@@ -187,33 +194,33 @@ class Replicas:
             await replica.http.aclose()
 
     def _dispatch(self) -> None:
-        """Give places to those who wait, in order, as far as there are any."""
+        """Grant capacity to waiting requests, in order, while there is any."""
         while self._waiting:
             waiter = self._waiting[0]
-            if not waiter.place.done():
+            if not waiter.granted.done():
                 replica = self._choose(waiter)
                 if replica is None:
                     self._set_alarm()
                     return
                 self._requests += 1
-                replica.chosen = self._requests
-                replica.in_flight += waiter.samples
-                waiter.place.set_result(replica)
+                replica.last_used = self._requests
+                replica.in_flight += waiter.item_count
+                waiter.granted.set_result(replica)
             self._waiting.popleft()
 
     def _choose(self, waiter: _Waiter) -> Replica | None:
         now = self._loop.time()
-        roomy = [replica for replica in self._replicas if replica.has_room(waiter.samples)]
+        free = [replica for replica in self._replicas if replica.has_capacity(waiter.item_count)]
         if all(replica.ejected for replica in self._replicas):
-            return min(roomy, key=lambda replica: replica.failed_at, default=None)
+            return min(free, key=lambda replica: replica.failed_at, default=None)
         return min(
-            (each for each in roomy if not each.ejected and each.cooldown_until <= now),
-            key=lambda replica: (replica.url in waiter.avoid, replica.in_flight, replica.chosen),
+            (each for each in free if not each.ejected and each.cooldown_until <= now),
+            key=lambda replica: (replica.url in waiter.avoid, replica.in_flight, replica.last_used),
             default=None,
         )
 
     def _set_alarm(self) -> None:
-        """See to it that those who wait are looked at when a replica has rested."""
+        """Dispatch again when the first cool-down ends."""
         now = self._loop.time()
         ends = [each.cooldown_until for each in self._replicas if each.cooldown_until > now]
         if ends and self._alarm is None:
@@ -235,17 +242,17 @@ class Replicas:
     def _eject(self, replica: Replica, seconds: float) -> None:
         replica.ejected = True
         replica.ejections += 1
-        away = EJECTION_SECONDS * 2 ** min(replica.ejections - 1, 10)
-        away = max(min(away, MAX_EJECTION_SECONDS), seconds)
+        pause = EJECTION_SECONDS * 2 ** min(replica.ejections - 1, 10)
+        pause = max(min(pause, MAX_EJECTION_SECONDS), seconds)
         if not self._closed:
-            replica.timer = self._loop.call_later(away, self._start_probe, replica)
-        self._dispatch()  # where it was the last in good health, nobody need wait for it now
+            replica.timer = self._loop.call_later(pause, self._start_probe, replica)
+        self._dispatch()  # if it was the last healthy one, ejected replicas are used now
 
     def _start_probe(self, replica: Replica) -> None:
         replica.probe = self._loop.create_task(self._probe(replica))
 
     async def _probe(self, replica: Replica) -> None:
-        """Ask whether an ejected replica is ready again. A request of a user risks no time."""
+        """Check whether an ejected replica is ready again, so that no user's request has to."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 answer = await replica.http.get(f"{replica.url}/readyz", timeout=PROBE_SECONDS)
@@ -274,6 +281,6 @@ def _connections(
         headers=headers,
         limits=httpx.Limits(max_connections=max_concurrency + 1),  # and a probe
         verify=context,
-        # A proxy of the environment is for the world outside, not for a fleet's own traffic.
+        # A proxy from the environment is for external hosts, not for traffic within a fleet.
         trust_env=False,
     )

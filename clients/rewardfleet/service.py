@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from .coalesce import Coalescer
 from .replicas import backoff
 from .transport import ServiceTransport
-from .wire.errors import ERRORS, BackendFailed, InvalidRequest, RewardFleetError
+from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError
 from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
 
 RequestT = TypeVar("RequestT", bound=Request)
@@ -19,24 +19,35 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 
 log = logging.getLogger(__name__)
 
-#: Bytes of one batch's body at most: below what the services take (64 MiB).
+#: The largest body of one batch in bytes: below the limit of the services (64 MiB).
 _MAX_BATCH_BYTES = 48 * 2**20
 
+#: "raise", or the reward that replaces a missing one.
 OnFailure = Literal["raise"] | float
 
 
 class Abstained(RewardFleetError):
-    """The judge answered, without a usable verdict; `score` has its words."""
+    """The judge answered, without a usable verdict; `score` holds its answer."""
 
     def __init__(self, score: Score) -> None:
-        said = getattr(score, "model_output", "")
-        super().__init__(f"judge {score.backend} abstained: {said[:200]}")
+        text = getattr(score, "model_output", "")
+        super().__init__(f"judge {score.backend} abstained: {text[:200]}")
         self.score = score
 
 
 @dataclass(frozen=True)
 class RewardPolicy:
-    """How a score becomes a reward, and what a failure becomes."""
+    """The rule by which a score, or a failure, becomes a reward.
+
+    Args:
+        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN.
+        binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`, else
+            0.0. If False, it is the score.
+        success_threshold: In [0, 1].
+
+    Raises:
+        ValueError: `on_failure` is neither "raise" nor a number.
+    """
 
     on_failure: OnFailure
     binary_reward: bool
@@ -47,8 +58,13 @@ class RewardPolicy:
             raise ValueError(f'on_failure: give "raise" or a number, not {self.on_failure!r}')
 
     def reward(self, score: Score) -> float:
+        """Return the reward of a score.
+
+        Raises:
+            RewardFleetError: There is no score, and `on_failure` is "raise".
+        """
         if score.error is not None:
-            return self.failed(ERRORS[score.error.kind].of(score.error))
+            return self.failed(RewardFleetError.from_problem(score.error))
         if score.score is None:
             return self.failed(Abstained(score))
         if self.binary_reward:
@@ -56,6 +72,11 @@ class RewardPolicy:
         return score.score
 
     def failed(self, error: RewardFleetError) -> float:
+        """Return the reward that replaces a missing one, and log the failure.
+
+        Raises:
+            RewardFleetError: `error`, if `on_failure` is "raise".
+        """
         if self.on_failure == "raise":
             raise error
         log.warning("no reward, %s is used instead: %s", self.on_failure, error)
@@ -68,7 +89,7 @@ class ServiceClient:
     Args:
         transport: Sends its requests.
         policy: Turns scores into rewards.
-        coalesce_s: Seconds that a call waits for others, to travel with them; 0 for none.
+        coalesce_s: Seconds in which single calls are collected into one batch; 0 for none.
 
     Attributes:
         has_threshold: Whether `binary_reward` and `success_threshold` apply to its scores.
@@ -89,7 +110,7 @@ class ServiceClient:
 
 
 class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
-    """A client of a service whose items are independent: they can travel in batches.
+    """A client of a service whose items are independent, so that batches may be split.
 
     Attributes:
         score_type: The model of an item's score.
@@ -109,21 +130,22 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
 
     @abstractmethod
     def _body_bytes(self, request: RequestT) -> int:
-        """Return about how many bytes an item has as JSON."""
+        """Return roughly how many bytes an item has as JSON."""
 
     async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
-        """Have several items judged; one that fails carries its own `error`.
+        """Score several items, in order. An item that fails has its own `error`.
 
-        Many items travel in several requests, side by side, and are joined in order. An item
-        whose error is retryable is tried again by itself.
+        Many items are split over several concurrent requests. An item with a retryable error is
+        sent again as a single request.
 
         Raises:
-            RewardFleetError: All that was sent was refused as a whole, or nothing was given.
+            InvalidRequest: `requests` is empty.
+            RewardFleetError: All requests were refused.
         """
         if not requests:
             raise InvalidRequest("items: a batch has 1 item or more")
         parts = self._split(list(requests))
-        answers = await self._parts(parts, self._transport.deadline())
+        answers = await self._send_parts(parts, self._transport.deadline())
         failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(failures) == len(answers):
             raise failures[0]
@@ -131,14 +153,14 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
             self.score_type(score=None, status=Status.ERROR, error=answer.problem())
             if isinstance(answer, RewardFleetError)
             else answer
-            for answer in _joined(parts, answers)
+            for answer in _join(parts, answers)
         ]
 
     async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
-        """Have several items judged and return their rewards, in the same order.
+        """Score several items and return their rewards, in the same order.
 
         Raises:
-            RewardFleetError: Only where `on_failure` is "raise".
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         try:
             scores = await self.score_batch(requests)
@@ -154,48 +176,51 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     async def _send(
         self, requests: list[RequestT], deadline: float
     ) -> list[ScoreT | RewardFleetError]:
-        """Answer what the coalescer gathered; a failure of the whole is each one's own."""
+        """Send a batch of the coalescer; if a request fails, each of its items fails."""
         if len(requests) == 1:
             return [await self._post_one(requests[0], deadline)]
         parts = self._split(requests)
-        return _joined(parts, await self._parts(parts, deadline))
+        return _join(parts, await self._send_parts(parts, deadline))
 
     def _split(self, requests: list[RequestT]) -> list[list[RequestT]]:
         """Split a batch into parts that are small enough in items and in bytes."""
-        most = self._transport.batch_items(len(requests))
+        max_items = self._transport.batch_items(len(requests))
         parts: list[list[RequestT]] = []
         size = 0
         for request in requests:
-            added = self._body_bytes(request)
-            if not parts or len(parts[-1]) >= most or size + added > _MAX_BATCH_BYTES:
+            request_bytes = self._body_bytes(request)
+            is_full = not parts or len(parts[-1]) >= max_items
+            if is_full or size + request_bytes > _MAX_BATCH_BYTES:
                 parts.append([])
                 size = 0
             parts[-1].append(request)
-            size += added
+            size += request_bytes
         return parts
 
-    async def _parts(
+    async def _send_parts(
         self, parts: list[list[RequestT]], deadline: float
     ) -> list[list[ScoreT | RewardFleetError] | RewardFleetError]:
-        return await asyncio.gather(*(self._part(part, deadline) for part in parts))
+        return await asyncio.gather(*(self._send_part(part, deadline) for part in parts))
 
-    async def _part(
+    async def _send_part(
         self, requests: list[RequestT], deadline: float
     ) -> list[ScoreT | RewardFleetError] | RewardFleetError:
-        """Send one request for several items; return their answers, or why there are none."""
+        """Send one request for several items; return one answer per item, or its failure."""
         batch = BatchRequest[Any].model_construct(items=requests)
         try:
             response = await self._transport.post(
                 "/score/batch",
                 batch,
                 BatchResponse[self.score_type],  # type: ignore[name-defined] # made at run time
-                samples=len(requests),
+                item_count=len(requests),
                 deadline=deadline,
             )
         except RewardFleetError as error:
             return error
         if len(response.results) != len(requests):
-            return BackendFailed(f"{len(response.results)} results came for {len(requests)} items")
+            return BackendFailed(
+                f"the service sent {len(response.results)} results for {len(requests)} items"
+            )
         return await asyncio.gather(
             *(
                 self._retry_item(request, _with_provenance(score, response), deadline)
@@ -206,10 +231,10 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     async def _retry_item(
         self, request: RequestT, score: ScoreT, deadline: float
     ) -> ScoreT | RewardFleetError:
-        """Try an item of a batch again where its error says that this may help."""
+        """Send an item of a batch again if its error is retryable."""
         if score.error is None:
             return score
-        error = ERRORS[score.error.kind].of(score.error)
+        error = RewardFleetError.from_problem(score.error)
         pause = (error.retry_after or 0.0) + backoff(1)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return error
@@ -223,21 +248,21 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
             return error
 
 
-def _joined(
+def _join(
     parts: list[list[RequestT]], answers: list[list[ScoreT | RewardFleetError] | RewardFleetError]
 ) -> list[ScoreT | RewardFleetError]:
-    """Put the answers in the order of the requests; the failure of a part is that of its items."""
+    """Return the answers in the order of the requests; a failed part fails each of its items."""
     joined: list[ScoreT | RewardFleetError] = []
     for part, answer in zip(parts, answers, strict=True):
-        if isinstance(answer, RewardFleetError):  # each caller gets an exception of his own
-            joined += [ERRORS[answer.kind].of(answer.problem()) for _ in part]
+        if isinstance(answer, RewardFleetError):  # each caller gets its own exception object
+            joined += [RewardFleetError.from_problem(answer.problem()) for _ in part]
         else:
             joined += answer
     return joined
 
 
 def _with_provenance(score: ScoreT, response: BatchResponse[ScoreT]) -> ScoreT:
-    """Give an item what the service tells once for the whole batch, as a single answer has it."""
+    """Add the shared provenance of a batch to an item, so that it equals a single answer."""
     shared = copy.deepcopy(response.provenance.get(score.backend, {}))
     score.provenance = {**shared, **score.provenance}
     return score

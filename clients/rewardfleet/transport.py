@@ -5,7 +5,8 @@ import email.utils
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -16,61 +17,91 @@ from pydantic import BaseModel, ValidationError
 from .replicas import Replica, Replicas, backoff
 from .wire.errors import (
     ERRORS,
-    STATUS,
     BackendFailed,
     DeadlineExceeded,
     InvalidRequest,
+    NotFound,
     Overloaded,
     Problem,
     RewardFleetError,
     Unavailable,
 )
+from .wire.headers import SERVICE_HEADER, TIMEOUT_HEADER
 from .wire.score import MAX_BATCH_ITEMS
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: HTTP status back to the error's class, for answers that carry no problem (a proxy's, say).
-ERROR_OF_STATUS = {STATUS[kind]: error for kind, error in ERRORS.items()}
+#: The error class of an HTTP status, for responses without a problem, e.g. those of a proxy.
+ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
 
-#: Names the service that answered.
-SERVICE_HEADER = "x-rewardfleet-service"
 
-#: How often a call comes back to replicas that failed it. A 429 does not count.
+#: Foreign exceptions of one HTTP request, the class that each becomes, and its message.
+#: The first row that matches counts.
+_HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = (
+    (httpx.ConnectTimeout, Unavailable, "{url} cannot be reached: connecting took too long"),
+    (httpx.TimeoutException, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
+    (TimeoutError, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
+    (httpx.RequestError, Unavailable, "{url} cannot be reached: {name}: {error}"),
+)
+
+#: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
-#: What the service's deadline leaves of the client's for the way back: a tenth, and at most this.
-_MAX_WAY_BACK_SECONDS = 1.0
+#: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
+#: the remaining time, and at most by this many seconds.
+_MAX_RESPONSE_SECONDS = 1.0
+
+
+@contextmanager
+def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
+    """Raise exceptions of httpx and of timeouts as typed errors: see `_HTTP_ERRORS`."""
+    try:
+        yield
+    except tuple(foreign for foreign, _, _ in _HTTP_ERRORS) as error:
+        error_type, message = next(row[1:] for row in _HTTP_ERRORS if isinstance(error, row[0]))
+        name = type(error).__name__
+        raise error_type(
+            message.format(url=url, timeout_s=timeout_s, name=name, error=error)
+        ) from error
 
 
 @dataclass(eq=False)
 class _Call:
-    """One call, over all its attempts."""
+    """One call, over all its attempts.
+
+    Attributes:
+        item_count: The number of items in the body.
+        deadline: A time of the event loop's clock.
+        attempted: Whether a replica was acquired for it before.
+        failed_urls: The replicas that failed it since the last back-off.
+        content: The encoded body, once it is encoded.
+    """
 
     method: str
     path: str
     body: BaseModel | None
-    samples: int
+    item_count: int
     deadline: float
     attempted: bool = False
-    failed_at: set[str] = field(default_factory=set)  #: URLs, since the last back-off
+    failed_urls: set[str] = field(default_factory=set)
     content: bytes | None = None
 
-    async def request(self, replica: Replica) -> httpx.Request:
-        """Write the request; the body only once there is a place, so that few are in memory."""
+    async def build_request(self, replica: Replica) -> httpx.Request:
+        """Build the request. The body is encoded only now, so that few are in memory at once."""
         headers = {}
         if self.body is not None:
             headers["content-type"] = "application/json"
             if self.content is None:
-                # What was not given is not sent: a service of an older version need not know it.
+                # Unset fields are not sent: a service of an older version may not know them.
                 dump = partial(self.body.model_dump_json, exclude_unset=True)
                 text = await in_thread(dump, self.deadline)
                 self.content = text.encode()
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise DeadlineExceeded("the time was up before the request could be sent")
-        told = left - min(left / 10, _MAX_WAY_BACK_SECONDS)
-        headers["x-request-timeout"] = f"{max(told, 0.001):.3f}"
+            raise DeadlineExceeded("the deadline passed before the request could be sent")
+        service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
+        headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
         return replica.http.build_request(
             self.method,
             replica.url + self.path,
@@ -87,8 +118,8 @@ class ServiceTransport:
         service: The service that must answer, e.g. `video`.
         urls: Base URLs of the replicas.
         api_key: Sent as a bearer token.
-        timeout_s: Seconds for a whole call.
-        max_concurrency: Samples in flight at a replica at once.
+        timeout_s: Seconds for a complete call.
+        max_concurrency: Items in flight at a replica at once.
     """
 
     def __init__(
@@ -105,20 +136,23 @@ class ServiceTransport:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._max_concurrency = max_concurrency
-        # Those of a parent process stay: to let go of its event loop would unregister the
-        # parent's sockets, as both processes share what watches them.
+        # The entries of a parent process stay: releasing its event loop would unregister the
+        # parent's sockets, as both processes share the selector that watches them.
         self._connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the connections: they belong to this process's event loops."""
+        """Return the state without connections: they belong to this process's event loops."""
         return {**self.__dict__, "_connected": {}}
 
     def deadline(self) -> float:
-        """When a call that begins now must be over, by the clock of the event loop."""
+        """Return when a call that starts now must end, by the clock of the event loop."""
         return asyncio.get_running_loop().time() + self._timeout_s
 
     def batch_items(self, count: int) -> int:
-        """How many of `count` items to send in a request: for all replicas, two at each."""
+        """Return how many of `count` items to send per request.
+
+        Each replica gets a share; one request takes at most half of its `max_concurrency`.
+        """
         share = math.ceil(count / len(self._urls))
         return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
 
@@ -126,16 +160,32 @@ class ServiceTransport:
         self,
         path: str,
         body: BaseModel,
-        answer: type[ModelT],
+        response_type: type[ModelT],
         *,
         deadline: float,
-        samples: int = 1,
+        item_count: int = 1,
     ) -> ModelT:
-        """Send `body`, which stands for so many samples, by a time of the event loop's clock."""
-        return await self._call(_Call("POST", path, body, samples, deadline), answer)
+        """Send a model and return the response.
 
-    async def get(self, path: str, answer: type[ModelT]) -> ModelT:
-        return await self._call(_Call("GET", path, None, 1, self.deadline()), answer)
+        Args:
+            path: The route, e.g. `/score`.
+            body: The model.
+            response_type: The model of the response.
+            deadline: When the call must end, by the clock of the event loop.
+            item_count: The number of items in `body`.
+
+        Raises:
+            RewardFleetError: The service's failure, or why it did not answer.
+        """
+        return await self._call(_Call("POST", path, body, item_count, deadline), response_type)
+
+    async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
+        """Return the response of a route that takes no body.
+
+        Raises:
+            RewardFleetError: The service's failure, or why it did not answer.
+        """
+        return await self._call(_Call("GET", path, None, 1, self.deadline()), response_type)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -144,19 +194,19 @@ class ServiceTransport:
             await replicas.aclose()
 
     def _replicas(self) -> Replicas:
-        here = os.getpid(), asyncio.get_running_loop()
-        replicas = self._connected.get(here)
+        current = os.getpid(), asyncio.get_running_loop()
+        replicas = self._connected.get(current)
         if replicas is None:
             for pid, loop in list(self._connected):
-                if pid == here[0] and loop.is_closed():
+                if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
-            replicas = self._connected[here] = Replicas(
+            replicas = self._connected[current] = Replicas(
                 self._urls, headers=self._headers, max_concurrency=self._max_concurrency
             )
         return replicas
 
-    async def _call(self, call: _Call, answer: type[ModelT]) -> ModelT:
-        """Try until there is an answer, an error that trying does not help, or no time left.
+    async def _call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
+        """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
         """
@@ -166,122 +216,123 @@ class ServiceTransport:
         retries = 0
         while True:
             try:
-                return await self._attempt(replicas, call, answer)
-            except DeadlineExceeded as late:
+                return await self._attempt(replicas, call, response_type)
+            except DeadlineExceeded as error:
                 if failure is None:
                     raise
-                raise DeadlineExceeded(f"{late.detail}; before that: {failure}") from failure
+                raise DeadlineExceeded(f"{error.detail}; before that: {failure}") from failure
             except RewardFleetError as error:
                 failure = error
             if not failure.retryable:
                 raise failure
-            if isinstance(failure, Overloaded):  # the replica rests, and the queue knows it
+            if isinstance(failure, Overloaded):  # the replica cools down: `acquire` waits for it
                 if replicas.next_available_at() >= call.deadline:
                     raise failure
-            elif not replicas.has_alternative(call.failed_at):
+            elif not replicas.has_alternative(call.failed_urls):
                 retries += 1
                 pause = (failure.retry_after or 0.0) + backoff(retries)
                 if retries > _RETRIES or loop.time() + pause >= call.deadline:
                     raise failure
-                call.failed_at.clear()
+                call.failed_urls.clear()
                 await asyncio.sleep(pause)
 
-    async def _attempt(self, replicas: Replicas, call: _Call, answer: type[ModelT]) -> ModelT:
-        """Wait for a place at a replica, and ask it."""
+    async def _attempt(
+        self, replicas: Replicas, call: _Call, response_type: type[ModelT]
+    ) -> ModelT:
+        """Acquire a replica, send it the request once, and report how it went."""
+        loop = asyncio.get_running_loop()
+        replica = await self._acquire(replicas, call)
+        started = loop.time()
+        sent = math.inf
+        response: httpx.Response | None = None
+        try:
+            request = await call.build_request(replica)
+            sent = loop.time()
+            with _map_http_errors(replica.url, self._timeout_s):
+                async with asyncio.timeout_at(call.deadline):
+                    response = await replica.http.send(request)
+            model = self._parse(response, replica.url, response_type)
+        except RewardFleetError as error:
+            had_fair_share = call.deadline - sent >= self._timeout_s / 2
+            if isinstance(error, DeadlineExceeded) and response is None and had_fair_share:
+                # The request carried a deadline, and the replica was silent past it.
+                replicas.eject(replica, started=sent)
+            replicas.failed(replica, error, started=started)
+            if not isinstance(error, Overloaded):
+                call.failed_urls.add(replica.url)
+            raise
+        else:
+            replicas.succeeded(replica, call.item_count, started=started)
+            return model
+        finally:
+            replicas.release(replica, call.item_count)
+
+    async def _acquire(self, replicas: Replicas, call: _Call) -> Replica:
+        """Wait for capacity at a replica."""
         try:
             async with asyncio.timeout_at(call.deadline):
                 replica = await replicas.acquire(
-                    call.samples, avoid=call.failed_at, first=call.attempted
+                    call.item_count, avoid=call.failed_urls, at_front=call.attempted
                 )
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no place at {', '.join(self._urls)} was free within {self._timeout_s:g} s"
+                f"no capacity at {', '.join(self._urls)} within {self._timeout_s:g} s"
             ) from None
         call.attempted = True
-        started = asyncio.get_running_loop().time()
-        try:
-            model = await self._ask(replicas, replica, call, answer)
-        except RewardFleetError as error:
-            replicas.failed(replica, error, started=started)
-            if not isinstance(error, Overloaded):
-                call.failed_at.add(replica.url)
-            raise
-        else:
-            replicas.succeeded(replica, call.samples, started=started)
-            return model
-        finally:
-            replicas.release(replica, call.samples)
+        return replica
 
-    async def _ask(
-        self, replicas: Replicas, replica: Replica, call: _Call, answer: type[ModelT]
-    ) -> ModelT:
-        """Make one HTTP request; the service is told how much time is left."""
-        request = await call.request(replica)
-        started = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout_at(call.deadline):
-                response = await replica.http.send(request)
-        except httpx.ConnectTimeout:
-            raise Unavailable(
-                f"{replica.url} cannot be reached: connecting took too long"
-            ) from None
-        except (TimeoutError, httpx.TimeoutException):
-            if call.deadline - started >= self._timeout_s / 2:
-                # It was told when to answer and had a fair share of the time: it is sick.
-                replicas.eject(replica, started=started)
-            raise DeadlineExceeded(
-                f"no answer from {replica.url} within {self._timeout_s:g} s"
-            ) from None
-        except httpx.RequestError as error:
-            raise Unavailable(
-                f"{replica.url} cannot be reached: {type(error).__name__}: {error}"
-            ) from error
-        served_by = response.headers.get(SERVICE_HEADER, self._service)
-        if served_by != self._service:
+    def _parse(self, response: httpx.Response, url: str, response_type: type[ModelT]) -> ModelT:
+        """Return the model of a response, or raise the failure that it reports."""
+        service = response.headers.get(SERVICE_HEADER, self._service)  # a proxy may drop it
+        if service != self._service:
             raise InvalidRequest(
-                f"{replica.url} is the {served_by[:40]} service, not the {self._service} service; "
+                f"{url} is the {service[:40]} service, not the {self._service} service; "
                 "check the URL"
             )
         if response.status_code != 200:
-            raise _error_of(response)
+            raise _error_of(response, url)
         try:
-            return answer.model_validate_json(response.content)
+            return response_type.model_validate_json(response.content)
         except ValidationError as error:
             raise BackendFailed(
-                f"{replica.url} answered what is no {answer.__name__}; is it a rewardfleet "
-                "service of this version?"
+                f"the answer of {url} is not a valid {response_type.__name__}; is it a "
+                "rewardfleet service of this version?"
             ) from error
 
 
 async def in_thread(work: Callable[[], T], deadline: float) -> T:
-    """Do what takes the CPU off the event loop.
+    """Run CPU-bound work in a thread, until a time of the event loop's clock.
 
     Raises:
-        DeadlineExceeded: The time was up first.
+        DeadlineExceeded: The deadline passed first.
     """
     try:
         async with asyncio.timeout_at(deadline):
             return await asyncio.to_thread(work)
     except TimeoutError:
-        raise DeadlineExceeded("the time was up before the request was encoded") from None
+        raise DeadlineExceeded("the deadline passed before the request was encoded") from None
 
 
-def _error_of(response: httpx.Response) -> RewardFleetError:
+def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
+    """Return the failure that a response reports."""
     try:
-        problem = Problem.model_validate_json(response.content)
+        return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
     except ValidationError:
-        # Of others' answers, only a failing server's may be another one tomorrow.
-        otherwise = BackendFailed if response.status_code >= 500 else InvalidRequest
-        error = ERROR_OF_STATUS.get(response.status_code, otherwise)
-        return error(
-            f"HTTP {response.status_code} without a problem: {response.text[:200]!r}",
-            retry_after=_retry_after(response.headers.get("retry-after", "")),
-        )
-    return ERRORS[problem.kind].of(problem)
+        pass
+    # Of other status codes, only those of a failing server may be different the next time.
+    default = BackendFailed if response.status_code >= 500 else InvalidRequest
+    error_type = ERROR_OF_STATUS.get(response.status_code, default)
+    is_wrong_url = issubclass(error_type, InvalidRequest | NotFound)
+    hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
+    return error_type(
+        f"{url} answered HTTP {response.status_code} without a rewardfleet error "
+        f"(got {response.text[:200]!r}){hint}",
+        retry_after=_retry_after(response.headers.get("retry-after", "")),
+    )
 
 
 def _retry_after(header: str) -> float | None:
-    """Seconds that a `Retry-After` asks for, which gives them or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of a `Retry-After`, which holds seconds or a date (RFC 9110, 10.2.3)."""
     if header.isascii() and header.isdigit():
         return float(header)
     try:

@@ -17,8 +17,8 @@ from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
 
-#: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG pictures,
-#: or frames as RGB, `[T, H, W, 3]`, uint8.
+#: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images,
+#: or RGB frames, `[T, H, W, 3]`, uint8.
 ClipLike = str | os.PathLike[str] | bytes | Sequence[bytes] | NDArray[np.uint8]
 
 
@@ -33,7 +33,7 @@ class VideoOptions(TypedDict, total=False):
 
 
 class VideoClient(BatchClient[VideoRequest, VideoScore]):
-    """The video service. Made by `RewardFleet`."""
+    """The client of the video service. `RewardFleet` creates it."""
 
     score_type = VideoScore
     has_threshold = True
@@ -56,7 +56,8 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         """Score one clip and return its reward.
 
         Raises:
-            RewardFleetError: Only if `on_failure` is "raise"; `Abstained` is one.
+            RewardFleetError: There is no reward, e.g. the judge `Abstained`, and `on_failure` is
+                "raise".
         """
         try:
             score = await self.score(task_text, clip, **options)
@@ -87,16 +88,16 @@ def video_request(
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
 
     Args:
-        task_text: What the robot was told to do.
+        task_text: The instruction that the robot was given.
         clip: See `ClipLike`. A path must lie under a `--video-root` of the server.
-        fps: Frames a second of an array or of pictures. Files carry their own.
+        fps: Frames per second of an array or of images. A video file has its own.
         nframes: How many frames the judge sees, 1 to 128.
         max_pixels: The most pixels of a frame, 784 to 1605632.
-        backend: Which judge; None means the service's default.
+        backend: The judge; None means the service's default.
         backend_kwargs: Options of the judge.
 
     Raises:
-        InvalidRequest: A value is out of its range, or the array is not of this form.
+        InvalidRequest: A value is out of range, or the array has another shape or dtype.
     """
     given: dict[str, object] = {
         "task_text": task_text,
@@ -108,7 +109,7 @@ def video_request(
     }
     if isinstance(clip, np.ndarray):
         _check_array(clip)
-        # As the server would; a count out of range is refused below.
+        # The frames that the server would sample; `nframes` out of range is refused below.
         sampled = clip[list(sample_indices(len(clip), max(nframes, 1)))]
         given["frames_base64"] = [_png(frame) for frame in sampled]
         if fps is not None and len(clip) > 1:  # the rate of what is sent
@@ -131,10 +132,10 @@ def _check_array(frames: NDArray[np.uint8]) -> None:
 
 
 def _png(frame: NDArray[np.uint8]) -> bytes:
-    """Encode one frame without loss, with nothing but zlib: row differences, fast deflate."""
+    """Encode one frame as PNG, losslessly, with zlib only: row differences, fast deflate."""
     height, width, _ = frame.shape
     rows = np.empty((height, 1 + width * 3), np.uint8)
-    rows[:, 0] = 2  # PNG's filter "up": each row as its difference to the one above
+    rows[:, 0] = 2  # PNG filter "up": each row as its difference to the row above
     flat = frame.reshape(height, -1)
     rows[0, 1:] = flat[0]
     np.subtract(flat[1:], flat[:-1], out=rows[1:, 1:])

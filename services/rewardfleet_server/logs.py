@@ -9,7 +9,7 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 from .telemetry import REQUEST_ID
 
 
-class _RequestFilter(logging.Filter):
+class RequestIdFilter(logging.Filter):
     """Put the request id on the lines that are written on behalf of a request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -57,7 +57,7 @@ def configure_logging(level: str) -> None:
             "version": 1,
             "disable_existing_loggers": False,
             "formatters": {"json": json_format, "terminal": {"()": _TerminalFormatter}},
-            "filters": {"request": {"()": _RequestFilter}},
+            "filters": {"request": {"()": RequestIdFilter}},
             "handlers": {
                 "stderr": {
                     "class": "logging.StreamHandler",

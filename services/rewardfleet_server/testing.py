@@ -23,12 +23,18 @@ _START_SECONDS = 10.0
 
 
 class FakeJudge:
-    """A judge that gives the same score to every clip.
+    """A judge that gives every clip the same score.
 
     Args:
-        score: What it gives; None to abstain.
-        wait_s: How long it takes.
-        error: What it raises instead.
+        score: The score; None to abstain.
+        wait_s: Seconds that every judgment takes.
+        error: An error to raise instead.
+        deterministic: Whether its judgments may be cached.
+
+    Attributes:
+        seen: The sampled indices of each clip so far, in order.
+        cancelled: Number of judgments that were cancelled.
+        failure: Set it to make the service end.
     """
 
     def __init__(
@@ -43,9 +49,9 @@ class FakeJudge:
         self._wait_s = wait_s
         self._error = error
         self._deterministic = deterministic
-        self.seen: list[tuple[int, ...]] = []  #: the sampled indices of each clip, in order
-        self.cancelled = 0  #: how many judgments were cancelled
-        self.failure: str | None = None  #: set it, and the service ends
+        self.seen: list[tuple[int, ...]] = []
+        self.cancelled = 0
+        self.failure: str | None = None
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -78,21 +84,28 @@ class FakeJudge:
 
 
 class FakeSandbox:
-    """A sandbox in which every program prints what it reads, and answers nothing else.
+    """A sandbox in which every program prints what it reads, and answers no checks.
 
     Args:
-        ended: How each run ends instead.
-        wait_s: How long each run takes.
-        error: What it raises instead.
+        result: The result of every run instead.
+        wait_s: Seconds that every run takes.
+        error: An error to raise instead.
+
+    Attributes:
+        jobs: The jobs so far, in order.
     """
 
     def __init__(
-        self, ended: RunResult | None = None, *, wait_s: float = 0.0, error: Exception | None = None
+        self,
+        result: RunResult | None = None,
+        *,
+        wait_s: float = 0.0,
+        error: Exception | None = None,
     ) -> None:
-        self._ended = ended
+        self._result = result
         self._wait_s = wait_s
         self._error = error
-        self.jobs: list[Job] = []  #: what it was given, in order
+        self.jobs: list[Job] = []
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -104,7 +117,8 @@ class FakeSandbox:
             await asyncio.sleep(self._wait_s)
             if self._error is not None:
                 raise self._error
-            if not await asyncio.to_thread(on_result, self._ended or RunResult(stdout=run.stdin)):
+            result = self._result or RunResult(stdout=run.stdin)
+            if not await asyncio.to_thread(on_result, result):
                 break
         return 0.0
 

@@ -1,6 +1,6 @@
-"""What a trainer has, small and plain: a tokenizer, a batch as verl's DataProto, log-probabilities.
+"""Small stand-ins for a trainer: a tokenizer, a batch like verl's DataProto, log-probabilities.
 
-The README's program runs on these, too.
+The programs of the documentation use them as well.
 """
 
 import time
@@ -13,20 +13,20 @@ EOS = 0
 
 
 class CharTokenizer:
-    """A token a character; 0 ends a text. It decodes plain lists of ints alone."""
+    """One token per character; 0 ends a text. It decodes lists of ints only."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text] + [EOS]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         assert isinstance(token_ids, list) and all(type(token) is int for token in token_ids)
-        kept = [token for token in token_ids if token != EOS or not skip_special_tokens]
-        return "".join("<eos>" if token == EOS else chr(token) for token in kept)
+        tokens = [token for token in token_ids if token != EOS or not skip_special_tokens]
+        return "".join("<eos>" if token == EOS else chr(token) for token in tokens)
 
     def apply_chat_template(
         self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
-        """A strict template: the user begins, then it alternates; nobody else speaks."""
+        """Apply a strict template: user and assistant alternate, the user first, no other role."""
         assert not tokenize and add_generation_prompt
         for turn, message in enumerate(messages):
             assert message["role"] == ("user", "assistant")[turn % 2], message["role"]
@@ -37,14 +37,14 @@ class CharTokenizer:
 
 @dataclass
 class DataProto:
-    """The two fields of verl's that are read."""
+    """The two fields of verl's DataProto that the adapters read."""
 
     batch: dict[str, Any]
     non_tensor_batch: dict[str, Any]
 
 
 def batch_of(ids: list[str], texts: list[str], *, prompt: int = 3, pad: int = 2) -> DataProto:
-    """Left-padded prompts of `prompt` tokens, right-padded responses; "" is an empty response."""
+    """Return left-padded prompts of `prompt` tokens and right-padded responses; "" is empty."""
     tokenizer = CharTokenizer()
     tokens = [tokenizer.encode(text) if text else [] for text in texts]
     width = max(len(each) for each in tokens) + pad
@@ -62,12 +62,12 @@ def batch_of(ids: list[str], texts: list[str], *, prompt: int = 3, pad: int = 2)
 
 
 def compute_ref_log_prob(batch: DataProto, seconds: float = 0.0) -> None:
-    """Block, as the driver of a trainer does while its workers compute."""
+    """Block, like the driver of a trainer while its workers compute."""
     time.sleep(seconds)
 
 
 def generate(prompts: list[str], sampling: Any) -> list[str]:
-    """A model that knows one program."""
+    """Return the same program for every prompt."""
     return ["```python\nprint(sum(map(int, input().split())))\n```" for _ in prompts]
 
 

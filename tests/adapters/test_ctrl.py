@@ -1,4 +1,4 @@
-"""CTRL's step against a real code service, on stand-ins for the trainer's parts."""
+"""CTRL's step against a real code service, with stand-ins for the parts of the trainer."""
 
 import asyncio
 import inspect
@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 
 from rewardfleet import InvalidRequest, RewardFleet, Unavailable
+from rewardfleet.adapters._batch import request_fields
 from rewardfleet.adapters.ctrl import (
     REVISION_SAMPLING,
     CritiqueReward,
     Query,
     build_revision_messages,
-    place_rewards,
-    request_fields,
+    scatter_rewards,
 )
 
 from .standin import CharTokenizer, batch, batch_of, compute_ref_log_prob
 
 pytestmark = pytest.mark.slow
 
-GOOD = "The sum is missing.\n\nOverall judgment: Incorrect"
+CRITIQUE = "The sum is missing.\n\nOverall judgment: Incorrect"
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 ECHO = "print(input())"
 TESTS = {
@@ -53,15 +53,15 @@ def test_responses_are_decoded_without_padding_and_special_tokens():
     assert lengths == [11, 0, 2], "with the token that ends the text"
 
 
-def test_what_is_valid_is_the_masks_to_say():
-    """Zeros within a response are left out; the length reaches to the last valid token."""
+def test_the_mask_determines_which_tokens_are_valid():
+    """Masked tokens within a response are left out; the length extends to the last valid one."""
     batch = batch_of(["2"], ["abcd"], pad=1)
     batch.batch["attention_mask"][0, 3 + 1] = 0
     parsed = reward_fn("http://127.0.0.1:1").parse_response(batch)
     assert parsed == (["2"], ["acd"], [5])
 
 
-def test_queries_come_in_the_order_of_the_ids_as_often_as_they_are_asked_for():
+def test_queries_are_in_the_order_of_the_ids_and_may_repeat():
     fn = reward_fn("http://127.0.0.1:1")
     queries, samples = fn.parse_query(["2", "a/0", "2"])
     assert queries == [Query("Add.", ECHO), Query("Add the numbers.", ECHO), Query("Add.", ECHO)]
@@ -73,7 +73,7 @@ def test_queries_come_in_the_order_of_the_ids_as_often_as_they_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("code", "critique", "answer", "said"),
+    ("code", "critique", "answer", "review"),
     [
         ("x = 1\n", " Good. \n", "```python\nx = 1\n```", "Good."),
         ("So:\n```py\nx\n```", "Bad.", "So:\n```py\nx\n```", "Bad."),
@@ -83,8 +83,8 @@ def test_queries_come_in_the_order_of_the_ids_as_often_as_they_are_asked_for():
         ("x", "", "```python\nx\n```", "Write the program again"),
     ],
 )
-def test_a_revision_is_asked_for_in_three_turns_that_a_strict_template_takes(
-    code, critique, answer, said
+def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
+    code, critique, answer, review
 ):
     messages = build_revision_messages("Print x. ", code, critique)
     prompt = CharTokenizer().apply_chat_template(
@@ -93,14 +93,14 @@ def test_a_revision_is_asked_for_in_three_turns_that_a_strict_template_takes(
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[0]["content"].startswith("Print x.\n")
     assert messages[1]["content"] == answer
-    assert f"\n\n{said}" in messages[2]["content"]
+    assert f"\n\n{review}" in messages[2]["content"]
     assert "hm" not in messages[2]["content"].split()
     assert prompt.endswith("<end><assistant>")
     fn = reward_fn("http://127.0.0.1:1")
     assert fn.build_revision_messages(Query("Print x. ", code), critique) == messages
 
 
-def test_the_revisions_sampling_is_greedy_and_leaves_room_for_a_program():
+def test_revisions_are_sampled_greedily_with_room_for_a_program():
     assert asdict(REVISION_SAMPLING) == {
         "do_sample": False,
         "temperature": 0.0,
@@ -109,22 +109,22 @@ def test_the_revisions_sampling_is_greedy_and_leaves_room_for_a_program():
     }
 
 
-async def test_rewards_are_the_shares_passed_in_order(code_url: str):
-    """More samples than may be under way at once."""
+async def test_rewards_are_pass_rates_in_order(code_url: str):
+    """More samples than `max_concurrency`."""
     fn = reward_fn(code_url, max_concurrency=3)
     _, samples = fn.parse_query(["a/0", "a/1", "2"] * 4)
     revisions = [SUM, ECHO, ECHO, ECHO, SUM, SUM, "import", SUM, ECHO, SUM, SUM, SUM]
-    rewards = await fn.get_reward_all([GOOD] * 12, revisions, samples)
+    rewards = await fn.get_reward_all([CRITIQUE] * 12, revisions, samples)
     assert rewards == [1.0, 0.5, 0.0, 0.5, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     assert await fn.get_reward_all([], [], []) == []
 
 
-async def test_a_critique_without_a_judgment_is_worth_nothing(code_url: str):
+async def test_a_critique_without_a_judgment_scores_0(code_url: str):
     fn = reward_fn(code_url)
-    assert await fn.get_reward_all(["Nice.", GOOD], [SUM, SUM], ROWS[:2]) == [0.0, 1.0]
+    assert await fn.get_reward_all(["Nice.", CRITIQUE], [SUM, SUM], ROWS[:2]) == [0.0, 1.0]
 
 
-BAD_SAMPLES = [
+INVALID_SAMPLES = [
     ({"tests": {"kind": "stdio", "cases": []}}, "tests"),
     ({"tests": "{'kind': 'stdio'}"}, "tests"),
     ({"tests": None}, "tests"),
@@ -132,49 +132,49 @@ BAD_SAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("sample", "named"), BAD_SAMPLES)
-async def test_what_cannot_be_judged_is_the_chosen_number_and_a_warning(
+@pytest.mark.parametrize(("sample", "named"), INVALID_SAMPLES)
+async def test_an_invalid_sample_gets_on_failure_and_a_warning(
     code_url: str, caplog, sample, named
 ):
-    """Nobody else's reward is lost, and none is silently 0."""
+    """The other rewards are not affected, and no missing reward is silently 0."""
     fn = reward_fn(code_url, on_failure=math.nan)
     with caplog.at_level(logging.WARNING):
-        rewards = await fn.get_reward_all([GOOD] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
+        rewards = await fn.get_reward_all([CRITIQUE] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
     assert rewards[0] == rewards[2] == 1.0
     assert math.isnan(rewards[1])
     assert len(caplog.messages) == 1 and named in caplog.messages[0]
     with pytest.raises(InvalidRequest, match=named):
-        await reward_fn(code_url).get_reward_all([GOOD], [SUM], [sample])
+        await reward_fn(code_url).get_reward_all([CRITIQUE], [SUM], [sample])
 
 
 async def test_the_first_failure_is_raised_without_waiting_for_the_rest(code_url: str):
     slow = "import time\ntime.sleep(20)"
     rewards = reward_fn(code_url).get_reward_all(
-        [GOOD] * 7, [slow] * 6 + [SUM], [*ROWS, *ROWS, {"tests": None}]
+        [CRITIQUE] * 7, [slow] * 6 + [SUM], [*ROWS, *ROWS, {"tests": None}]
     )
     async with asyncio.timeout(5):
         with pytest.raises(InvalidRequest, match="tests"):
             await rewards
 
 
-async def test_an_outage_is_a_failure_and_no_reward(unused_tcp_port: int):
+async def test_an_outage_is_a_failure_and_not_a_reward(unused_tcp_port: int):
     url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(Unavailable):
-        await reward_fn(url, timeout_s=0.5).get_reward_all([GOOD] * 2, [SUM] * 2, ROWS[:2])
+        await reward_fn(url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
     fn = reward_fn(url, timeout_s=0.5, on_failure=-1.0)
-    assert await fn.get_reward_all([GOOD] * 2, [SUM] * 2, ROWS[:2]) == [-1.0, -1.0]
+    assert await fn.get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2]) == [-1.0, -1.0]
 
 
 def test_lists_of_different_lengths_are_refused_at_once():
     with pytest.raises(ValueError, match="longer"):
-        reward_fn("http://127.0.0.1:1").get_reward_all([GOOD], [SUM] * 2, ROWS[:2])
+        reward_fn("http://127.0.0.1:1").get_reward_all([CRITIQUE], [SUM] * 2, ROWS[:2])
 
 
 def test_a_reward_function_can_be_pickled_and_serves_one_event_loop_after_another(code_url: str):
     fn = pickle.loads(pickle.dumps(reward_fn(code_url)))
 
     async def rewards() -> list[float]:
-        return await fn.get_reward_all([GOOD], [SUM], ROWS[:1])
+        return await fn.get_reward_all([CRITIQUE], [SUM], ROWS[:1])
 
     assert [asyncio.run(rewards()) for _ in range(2)] == [[1.0], [1.0]]
 
@@ -186,67 +186,71 @@ def test_fields_that_are_not_given_are_not_sent():
 
 @pytest.mark.slow
 def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str):
-    """In the very steps of CTRL's driver: a task of a loop that does not run meanwhile.
+    """The steps of CTRL's driver: a task of an event loop that does not run in the meantime.
 
-    Programs that sleep, and a driver that blocks, say little about the machine's load.
+    The programs sleep and the driver blocks, so the timing hardly depends on the machine's load.
     """
     fn = reward_fn(code_url)
 
     def step(mark: int, log_prob_s: float) -> tuple[float, list[float]]:
-        # The mark makes the programs new, so that no answer of the step before is told again.
+        # The mark makes the programs new, so that no cached score of an earlier step is used.
         revisions = [f"import time\ntime.sleep(0.4)\nprint({mark} + {i} * 0)" for i in range(4)]
         tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(mark)}]}
         started = time.monotonic()
         loop = asyncio.new_event_loop()
-        rewards = fn.get_reward_all([GOOD] * 4, revisions, [{"tests": tests}] * 4)
+        rewards = fn.get_reward_all([CRITIQUE] * 4, revisions, [{"tests": tests}] * 4)
         task = loop.create_task(rewards)
         compute_ref_log_prob(batch, log_prob_s)
-        got = loop.run_until_complete(task)
+        result = loop.run_until_complete(task)
         loop.close()
-        return time.monotonic() - started, got
+        return time.monotonic() - started, result
 
-    step(0, 0.0)  # warms the service up
+    step(0, 0.0)  # warm-up
     alone, rewards = step(1, 0.0)
     assert rewards == [1.0] * 4
     assert alone >= 0.8, "four programs of 0.4 s in two jails"
-    together, rewards = step(2, alone)
+    overlapped, rewards = step(2, alone)
     assert rewards == [1.0] * 4
-    assert together < 1.5 * alone, "2 times as long were it one after the other"
+    assert overlapped < 1.5 * alone, "without overlap it would take twice as long"
 
 
-def test_rewards_stand_at_the_last_valid_token():
+def test_rewards_are_at_the_last_valid_token():
     like = batch_of(["2"] * 4, ["ab", "", "abcd", "a"], pad=1).batch["responses"]
-    placed, empty = place_rewards([0.5, 0.25, 1.0, math.nan], [3, 0, 5, 2], like)
+    scattered, empty = scatter_rewards([0.5, 0.25, 1.0, math.nan], [3, 0, 5, 2], like)
     expected = np.zeros((4, 6), np.float32)
     expected[[0, 2, 3], [2, 4, 1]] = [0.5, 1.0, math.nan]
-    assert np.array_equal(placed, expected, equal_nan=True)
+    assert np.array_equal(scattered, expected, equal_nan=True)
     assert empty == [1]
-    assert placed.dtype == np.float32, "not the integers of the token ids, where 0.5 would be 0"
-    assert place_rewards([1.0], [1], np.ones((1, 2), np.float16))[0].dtype == np.float16
+    assert scattered.dtype == np.float32, "not the integer dtype of token ids: 0.5 would be 0"
+    assert scatter_rewards([1.0], [1], np.ones((1, 2), np.float16))[0].dtype == np.float16
 
 
 @pytest.mark.parametrize("lengths", [[1], [1, -1], [1, 4], [1, 1, 1]])
-def test_lengths_that_do_not_go_with_the_rewards_are_refused(lengths):
+def test_lengths_that_do_not_match_the_rewards_are_refused(lengths):
     with pytest.raises(ValueError, match="lengths|zip"):
-        place_rewards([1.0, 1.0], lengths, np.zeros((2, 3)))
+        scatter_rewards([1.0, 1.0], lengths, np.zeros((2, 3)))
 
 
 def test_torch_tensors_keep_their_device_and_dtype():
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        placed, empty = place_rewards([0.5, 1.0], [2, 0], torch.ones((2, 3), dtype=dtype))
-        assert placed.dtype == dtype and empty == [1]
-        assert placed.tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+        scattered, empty = scatter_rewards([0.5, 1.0], [2, 0], torch.ones((2, 3), dtype=dtype))
+        assert scattered.dtype == dtype and empty == [1]
+        assert scattered.tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
     ids = torch.ones((1, 2), dtype=torch.int64, device="meta")
-    placed, _ = place_rewards([0.5], [1], ids)
-    assert (placed.dtype, placed.device, placed.shape) == (torch.float32, ids.device, (1, 2))
+    scattered, _ = scatter_rewards([0.5], [1], ids)
+    assert (scattered.dtype, scattered.device, scattered.shape) == (
+        torch.float32,
+        ids.device,
+        (1, 2),
+    )
     batch = batch_of(["a/0", "2"], ["ab", ""])
     numpys = reward_fn("http://127.0.0.1:1").parse_response(batch)
     batch.batch = {name: torch.from_numpy(array) for name, array in batch.batch.items()}
     assert reward_fn("http://127.0.0.1:1").parse_response(batch) == numpys
 
 
-def test_the_method_returns_what_an_event_loop_makes_a_task_of(code_url: str):
-    rewards = reward_fn(code_url).get_reward_all([GOOD], [SUM], ROWS[:1])
+def test_get_reward_all_returns_a_coroutine(code_url: str):
+    rewards = reward_fn(code_url).get_reward_all([CRITIQUE], [SUM], ROWS[:1])
     assert inspect.iscoroutine(rewards)
     assert asyncio.run(rewards) == [1.0]

@@ -1,6 +1,6 @@
-"""The reward managers on verl's DataProto, or, where it is not installed, on what looks like one.
+"""The reward managers of verl-agent and SimpleVLA-RL, on verl's DataProto or a stand-in for it.
 
-Without torch, numpy arrays stand in for tensors: the few functions used are called alike.
+Without torch, numpy arrays stand in for tensors, as the few functions used have the same names.
 """
 
 import sys
@@ -16,7 +16,7 @@ from rewardfleet.adapters.simplevla import (
     forward_test_time_rl,
     sample_temperatures,
 )
-from rewardfleet.adapters.verl import EpisodeRewardManager, reward_manager_of
+from rewardfleet.adapters.verl_agent import EpisodeRewardManager, reward_manager_of
 
 try:
     import torch
@@ -43,7 +43,7 @@ class StandIn:
 
 
 def proto(tensors: dict, others: dict | None = None):
-    """A real DataProto where there is one."""
+    """Return a real DataProto if verl is installed, else a stand-in."""
     tensors = {name: torch.as_tensor(np.asarray(values)) for name, values in tensors.items()}
     others = {name: np.array(values, dtype=object) for name, values in (others or {}).items()}
     try:
@@ -54,13 +54,13 @@ def proto(tensors: dict, others: dict | None = None):
 
 
 class Tokenizer:
-    """Counts what it is asked, and joins numbers."""
+    """Records its calls, and decodes tokens to their numbers."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[int], bool]] = []
+        self.decoded: list[tuple[list[int], bool]] = []
 
     def decode(self, tokens, skip_special_tokens=True) -> str:
-        self.asked.append(([int(token) for token in tokens], skip_special_tokens))
+        self.decoded.append(([int(token) for token in tokens], skip_special_tokens))
         return " ".join(str(int(token)) for token in tokens)
 
 
@@ -94,15 +94,15 @@ def test_the_reward_is_at_the_last_valid_token_and_nowhere_else():
     assert rewards.device == rollouts().batch["responses"].device
 
 
-def test_rows_without_a_response_get_nothing_and_are_told(caplog: pytest.LogCaptureFixture):
-    """The seed writes their reward at the last token, by the index -1."""
+def test_rows_without_a_response_get_no_reward_and_are_reported(caplog: pytest.LogCaptureFixture):
+    """The manager of verl-agent writes their reward at the last token, by the index -1."""
     answer = EpisodeRewardManager(None, 0)(rollouts(), return_dict=True)
     assert as_list(answer["reward_tensor"])[2:] == [[0] * 4, [0] * 4]
     assert answer["reward_extra_info"] == {"reward_placed": [True, True, False, False]}
     assert "rows [2, 3]" in caplog.text
 
 
-def test_by_length():
+def test_rewards_can_be_divided_by_the_length():
     rewards = EpisodeRewardManager(None, 0, normalize_by_length=True)(rollouts())
     assert as_list(rewards)[:2] == [[0, 0, 0, 2], [0, 2, 0, 0]]
     with pytest.raises(ValueError, match="above 0"):
@@ -111,7 +111,7 @@ def test_by_length():
         EpisodeRewardManager(None, 0)(rollouts(episode_rewards=[1, float("nan"), 1, 1]))
 
 
-def test_scores_that_are_there_are_returned_as_they_are():
+def test_existing_rm_scores_are_returned_unchanged():
     data = rollouts()
     data.batch["rm_scores"] = torch.as_tensor(np.ones((4, 4)), dtype=torch.float64)
     scores = EpisodeRewardManager(None, 0)(data)
@@ -122,26 +122,26 @@ def test_scores_that_are_there_are_returned_as_they_are():
 def test_nothing_is_decoded_when_nothing_is_printed(capsys: pytest.CaptureFixture[str]):
     tokenizer = Tokenizer()
     EpisodeRewardManager(tokenizer, 0)(rollouts())
-    assert not tokenizer.asked and not capsys.readouterr().out
+    assert not tokenizer.decoded and not capsys.readouterr().out
 
 
-def test_a_few_of_each_source_are_printed_special_tokens_kept(
+def test_a_sample_of_each_source_is_printed_with_special_tokens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("rewardfleet.adapters.verl.random.random", lambda: 0.0)
+    monkeypatch.setattr("rewardfleet.adapters.verl_agent.random.random", lambda: 0.0)
     tokenizer = Tokenizer()
     EpisodeRewardManager(tokenizer, 1)(rollouts(data_source=["a", "b", "a", "b"]))
-    assert tokenizer.asked == [
+    assert tokenizer.decoded == [
         ([7, 7], False), ([0, 1, 2, 3], False), ([7], False), ([4, 5], False)
     ]  # fmt: skip
     out = capsys.readouterr().out
     assert "[a][response] 0 1 2 3" in out and "[b][score] 6.0" in out
-    monkeypatch.setattr("rewardfleet.adapters.verl.random.random", lambda: 0.5)
+    monkeypatch.setattr("rewardfleet.adapters.verl_agent.random.random", lambda: 0.5)
     EpisodeRewardManager(tokenizer, 1)(rollouts())
-    assert not capsys.readouterr().out, "sampled"
+    assert not capsys.readouterr().out, "only a sample is printed"
 
 
-def test_it_is_chosen_by_the_config():
+def test_the_config_names_the_reward_manager():
     assert reward_manager_of(SimpleNamespace(reward_model={})) is EpisodeRewardManager
     with pytest.raises(NotImplementedError, match="naive"):
         reward_manager_of(SimpleNamespace(reward_model={"reward_manager": "naive"}))
@@ -151,7 +151,7 @@ def test_it_is_chosen_by_the_config():
 
 
 class Config(dict):
-    """As OmegaConf has it: fields by attribute, and `get`."""
+    """A config like OmegaConf's: fields as attributes, and `get`."""
 
     __getattr__ = dict.__getitem__
 
@@ -162,7 +162,7 @@ def config(**fields: object) -> Config:
 
 
 def robot_rollouts(others: dict | None = None):
-    """Four rollouts of up to eight steps in two chunks, of two tokens a step."""
+    """Return four rollouts of up to eight steps in two chunks, of two tokens per step."""
     tensors = {
         "responses": np.zeros((4, 2, 8), np.int64),
         "complete": [True, True, False, False],
@@ -174,16 +174,16 @@ def robot_rollouts(others: dict | None = None):
 def test_the_reward_is_at_the_last_action_token_times_its_coefficient():
     data = robot_rollouts()
     rewards, metrics = RobRewardManager(0, config())(data)
-    placed = np.zeros((4, 16))
-    placed[0, 3] = placed[1, 15] = 1.0
-    assert as_list(rewards["gt_scores"]) == placed.tolist()
-    assert as_list(rewards["all"]) == (5 * placed).tolist()
+    expected = np.zeros((4, 16))
+    expected[0, 3] = expected[1, 15] = 1.0
+    assert as_list(rewards["gt_scores"]) == expected.tolist()
+    assert as_list(rewards["all"]) == (5 * expected).tolist()
     assert metrics == {"all": 0.5, "verifier": 0.5, "reward_all": 2.5}
     assert as_list(data.batch["acc"]) == [1, 1, 0, 0]
     assert as_list(data.batch["format_correctness"]) == [1] * 4
 
 
-def test_test_time_rl_rewards_efficiency_by_each_tasks_own_limit():
+def test_test_time_rl_rewards_efficiency_relative_to_each_tasks_limit():
     manager = RobRewardManager(0, config(test_time_rl=True))
     scores, accuracy, _, _ = manager.verify(robot_rollouts())
     assert scores == pytest.approx([0.8, 0.5, 0, 0])
@@ -194,7 +194,7 @@ def test_test_time_rl_rewards_efficiency_by_each_tasks_own_limit():
         manager.verify(robot_rollouts({"max_steps": [1, 8, 8, 8]}))
 
 
-def test_the_settings_are_forwarded():
+def test_the_settings_of_test_time_rl_are_forwarded():
     meta_info: dict = {}
     forward_test_time_rl(Config(), meta_info)
     assert meta_info == {}
@@ -204,8 +204,8 @@ def test_the_settings_are_forwarded():
     }  # fmt: skip
 
 
-def test_each_sample_has_its_own_temperature():
-    """The seed's step hands the first one to all."""
+def test_each_sample_gets_its_own_temperature():
+    """The original TTRL integration uses the first temperature for all of them."""
     meta_info = {"n_samples": 4}
     forward_test_time_rl(Config(test_time_rl=True), meta_info)
     temperatures = sample_temperatures(meta_info, 8)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet, Unavailable, blocking
+from rewardfleet import InvalidRequest, RewardFleet, Unavailable
 from rewardfleet.adapters import verl
 from rewardfleet.adapters.verl import compute_score, compute_score_async
 
@@ -39,57 +39,63 @@ def awaited(*given: object, **kwargs: object) -> dict[str, float]:
 
 
 async def closing(work: Awaitable[T]) -> T:
-    """Close what the work opened: this event loop ends with it, where a trainer's lasts."""
+    """Close the connections of this event loop, which ends here; a trainer's loop goes on."""
     try:
         return await work
     finally:
         for fleet in verl._fleets.values():
-            if isinstance(fleet, RewardFleet):
-                await fleet.aclose()
+            await fleet.aclose()
+
+
+async def close_all(fleets: dict[object, RewardFleet]) -> None:
+    for fleet in fleets.values():
+        await fleet.aclose()
 
 
 @pytest.fixture(autouse=True)
-def _fleets_of_its_own():
+def _own_fleets():
     verl._fleets.clear()
     yield
-    for fleet in verl._fleets.values():
-        if isinstance(fleet, blocking.RewardFleet):
-            fleet.close()
+    verl._loop.close(close_all(verl._fleets))
 
 
 both = pytest.mark.parametrize("score", [sync, awaited])
 
 
 @both
-def test_a_score_is_the_share_of_tests_passed(score, code_url: str):
-    told = score("code", SUM, TESTS, None, url=code_url)
-    assert (told["score"], told["pass_rate"], told["failed"]) == (1.0, 1.0, 0.0)
-    told = score("code", ECHO, json.dumps(TESTS), {"index": 3}, url=[code_url])
-    assert (told["score"], told["pass_rate"], told["failed"]) == (0.5, 0.5, 0.0)
-    told = score("code", ECHO, TESTS, {"mode": "all_pass"}, url=code_url)
-    assert told["score"] == 0.0
+def test_a_score_is_the_pass_rate(score, code_url: str):
+    result = score("code", SUM, TESTS, None, url=code_url)
+    assert (result["score"], result["pass_rate"], result["failed"]) == (1.0, 1.0, 0.0)
+    result = score("code", ECHO, json.dumps(TESTS), {"index": 3}, url=[code_url])
+    assert (result["score"], result["pass_rate"], result["failed"]) == (0.5, 0.5, 0.0)
+    result = score("code", ECHO, TESTS, {"mode": "all_pass"}, url=code_url)
+    assert result["score"] == 0.0
 
 
 @both
-def test_a_revision_beside_a_critique_is_what_runs(score, code_url: str):
+def test_a_critique_is_scored_by_its_revision(score, code_url: str):
     critique = "Sum them.\nOverall judgment: Incorrect"
     extra = {"revision": SUM}
     assert score("critic", critique, TESTS, extra, url=code_url)["score"] == 1.0
-    assert extra == {"revision": SUM}, "verl's samples may share it"
+    assert extra == {"revision": SUM}, "samples may share it"
 
 
 @both
-def test_a_critique_is_judged_too(score, code_url: str):
+def test_the_judgment_of_a_critique_is_reported(score, code_url: str):
     extra = {"revision": SUM, "original_passed": True}
-    told = score("critic", "Overall judgment: Incorrect", TESTS, extra, url=code_url)
-    assert (told["score"], told["critique_valid"], told["judgment_correct"]) == (1.0, 1.0, 0.0)
-    told = score("critic", "Nice.", TESTS, extra, url=code_url)
-    assert (told["score"], told["critique_valid"], told["failed"]) == (0.0, 0.0, 0.0)
+    result = score("critic", "Overall judgment: Incorrect", TESTS, extra, url=code_url)
+    assert (result["score"], result["critique_valid"], result["judgment_correct"]) == (
+        1.0,
+        1.0,
+        0.0,
+    )
+    result = score("critic", "Nice.", TESTS, extra, url=code_url)
+    assert (result["score"], result["critique_valid"], result["failed"]) == (0.0, 0.0, 0.0)
     assert score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url)["score"] == 0.0
 
 
 @both
-def test_a_failure_is_raised_or_the_chosen_number_and_never_silently_0(
+def test_a_failure_is_raised_or_replaced_and_never_silently_0(
     score, unused_tcp_port: int, code_url: str, caplog
 ):
     dead = f"http://127.0.0.1:{unused_tcp_port}"
@@ -98,8 +104,8 @@ def test_a_failure_is_raised_or_the_chosen_number_and_never_silently_0(
     with pytest.raises(InvalidRequest, match="tests"):
         score("code", SUM, "no tests", url=code_url)
     assert not caplog.messages
-    told = score("code", SUM, TESTS, url=dead, timeout_s=0.5, on_failure=-1.0)
-    assert (told["score"], told["failed"]) == (-1.0, 1.0)
+    result = score("code", SUM, TESTS, url=dead, timeout_s=0.5, on_failure=-1.0)
+    assert (result["score"], result["failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
     assert math.isnan(score("code", SUM, None, url=code_url, on_failure=math.nan)["score"])
     with pytest.raises(ValueError, match="on_failure"):
@@ -107,19 +113,19 @@ def test_a_failure_is_raised_or_the_chosen_number_and_never_silently_0(
 
 
 @both
-def test_all_samples_tell_the_same_names_and_numbers(score, code_url: str):
-    """verl gathers lists of them by the first sample's."""
-    told = [
+def test_all_results_have_the_same_keys_and_float_values(score, code_url: str):
+    """verl collects the keys of the first sample."""
+    results = [
         score("code", SUM, TESTS, url=code_url),
         score("code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url),
         score("code", SUM, None, url=code_url, on_failure=0.25),
     ]
-    assert len({tuple(each) for each in told}) == 1
-    assert all(type(value) is float for each in told for value in each.values())
+    assert len({tuple(each) for each in results}) == 1
+    assert all(type(value) is float for each in results for value in each.values())
 
 
 @both
-def test_what_verl_gives_to_every_function_is_taken_and_nothing_else(score, code_url: str):
+def test_the_arguments_of_verl_are_accepted_and_unknown_ones_are_refused(score, code_url: str):
     given = dict.fromkeys(("reward_router_address", "reward_model_tokenizer", "reward_model"))
     assert score("code", SUM, TESTS, url=code_url, **given)["score"] == 1.0
     with pytest.raises(TypeError, match="on_faliure"):
@@ -129,7 +135,7 @@ def test_what_verl_gives_to_every_function_is_taken_and_nothing_else(score, code
 
 
 def test_verl_loads_the_file_by_its_path(code_url: str):
-    """As `custom_module`, which is part of no package."""
+    """As the module `custom_module`, outside of any package."""
     spec = importlib.util.spec_from_file_location("custom_module", Path(verl.__file__))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -137,11 +143,10 @@ def test_verl_loads_the_file_by_its_path(code_url: str):
         data_source="code", solution_str=SUM, ground_truth=TESTS, extra_info={}, url=code_url
     )
     assert scored["score"] == 1.0
-    for fleet in module._fleets.values():
-        fleet.close()
+    module._loop.close(close_all(module._fleets))
 
 
-def test_threads_share_one_fleet_and_so_do_event_loops(code_url: str):
+def test_threads_and_event_loops_share_one_fleet(code_url: str):
     def scored(program: str) -> float:
         return compute_score("code", program, TESTS, url=code_url)["score"]
 
@@ -150,11 +155,11 @@ def test_threads_share_one_fleet_and_so_do_event_loops(code_url: str):
 
     async def gathered() -> list[float]:
         calls = [compute_score_async("code", each, TESTS, url=code_url) for each in [SUM, ECHO] * 8]
-        return [told["score"] for told in await asyncio.gather(*calls)]
+        return [result["score"] for result in await asyncio.gather(*calls)]
 
     assert [asyncio.run(closing(gathered())) for _ in range(2)] == [[1.0, 0.5] * 8] * 2
-    kinds = [type(fleet) for fleet in verl._fleets.values()]
-    assert len(kinds) == 2 and blocking.RewardFleet in kinds
+    assert len(verl._fleets) == 1
+    assert len(verl._loop._workers) == 1
 
 
 FORKED = """
@@ -189,7 +194,7 @@ print("all")
 @pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork"
 )
-def test_forked_workers_use_what_their_parent_used(code_url: str):
+def test_forked_workers_can_use_the_fleets_of_their_parent(code_url: str):
     done = subprocess.run(
         [sys.executable, "-c", FORKED, code_url, json.dumps(TESTS)],
         capture_output=True,

@@ -1,9 +1,9 @@
-"""`make bench-client`: 16,000 calls at once over three replicas, of which one dies and one is full.
+"""`make bench-client`: 16,000 concurrent calls over three replicas, of which one is killed.
 
 One replica is killed when half of the calls have ended; another is so small that it keeps
-answering 429. The client must give each call its own answer. The same calls go through bare
-httpx beside it. Loopback only, bounded in count and time; exits with 1 where a call of the
-client is lost or has another's answer.
+answering 429. The client must return the right answer to each call. The same calls are made with
+bare httpx for comparison. Loopback only, with a time limit; exits with 1 if a call of the client
+fails or gets the answer of another call.
 """
 
 import asyncio
@@ -35,49 +35,61 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
 CALLS = 16_000
-BOUND_SECONDS = 120.0
-#: The small replica: items at the judge, and items that wait for it.
+TIME_LIMIT_SECONDS = 120.0
+#: `max_in_flight` and `max_queue_depth` of the small replica, and of the others.
 SMALL = (4, 8)
-#: How long the judge of each replica takes.
+LARGE = (64, 512)
+#: Seconds that the judge of each replica takes.
 JUDGE_SECONDS = 0.005
 
 
 @dataclass
 class Outcome:
-    """What became of the calls of one client."""
+    """The results of one client.
+
+    Attributes:
+        seconds: Seconds for all calls.
+        correct: How many calls got their own answer.
+        swapped: How many calls got the answer of another call.
+        times: Seconds of each answered call.
+        failures: How often each error was raised.
+        memory_mib: Peak memory in MiB, and `before_mib` before the calls.
+    """
 
     seconds: float = 0.0
-    own: int = 0  #: answered with their own answer
-    foreign: int = 0  #: answered with another's
-    times: list[float] = field(default_factory=list)  #: seconds of each answered call
+    correct: int = 0
+    swapped: int = 0
+    times: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     memory_mib: float = 0.0
     before_mib: float = 0.0
 
     @property
     def ended(self) -> int:
-        return self.own + self.foreign + self.failures.total()
+        """How many calls have ended."""
+        return self.correct + self.swapped + self.failures.total()
 
 
-Ask = Callable[[int], Awaitable[float]]
+Score = Callable[[int], Awaitable[float]]
 Client = Callable[[list[str], int, Outcome], Awaitable[None]]
 
 
 def main() -> int:
+    """Run the clients one after another and print a table; return 1 if the client failed a call."""
     outcomes = {
-        "rewardfleet": _measure(_ours),
-        "rewardfleet, coalescing (5 ms)": _measure(_ours_coalescing),
+        "rewardfleet": _measure(_rewardfleet),
+        "rewardfleet, coalescing (5 ms)": _measure(_rewardfleet_coalescing),
         "bare httpx.AsyncClient": _measure(_bare_httpx),
     }
-    print(f"\n{CALLS} calls at once, 3 replicas, one killed half-way, one answering 429")
+    print(f"\n{CALLS} concurrent calls, 3 replicas, one killed half-way, one answering 429")
     print(
-        f"{'client':32} {'own':>6} {'other':>6} {'failed':>6} {'open':>6} "
+        f"{'client':32} {'right':>6} {'wrong':>6} {'failed':>6} {'open':>6} "
         f"{'p50 s':>7} {'p99 s':>7} {'total s':>8} {'peak MiB':>9} {'before':>7}"
     )
     for name, outcome in outcomes.items():
         _print(name, outcome)
     ours = [outcome for name, outcome in outcomes.items() if name.startswith("rewardfleet")]
-    return 0 if all(outcome.own == CALLS for outcome in ours) else 1
+    return 0 if all(outcome.correct == CALLS for outcome in ours) else 1
 
 
 def _print(name: str, outcome: Outcome) -> None:
@@ -86,7 +98,7 @@ def _print(name: str, outcome: Outcome) -> None:
         percentiles = statistics.quantiles(outcome.times, n=100)
         p50, p99 = percentiles[49], percentiles[98]
     print(
-        f"{name:32} {outcome.own:>6} {outcome.foreign:>6} {outcome.failures.total():>6} "
+        f"{name:32} {outcome.correct:>6} {outcome.swapped:>6} {outcome.failures.total():>6} "
         f"{CALLS - outcome.ended:>6} {p50:>7.1f} {p99:>7.1f} {outcome.seconds:>8.1f} "
         f"{outcome.memory_mib:>9.0f} {outcome.before_mib:>7.0f}"
     )
@@ -95,30 +107,29 @@ def _print(name: str, outcome: Outcome) -> None:
 
 
 def _measure(client: Client) -> Outcome:
-    """Run a client in a process of its own, against three replicas of its own."""
+    """Run a client in a new process, against three new replicas."""
     with ExitStack() as stack:
         replicas = [
-            stack.enter_context(_process(_run_replica, *bounds))
-            for bounds in ((64, 512), (64, 512), SMALL)
+            stack.enter_context(_process(_run_replica, *limits)) for limits in (LARGE, LARGE, SMALL)
         ]
         urls = [f"http://127.0.0.1:{pipe.recv()}" for pipe, _ in replicas]
         victim = replicas[0][1]
         pipe, _ = stack.enter_context(_process(_run_client, client, urls, victim))
-        assert pipe.poll(BOUND_SECONDS + 60), "the client did not keep its bound"
+        assert pipe.poll(TIME_LIMIT_SECONDS + 60), "the client exceeded its time limit"
         outcome: Outcome = pipe.recv()
     return outcome
 
 
 @contextmanager
 def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Pipe, int]]:
-    """Run `target` in a process; give the pipe to it and its id, and end it afterwards."""
+    """Run `target` in a process; yield a pipe to it and its id, and end it afterwards."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    pipe, child_pipe = context.Pipe()
+    process = context.Process(target=target, args=(child_pipe, *arguments), daemon=True)
     process.start()
     try:
         assert process.pid is not None
-        yield ours, process.pid
+        yield pipe, process.pid
     finally:
         process.kill()
         process.join(10)
@@ -128,7 +139,7 @@ def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[
 
 
 class NumberJudge(FakeJudge):
-    """Gives the number at the end of the task, as a fraction of all."""
+    """Scores each task with the number at its end, as a fraction of all calls."""
 
     async def judge(self, task_text, clip, backend_kwargs):
         await super().judge(task_text, clip, backend_kwargs)
@@ -141,18 +152,18 @@ def _run_replica(pipe: Pipe, max_in_flight: int, max_queue_depth: int) -> None:
     judge = NumberJudge(wait_s=JUDGE_SECONDS, deterministic=False)
     server = Server(create_app(settings, {"fake": judge}), settings)
 
-    def tell_port() -> None:
+    def send_port() -> None:
         wait_until(lambda: server.started)
         pipe.send(server.servers[0].sockets[0].getsockname()[1])
 
-    threading.Thread(target=tell_port, daemon=True).start()
+    threading.Thread(target=send_port, daemon=True).start()
     server.run()
 
 
 # The clients
 
 
-def _picture() -> bytes:
+def _image() -> bytes:
     encoded, content = cv2.imencode(".jpg", np.full((24, 32, 3), 100, np.uint8))
     assert encoded
     return content.tobytes()
@@ -166,12 +177,12 @@ def _run_client(
 ) -> None:
     outcome = Outcome(before_mib=_peak_mib())
     started = time.perf_counter()
-    # In a thread that is left alone at the bound: to cancel 16,000 calls takes bare httpx minutes.
-    running = threading.Thread(
+    # In a thread that is abandoned at the time limit: bare httpx takes minutes to cancel its calls.
+    thread = threading.Thread(
         target=lambda: asyncio.run(client(urls, victim, outcome)), daemon=True
     )
-    running.start()
-    running.join(BOUND_SECONDS)
+    thread.start()
+    thread.join(TIME_LIMIT_SECONDS)
     seconds = time.perf_counter() - started
     times, failures = list(outcome.times), Counter(dict(outcome.failures))
     pipe.send(
@@ -184,48 +195,48 @@ def _peak_mib() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-async def _ours(urls: list[str], victim: int, outcome: Outcome, **options: float) -> None:
-    pictures = [_picture()]
+async def _rewardfleet(urls: list[str], victim: int, outcome: Outcome, **options: float) -> None:
+    images = [_image()]
     async with RewardFleet(
-        video=urls, timeout_s=BOUND_SECONDS, binary_reward=False, **options
+        video=urls, timeout_s=TIME_LIMIT_SECONDS, binary_reward=False, **options
     ) as fleet:
-        await _all(lambda number: fleet.video.reward(f"task {number}", pictures), victim, outcome)
+        await _run_all(lambda number: fleet.video.reward(f"task {number}", images), victim, outcome)
 
 
-async def _ours_coalescing(urls: list[str], victim: int, outcome: Outcome) -> None:
-    await _ours(urls, victim, outcome, coalesce_s=0.005)
+async def _rewardfleet_coalescing(urls: list[str], victim: int, outcome: Outcome) -> None:
+    await _rewardfleet(urls, victim, outcome, coalesce_s=0.005)
 
 
 async def _bare_httpx(urls: list[str], victim: int, outcome: Outcome) -> None:
-    picture = base64.b64encode(_picture()).decode()
+    image = base64.b64encode(_image()).decode()
 
-    async with httpx.AsyncClient(timeout=BOUND_SECONDS, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=TIME_LIMIT_SECONDS, trust_env=False) as http:
 
-        async def ask(number: int) -> float:
-            request = {"task_text": f"task {number}", "frames_base64": [picture]}
+        async def score(number: int) -> float:
+            request = {"task_text": f"task {number}", "frames_base64": [image]}
             answer = await http.post(urls[number % len(urls)] + "/score", json=request)
             answer.raise_for_status()
             return float(answer.json()["score"])
 
-        await _all(ask, victim, outcome)
+        await _run_all(score, victim, outcome)
 
 
-async def _all(ask: Ask, victim: int, outcome: Outcome) -> None:
-    """Make all calls at once; kill the victim when half of them have ended."""
+async def _run_all(score: Score, victim: int, outcome: Outcome) -> None:
+    """Make all calls concurrently; kill the victim when half of them have ended."""
     started = time.perf_counter()
 
     async def call(number: int) -> None:
         try:
-            score = await ask(number)
+            answer = await score(number)
         except Exception as error:  # noqa: BLE001 - counted, not hidden
             reason = f"HTTP {error.response.status_code}" if hasattr(error, "response") else ""
             outcome.failures[f"{type(error).__name__} {reason}".strip()] += 1
         else:
             outcome.times.append(time.perf_counter() - started)
-            if round(score * CALLS) == number:
-                outcome.own += 1
+            if round(answer * CALLS) == number:
+                outcome.correct += 1
             else:
-                outcome.foreign += 1
+                outcome.swapped += 1
         if outcome.ended == CALLS // 2:
             os.kill(victim, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """`make bench-code`: the speed of the code service, as ratios measured in one run.
 
-Programs are all different and each is new; nothing is cached. Loopback only, bounded in count and
-time. Exits with 1 where a ratio misses its bound.
+All programs differ, so nothing is cached, except in the row of cached scores. Loopback only,
+limited in count and time. Exits with 1 if a ratio misses its target.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from rewardfleet_server.logs import configure_logging
 from rewardfleet_server.serve import Server
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, in_process, post, rate, run_empty, tell_port
+from load import Connection, in_process, post, rate, run_empty, send_port
 
 TESTS = 20
 CALLERS = 4
 ROUNDS, SECONDS = 5, 1.5
 BURST = 500
-#: Milliseconds of CPU that SandboxFusion takes for such a test (see the README).
+#: Milliseconds of CPU time that SandboxFusion takes for such a test, measured separately.
 SANDBOX_FUSION_CPU_MS = 21.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-#: The bare interpreter: what a test cannot cost less than without a warm fork.
+#: The bare interpreter: the least that a test can cost without a warm fork.
 BARE = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
 
 
 def main() -> int:
     levels = sys.argv[1:] or ["bubblewrap", "landlock"]
-    held = [bench(level) for level in levels]
-    return 0 if all(held) else 1
+    met = [bench(level) for level in levels]
+    return 0 if all(met) else 1
 
 
 def bench(level: str) -> bool:
@@ -49,7 +49,7 @@ def bench(level: str) -> bool:
     with service(level) as (port, pid):
         asyncio.run(submissions(port, seconds=1.5))
         rates, bares = [], []
-        for _ in range(ROUNDS):  # in turns, so that a busy moment of the machine meets both
+        for _ in range(ROUNDS):  # in turns, so that other load on the machine affects both
             before = cpu_seconds(pid)
             rate, stages, count = asyncio.run(submissions(port, seconds=SECONDS))
             cpu_ms = (cpu_seconds(pid) - before) / count * 1000
@@ -58,54 +58,54 @@ def bench(level: str) -> bool:
         one = asyncio.run(trivial(port))
         bare = statistics.median(bare_start() for _ in range(30))
         burst_s, peak_mib, answered = asyncio.run(burst(port, pid))
-    known, empty = known_answers(level)
+    cached, empty = cached_scores(level)
     rows = [
-        ("tests/s, 20 a submission; bare `python -I -S`", *medians(rates, bares), ">= 4"),
-        ("CPU ms a test, all processes; SandboxFusion", cpu_ms, SANDBOX_FUSION_CPU_MS, "<= 1/6"),
+        ("tests/s, 20 per submission; bare `python -I -S`", *medians(rates, bares), ">= 4"),
+        ("CPU ms per test, all processes; SandboxFusion", cpu_ms, SANDBOX_FUSION_CPU_MS, "<= 1/6"),
         ("one trivial program, p50 ms; bare start", one * 1000, bare * 1000, "<= 2"),
-        ("known answers/s; an empty FastAPI endpoint", known, empty, ">= 0.5"),
+        ("cached scores/s; an empty FastAPI endpoint", cached, empty, ">= 0.5"),
     ]
-    print(f"{'measurement':50} {'ours':>9} {'other':>9} {'ratio':>7} {'bound':>7}")
-    all_held = True
-    for name, ours, other, bound in rows:
-        ratio = ours / other
-        limit = {
+    print(f"{'measurement':50} {'service':>9} {'other':>9} {'ratio':>7} {'target':>7}")
+    all_met = True
+    for name, measured, other, target in rows:
+        ratio = measured / other
+        is_met = {
             ">= 4": ratio >= 4,
             "<= 1/6": ratio <= 1 / 6,
             "<= 2": ratio <= 2,
             ">= 0.5": ratio >= 0.5,
-        }[bound]
-        all_held = all_held and limit
-        figures = f"{ours:9.2f} {other:9.2f} {ratio:7.2f} {bound:>7}"
-        print(f"{name:50} {figures} {'' if limit else 'MISSED'}")
-    print("ms a test by stage: " + ", ".join(f"{name} {ms:.2f}" for name, ms in stages.items()))
-    print(f"{BURST} submissions at once: {answered} answered in {burst_s:.1f} s, ", end="")
+        }[target]
+        all_met = all_met and is_met
+        figures = f"{measured:9.2f} {other:9.2f} {ratio:7.2f} {target:>7}"
+        print(f"{name:50} {figures} {'' if is_met else 'MISSED'}")
+    print("ms per test by stage: " + ", ".join(f"{name} {ms:.2f}" for name, ms in stages.items()))
+    print(f"{BURST} concurrent submissions: {answered} answered in {burst_s:.1f} s, ", end="")
     print(f"{peak_mib:.0f} MiB at most in all processes")
-    return all_held and answered == BURST
+    return all_met and answered == BURST
 
 
-def known_answers(level: str) -> tuple[float, float]:
-    """Requests a second of answers known already, and of an empty endpoint with the same body."""
+def cached_scores(level: str) -> tuple[float, float]:
+    """Return requests per second of cached scores, and of an empty endpoint with the same body."""
     request = post("/score", json.dumps(submission(0)).encode())
     with (
         service(level, cache_mb=16) as (port, _),
         in_process(run_empty, CodeRequest) as (empty_port, _),
     ):
-        for place in (port, empty_port):
-            asyncio.run(rate(place, request, callers=8, seconds=1))
-        mine, other = [], []
+        for each in (port, empty_port):
+            asyncio.run(rate(each, request, callers=8, seconds=1))
+        measured, other = [], []
         for _ in range(3):
-            mine.append(asyncio.run(rate(port, request, callers=8, seconds=1.5)))
+            measured.append(asyncio.run(rate(port, request, callers=8, seconds=1.5)))
             other.append(asyncio.run(rate(empty_port, request, callers=8, seconds=1.5)))
-    return medians(mine, other)
+    return medians(measured, other)
 
 
-def medians(ours: list[float], other: list[float]) -> tuple[float, float]:
-    return statistics.median(ours), statistics.median(other)
+def medians(measured: list[float], other: list[float]) -> tuple[float, float]:
+    return statistics.median(measured), statistics.median(other)
 
 
 def submission(number: int, tests: int = TESTS) -> dict[str, object]:
-    """A program that nobody has seen before, and its tests."""
+    """Return a program that differs for each number, and its tests."""
     program = f"""
 import sys
 def solve_{number}(values):
@@ -130,7 +130,7 @@ _numbers = iter(range(10**9))
 
 
 async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, float], int]:
-    """Tests a second with a few callers, milliseconds a test by stage, and how many there were."""
+    """Return tests per second, milliseconds per test by stage, and the number of tests."""
     deadline = time.perf_counter() + seconds
     spent = dict.fromkeys(("http", "queue", "fork", "run", "judge", "clean"), 0.0)
     count = 0
@@ -140,7 +140,7 @@ async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, fl
         connection = await Connection.open(port)
         while time.perf_counter() < deadline:
             request = post("/score", json.dumps(submission(next(_numbers))).encode())
-            status, body, took = await connection.ask(request)
+            status, body, took = await connection.request(request)
             score = json.loads(body)
             assert status == 200 and score["score"] == 1.0, body
             timing = score["timing_ms"]
@@ -157,7 +157,7 @@ async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, fl
 
 
 def bare_rate(seconds: float) -> float:
-    """Tests a second of a bare interpreter started for each, one for each core at a time."""
+    """Return tests per second of bare interpreters, one started per test, on all cores at once."""
     deadline = time.perf_counter() + seconds
     counts = []
 
@@ -165,7 +165,7 @@ def bare_rate(seconds: float) -> float:
         count = 0
         while time.perf_counter() < deadline:
             item = submission(next(_numbers), 1)
-            case = item["tests"]["cases"][0]  # type: ignore[index] # made above
+            case = item["tests"]["cases"][0]  # type: ignore[index] # from `submission`
             done = subprocess.run(
                 [*BARE, str(item["revision"])],
                 input=case["stdin"],
@@ -187,14 +187,14 @@ def bare_rate(seconds: float) -> float:
 
 
 async def trivial(port: int) -> float:
-    """Seconds of one trivial program, the median."""
+    """Return the median seconds of one trivial program."""
     connection = await Connection.open(port)
     times = []
     for number in range(100):
         tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": f"{number}\n"}]}
         body = json.dumps({"revision": f"print({number})", "tests": tests}).encode()
-        status, answer, seconds = await connection.ask(post("/score", body))
-        assert status == 200 and json.loads(answer)["score"] == 1.0
+        status, response, seconds = await connection.request(post("/score", body))
+        assert status == 200 and json.loads(response)["score"] == 1.0
         times.append(seconds)
     connection.close()
     return statistics.median(times)
@@ -207,38 +207,38 @@ def bare_start() -> float:
 
 
 async def burst(port: int, pid: int) -> tuple[float, float, int]:
-    """All at once through the client: seconds, peak MiB of all the service's processes, answers."""
+    """Send all through the client at once; return seconds, peak MiB, and the number of scores."""
     requests = [request_of(submission(next(_numbers), 5)) for _ in range(BURST)]
     peak = 0.0
     async with RewardFleet(code=f"http://127.0.0.1:{port}") as fleet:
 
-        async def ask(request: CodeRequest) -> CodeScore:
+        async def score(request: CodeRequest) -> CodeScore:
             return await fleet.code.score(request.revision, request.tests)
 
         started = time.perf_counter()
-        working = asyncio.gather(*map(ask, requests))
-        while not working.done():
+        running = asyncio.gather(*map(score, requests))
+        while not running.done():
             peak = max(peak, resident_mib(pid))
             await asyncio.sleep(0.2)
-        scores = await working
+        scores = await running
     took = time.perf_counter() - started
     return took, peak, sum(score.score == 1.0 for score in scores)
 
 
 def request_of(item: dict[str, object]) -> CodeRequest:
-    return code_request(str(item["revision"]), item["tests"])  # type: ignore[arg-type] # made above
+    return code_request(str(item["revision"]), item["tests"])  # type: ignore[arg-type] # from `submission`
 
 
 def family(pid: int) -> list[Path]:
-    """A process and all that descend from it, in /proc."""
+    """Return the folders in /proc of a process and its descendants."""
     parents = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             try:
-                stat = (place / "stat").read_text()
+                stat = (process / "stat").read_text()
             except OSError:
                 continue
-            parents[int(place.name)] = int(stat.rpartition(")")[2].split()[1])
+            parents[int(process.name)] = int(stat.rpartition(")")[2].split()[1])
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
@@ -246,19 +246,19 @@ def family(pid: int) -> list[Path]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU of a process and of its descendants, those that have ended included."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     ticks = 0
-    for place in family(pid):
-        fields = (place / "stat").read_text().rpartition(")")[2].split()
+    for process in family(pid):
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
         ticks += sum(map(int, fields[11:15]))
     return ticks / _TICKS
 
 
 def resident_mib(pid: int) -> float:
     total = 0
-    for place in family(pid):
+    for process in family(pid):
         try:
-            total += int((place / "statm").read_text().split()[1])
+            total += int((process / "statm").read_text().split()[1])
         except OSError:  # it has ended
             continue
     return total * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -266,19 +266,19 @@ def resident_mib(pid: int) -> float:
 
 @contextmanager
 def service(level: str, cache_mb: int = 0) -> Iterator[tuple[int, int]]:
-    """The code service in a process of its own."""
-    with in_process(run_service, level, cache_mb) as place:
-        yield place
+    """Run the code service in another process; yield port and pid."""
+    with in_process(run_service, level, cache_mb) as port_and_pid:
+        yield port_and_pid
 
 
 def run_service(pipe: Pipe, level: str, cache_mb: int) -> None:
-    # As it is run in earnest, with a log line for each request.
+    # As in production, with a log line per request.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     configure_logging("info")
     uncached = {"cache_mb": cache_mb, "cache_file": None}
     settings = CodeSettings(port=0, isolation=level, **uncached)
     server = Server(create_app(settings), settings)
-    tell_port(pipe, server)
+    send_port(pipe, server)
     server.run()
 
 

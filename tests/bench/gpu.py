@@ -1,8 +1,8 @@
-"""`make bench-gpu`: clips a second and memory of the judge `transformers` at full size, on a GPU.
+"""`make bench-gpu`: clips per second and memory of the judge `transformers` on a GPU, at full size.
 
-The weights are random, in the shape of Qwen2.5-VL-7B: speed and memory do not depend on what they
-say. The tokenizer is that of the tests' tiny checkpoint. Needs torch, torchvision and transformers;
-where torch sees no GPU it says so and measures a small shape on the CPU instead.
+The weights are random, in the shape of Qwen2.5-VL-7B, as speed and memory do not depend on their
+values. The tokenizer is that of the tests' tiny checkpoint. It needs torch, torchvision and
+transformers. If torch finds no GPU, it measures the tiny checkpoint on the CPU instead.
 """
 
 import argparse
@@ -16,18 +16,18 @@ from pathlib import Path
 import torch
 import transformers
 
-HOUSE = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(HOUSE / name) for name in ("clients", "services", "tests/engines")]
+ROOT = Path(__file__).parent.parent.parent
+sys.path[:0] = [str(ROOT / name) for name in ("clients", "services", "tests/engines")]
 
 from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
 
 from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine  # noqa: E402
-from rewardfleet_server.video.judges.vlm.factory import qwen_on_transformers  # noqa: E402
+from rewardfleet_server.video.judges.vlm.families import qwen  # noqa: E402
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
-#: Qwen2.5-VL-7B-Instruct's config.json, as far as it differs from the tiny one.
+#: The differences of Qwen2.5-VL-7B-Instruct's config.json from that of the tiny checkpoint.
 TEXT = {
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -54,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
-        print("torch sees no GPU: this is the tiny shape on the CPU, which says nothing of speed")
+        print("torch finds no GPU: the tiny checkpoint on the CPU says nothing about speed")
     clips = [_clip(number) for number in range(options.clips)]
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name))
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _load_full_size(folder: Path) -> None:
-    """Have the judge load 7 billion random weights, made on the GPU and never written."""
+    """Make the judge load 7 billion random weights, created on the GPU and never written."""
     config = json.loads((folder / "config.json").read_text())
     config["text_config"] |= TEXT
     config["vision_config"] |= VISION
@@ -91,7 +91,7 @@ def _load_full_size(folder: Path) -> None:
 
 
 async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
-    judge = qwen_on_transformers(settings).load()
+    judge = qwen.build_transformers(settings).load()
     assert isinstance(judge, VlmJudge)
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)
@@ -105,14 +105,14 @@ async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     print(
         f"{settings.readout:12} {len(clips) / seconds:7.2f} clips/s   "
-        f"{engine.passes - passes} forward passes   {memory:.1f} GiB at most"
+        f"{engine.passes - passes} forward passes   {memory:.1f} GiB peak"
     )
 
 
 def _clip(number: int) -> Clip:
     import threading
 
-    videos = sorted((HOUSE / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
+    videos = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
     return decode_video(
         str(videos[number % len(videos)]), count=16, max_pixels=200_704, stop=threading.Event()
     )

@@ -16,18 +16,18 @@ from rewardfleet_server.testing import wait_until
 
 
 def post(path: str, body: bytes) -> bytes:
-    """Return a whole HTTP request."""
+    """Return an HTTP POST request with a JSON body."""
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def get(path: str) -> bytes:
-    """Return a whole HTTP request."""
+    """Return an HTTP GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
 
 
 class Connection:
-    """One kept-alive connection."""
+    """A persistent connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -36,7 +36,7 @@ class Connection:
     async def open(cls, port: int) -> "Connection":
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 20))
 
-    async def ask(self, request: bytes) -> tuple[int, bytes, float]:
+    async def request(self, request: bytes) -> tuple[int, bytes, float]:
         """Send a request; return status, body and seconds."""
         started = time.perf_counter()
         self._writer.write(request)
@@ -50,29 +50,29 @@ class Connection:
 
 
 async def rate(port: int, request: bytes, *, callers: int, seconds: float) -> float:
-    """Return requests a second over `callers` connections; every answer must be a 200."""
+    """Return requests per second over `callers` connections; every response must be a 200."""
     connections = [await Connection.open(port) for _ in range(callers)]
     deadline = time.perf_counter() + seconds
 
     async def caller(connection: Connection) -> int:
-        answered = 0
+        count = 0
         while time.perf_counter() < deadline:
-            status, body, _ = await connection.ask(request)
+            status, body, _ = await connection.request(request)
             assert status == 200, body
-            answered += 1
-        return answered
+            count += 1
+        return count
 
     started = time.perf_counter()
-    answered = sum(await asyncio.gather(*map(caller, connections)))
-    took = time.perf_counter() - started
+    count = sum(await asyncio.gather(*map(caller, connections)))
+    seconds_taken = time.perf_counter() - started
     for connection in connections:
         connection.close()
-    return answered / took
+    return count / seconds_taken
 
 
 @contextmanager
 def health_watched(port: int) -> Iterator[Callable[[], float]]:
-    """Ask `/healthz` from a process of its own, as this one is busy; tell the slowest answer."""
+    """Poll `/healthz` from another process; yield a function that returns the slowest response."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_watch_health, args=(theirs, port), daemon=True)
@@ -97,7 +97,7 @@ def _watch_health(pipe: Pipe, port: int) -> None:
         slowest = 0.0
         pipe.send("watching")
         while not pipe.poll():
-            status, _, seconds = await connection.ask(get("/healthz"))
+            status, _, seconds = await connection.request(get("/healthz"))
             assert status == 200
             slowest = max(slowest, seconds)
             await asyncio.sleep(0.005)
@@ -109,7 +109,7 @@ def _watch_health(pipe: Pipe, port: int) -> None:
 
 @contextmanager
 def in_process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[int, int]]:
-    """Run a server in a process of its own, which tells its port by a pipe; give port and pid."""
+    """Run a server in another process, which sends its port through a pipe; yield port and pid."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments))
@@ -124,7 +124,7 @@ def in_process(target: Callable[..., None], *arguments: object) -> Iterator[tupl
 
 
 def run_empty(pipe: Pipe, request_type: type[BaseModel]) -> None:
-    """A FastAPI application whose one endpoint takes the same body and does nothing."""
+    """Serve a FastAPI application whose one endpoint validates the same body and does nothing."""
     app = FastAPI()
 
     @app.post("/score")
@@ -133,15 +133,15 @@ def run_empty(pipe: Pipe, request_type: type[BaseModel]) -> None:
 
     config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
     server = uvicorn.Server(config)
-    tell_port(pipe, server)
+    send_port(pipe, server)
     server.run()
 
 
-def tell_port(pipe: Pipe, server: uvicorn.Server) -> None:
+def send_port(pipe: Pipe, server: uvicorn.Server) -> None:
     """Send the port as soon as the server listens."""
 
-    def tell() -> None:
+    def send() -> None:
         wait_until(lambda: server.started)
         pipe.send(server.servers[0].sockets[0].getsockname()[1])
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=send, daemon=True).start()

@@ -1,12 +1,13 @@
-"""`make bench-vlm`: 64 clips through vLLM in three ways, on this machine's CPU, in one run.
+"""`make bench-vlm`: score 64 clips with vLLM on the CPU in three ways, in one run.
 
-(a) the seed's way: mp4 -> process_vision_info -> blocking generate, one after another, no HTTP;
-(b) the video service over HTTP with 64 callers, from mp4 files;
-(c) the bare engine, given all 64 at once, from frames decoded before, its own processor included.
+(a) like the original LIBERO reward server: mp4 -> process_vision_info -> blocking generate, one
+    after another, without HTTP;
+(b) the video service over HTTP, 64 concurrent requests with mp4 files;
+(c) the engine alone, one batch of all 64, from frames decoded before, with its own processor.
 
-All three show the model the same frames at the same size and let it speak 64 tokens. The
-checkpoint is tiny and random: what is measured is the way to and from the model, on the machine
-that both share. Exits with 1 where a ratio misses its bound.
+All three show the model the same frames at the same size and generate 64 tokens. The checkpoint is
+tiny and random, so the benchmark measures the work around the model, on the same cores. It exits
+with 1 if a ratio misses its limit.
 """
 
 import asyncio
@@ -33,19 +34,19 @@ from rewardfleet_server.video.settings import prepare_engine_environment
 sys.path.insert(0, str(Path(__file__).parent))
 from load import health_watched
 
-HOUSE = Path(__file__).parent.parent.parent
-VIDEOS = HOUSE / "tests" / "data" / "libero" / "videos"
+ROOT = Path(__file__).parent.parent.parent
+VIDEOS = ROOT / "tests" / "data" / "libero" / "videos"
 CLIPS = 64
 NFRAMES, MAX_PIXELS, MAX_TOKENS = 16, 200_704, 64
 TASK = "put the bowl on the plate"
-#: As qwen-vl-utils bounds a video's frame, so that the engine's own processor resizes alike.
+#: The limits of qwen-vl-utils, so that the engine's own processor resizes to the same size.
 SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": MAX_PIXELS}
 ENGINE = {
     "max_model_len": 4096,
     "enforce_eager": True,
     "limit_mm_per_prompt": {"image": 0, "video": 1},
     "mm_processor_cache_gb": 0,
-    "enable_prefix_caching": False,  # each round brings the same clips, as rollouts never do
+    "enable_prefix_caching": False,  # every round has the same clips, unlike rollouts
     "disable_log_stats": True,
 }
 
@@ -56,51 +57,57 @@ def main() -> int:
     prepare_engine_environment()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        maker = HOUSE / "tests" / "engines" / "tiny_checkpoint.py"
+        maker = ROOT / "tests" / "engines" / "tiny_checkpoint.py"
         subprocess.run([sys.executable, maker, folder / "model"], check=True)
         clips = copies(folder / "clips")
-        bare = Bare(folder / "model")
+        engine = Engine(folder / "model")
         try:
             with service(folder) as port:
-                bare.all_at_once(clips[:8])  # each way once, so that none pays for first times
+                engine.one_batch(clips[:8])  # warm up each way
                 over_http(port, clips[:8])
-                bare.one_by_one(clips[:2])
-                seed, seed_stages = bare.one_by_one(clips)
-                at_once, ours = [], []
+                engine.one_by_one(clips[:2])
+                sequential, sequential_stages = engine.one_by_one(clips)
+                batches, rounds = [], []
                 for number in range(3):
-                    at_once.append(bare.all_at_once(clips))
-                    ours.append(over_http(port, clips, f"{TASK} {number}"))
+                    batches.append(engine.one_batch(clips))
+                    rounds.append(over_http(port, clips, f"{TASK} {number}"))
         finally:
-            bare.close()
-    return report(seed, seed_stages, at_once, ours)
+            engine.close()
+    return report(sequential, sequential_stages, batches, rounds)
 
 
 def report(
-    seed: float, seed_stages: dict[str, float], at_once: list[float], ours: list["Round"]
+    sequential: float,
+    sequential_stages: dict[str, float],
+    batches: list[float],
+    rounds: list["Round"],
 ) -> int:
-    middle = sorted(ours, key=lambda round_: round_.seconds)[len(ours) // 2]
-    service_rate, bare_rate = CLIPS / middle.seconds, CLIPS / statistics.median(at_once)
+    """Print the results; return the exit status."""
+    middle = sorted(rounds, key=lambda round_: round_.seconds)[len(rounds) // 2]
+    service_rate, engine_rate = CLIPS / middle.seconds, CLIPS / statistics.median(batches)
     print(f"\n{CLIPS} clips, {NFRAMES} frames, {MAX_TOKENS} tokens; {os.cpu_count()} cores")
-    print(f"(a) seed's way, one by one    {CLIPS / seed:6.2f} clips/s   {stages(seed_stages)}")
+    sequential_rate = CLIPS / sequential
     print(
-        f"(b) service, {CLIPS} callers       {service_rate:6.2f} clips/s   {stages(middle.stages)}"
+        f"(a) one after another      {sequential_rate:6.2f} clips/s   {stages(sequential_stages)}"
     )
-    print(f"(c) bare engine, all at once  {bare_rate:6.2f} clips/s")
-    print(f"    rounds of (b): {', '.join(f'{CLIPS / r.seconds:.2f}' for r in ours)}")
-    print(f"    rounds of (c): {', '.join(f'{CLIPS / seconds:.2f}' for seconds in at_once)}")
-    slowest = max(round_.slowest_health for round_ in ours) * 1000
-    held = [
-        line("b / a", service_rate / (CLIPS / seed), 3.0),
-        line("b / c", service_rate / bare_rate, 0.8),
+    print(f"(b) service, {CLIPS} requests   {service_rate:6.2f} clips/s   {stages(middle.stages)}")
+    print(f"(c) engine alone, one batch {engine_rate:5.2f} clips/s")
+    print(f"    rounds of (b): {', '.join(f'{CLIPS / r.seconds:.2f}' for r in rounds)}")
+    print(f"    rounds of (c): {', '.join(f'{CLIPS / seconds:.2f}' for seconds in batches)}")
+    slowest = max(round_.slowest_health for round_ in rounds) * 1000
+    passed = [
+        check("b / a", service_rate / sequential_rate, 3.0),
+        check("b / c", service_rate / engine_rate, 0.8),
         slowest < 50,
     ]
-    print(f"slowest /healthz {slowest:.0f} ms (bound 50) {'' if held[-1] else 'MISSED'}")
-    return 0 if all(held) else 1
+    print(f"slowest /healthz {slowest:.0f} ms (limit 50) {'' if passed[-1] else 'MISSED'}")
+    return 0 if all(passed) else 1
 
 
-def line(name: str, ratio: float, bound: float) -> bool:
-    print(f"{name} {ratio:.2f} (at least {bound}) {'' if ratio >= bound else 'MISSED'}")
-    return ratio >= bound
+def check(name: str, ratio: float, limit: float) -> bool:
+    """Print a ratio; return whether it reaches its limit."""
+    print(f"{name} {ratio:.2f} (at least {limit}) {'' if ratio >= limit else 'MISSED'}")
+    return ratio >= limit
 
 
 def stages(times: dict[str, float]) -> str:
@@ -108,7 +115,7 @@ def stages(times: dict[str, float]) -> str:
 
 
 def copies(folder: Path) -> list[Path]:
-    """64 files, so that nothing is known from before by its name."""
+    """Copy the rollouts to 64 files, so that no stored digest of a path applies."""
     folder.mkdir()
     originals = sorted(VIDEOS.glob("*.mp4"))
     return [
@@ -117,8 +124,8 @@ def copies(folder: Path) -> list[Path]:
     ]
 
 
-class Bare:
-    """vLLM as the seed uses it: `LLM.generate`."""
+class Engine:
+    """vLLM as the original LIBERO reward server uses it: `LLM.generate`."""
 
     def __init__(self, model: Path) -> None:
         from vllm import LLM, SamplingParams
@@ -138,8 +145,8 @@ class Bare:
         for number, clip in enumerate(clips):
             video = {"type": "video", "video": str(clip), "nframes": NFRAMES}
             content = [video | {"max_pixels": MAX_PIXELS}]
-            begun = time.perf_counter()
-            # With the metadata that today's vLLM insists on.
+            before = time.perf_counter()
+            # Current versions of vLLM need the metadata.
             _, videos, more = process_vision_info(
                 [{"role": "user", "content": content}],
                 return_video_kwargs=True,
@@ -152,11 +159,11 @@ class Bare:
                 "mm_processor_kwargs": more,
             }
             self._llm.generate([inputs], self._sampling, use_tqdm=False)
-            times["process_vision_info"] += (ready - begun) / len(clips)
+            times["process_vision_info"] += (ready - before) / len(clips)
             times["generate"] += (time.perf_counter() - ready) / len(clips)
         return time.perf_counter() - started, times
 
-    def all_at_once(self, clips: list[Path]) -> float:
+    def one_batch(self, clips: list[Path]) -> float:
         inputs = [self._decoded(number, clip) for number, clip in enumerate(clips)]
         started = time.perf_counter()
         self._llm.generate(inputs, self._sampling, use_tqdm=False)
@@ -191,7 +198,7 @@ class Bare:
 
 @contextmanager
 def service(folder: Path) -> Iterator[int]:
-    """The video service as a user starts it."""
+    """Run the video service with its command; give its port."""
     port = 18098
     command = [
         *(sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", str(port)),
@@ -203,7 +210,7 @@ def service(folder: Path) -> Iterator[int]:
     server = subprocess.Popen(command)
     try:
         deadline = time.monotonic() + 180
-        while not answers(url):
+        while not is_ready(url):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit("the service did not start")
             time.sleep(0.2)
@@ -213,7 +220,7 @@ def service(folder: Path) -> Iterator[int]:
         server.wait(30)
 
 
-def answers(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
     except httpx.TransportError:
@@ -221,7 +228,7 @@ def answers(url: str) -> bool:
 
 
 class Round:
-    """What one round over HTTP showed; times in seconds."""
+    """The results of one round over HTTP; times in seconds."""
 
     def __init__(self, seconds: float, stages: dict[str, float], slowest_health: float) -> None:
         self.seconds = seconds
@@ -231,7 +238,7 @@ class Round:
 
 def over_http(port: int, clips: list[Path], task: str = TASK) -> Round:
     with health_watched(port) as slowest:
-        seconds, scores = asyncio.run(all_callers(port, clips, task))
+        seconds, scores = asyncio.run(score_all(port, clips, task))
         health = slowest()
     times = {
         stage: statistics.mean(getattr(score.timing_ms, stage) for score in scores) / 1000
@@ -240,7 +247,7 @@ def over_http(port: int, clips: list[Path], task: str = TASK) -> Round:
     return Round(seconds, times, health)
 
 
-async def all_callers(port: int, clips: list[Path], task: str) -> tuple[float, list[VideoScore]]:
+async def score_all(port: int, clips: list[Path], task: str) -> tuple[float, list[VideoScore]]:
     async with RewardFleet(video=f"http://127.0.0.1:{port}") as fleet:
         started = time.perf_counter()
         scores = await asyncio.gather(*(fleet.video.score(task, str(clip)) for clip in clips))

@@ -1,9 +1,11 @@
-"""Replicas that answer by a script, on real sockets."""
+"""Replicas with scripted answers, on real sockets."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+import socketserver
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,8 +21,8 @@ def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it arrived, and when."""
+class Received:
+    """A request as a replica received it, and when."""
 
     path: str
     headers: dict[str, str]
@@ -35,18 +37,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered; None instead of one cuts the connection."""
+    """An answer; a script that returns None instead closes the connection."""
 
     status: int = 200
     body: object = None
     headers: dict[str, str] = field(default_factory=dict)
 
 
-Script = Callable[[Asked], Awaitable[Reply | None]]
+Script = Callable[[Received], Awaitable[Reply | None]]
 
 
 def scored(item: dict[str, object]) -> dict[str, object]:
-    """A score that is told from all others: the number at the end of the task."""
+    """A score that identifies its item: the number at the end of the task."""
     return {"score": int(str(item["task_text"]).split()[-1]) / 1e6, "status": "ok"}
 
 
@@ -55,24 +57,24 @@ def problem(status: int, kind: str, retry_after: float | None = None) -> dict[st
     return {**fields, "retryable": True, "retry_after": retry_after}
 
 
-async def well(asked: Asked) -> Reply:
+async def healthy(request: Received) -> Reply:
     """Answer as a healthy service does."""
-    if asked.path == "/score/batch":
-        return Reply(body={"results": [scored(item) for item in asked.items]})
-    if asked.path == "/score":
-        return Reply(body=scored(asked.items[0]))
+    if request.path == "/score/batch":
+        return Reply(body={"results": [scored(item) for item in request.items]})
+    if request.path == "/score":
+        return Reply(body=scored(request.items[0]))
     return Reply(body={"status": "ready"})
 
 
-class Scripted:
-    """A replica. `script` may be changed at any time."""
+class ScriptedReplica:
+    """A replica; `script` may be changed at any time."""
 
     def __init__(self) -> None:
-        self.script: Script = well
-        self.asked: list[Asked] = []  #: all requests but probes
+        self.script: Script = healthy
+        self.received: list[Received] = []  #: all requests but probes
         self.probes = 0
         self.connections = 0
-        self.most_connections = 0
+        self.max_connections = 0
         self.url = ""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -82,7 +84,7 @@ class Scripted:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close the port and cut all connections."""
+        """Close the port and all connections."""
         if self._server is not None:
             self._server.close()
             for writer in list(self._writers):
@@ -93,7 +95,7 @@ class Scripted:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         self.connections += 1
-        self.most_connections = max(self.most_connections, self.connections)
+        self.max_connections = max(self.max_connections, self.connections)
         try:
             while await self._answer(reader, writer):
                 pass
@@ -108,12 +110,12 @@ class Scripted:
         start, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
         headers = dict(line.lower().split(": ", 1) for line in lines)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        asked = Asked(start.split(" ")[1], headers, body, asyncio.get_running_loop().time())
-        if asked.path == "/readyz":
+        request = Received(start.split(" ")[1], headers, body, asyncio.get_running_loop().time())
+        if request.path == "/readyz":
             self.probes += 1
         else:
-            self.asked.append(asked)
-        reply = await self.script(asked)
+            self.received.append(request)
+        reply = await self.script(request)
         if reply is None:
             return False
         content = json.dumps(reply.body).encode()
@@ -125,12 +127,12 @@ class Scripted:
 
 
 @pytest.fixture
-async def replica() -> AsyncIterator[Callable[..., Awaitable[Scripted]]]:
-    """Start a replica that answers by `script`."""
+async def replica() -> AsyncIterator[Callable[..., Awaitable[ScriptedReplica]]]:
+    """Start a replica that answers with `script`."""
     async with AsyncExitStack() as stack:
 
-        async def start(script: Script = well) -> Scripted:
-            scripted = Scripted()
+        async def start(script: Script = healthy) -> ScriptedReplica:
+            scripted = ScriptedReplica()
             scripted.script = script
             await scripted.start()
             stack.push_async_callback(scripted.stop)
@@ -144,3 +146,28 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+@contextmanager
+def answering(response: bytes) -> Iterator[str]:
+    """Serve the same bytes in answer to every request; yield the URL."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(response)
+
+    class Server(socketserver.ThreadingTCPServer):
+        # A connection that the client abandoned may never send anything.
+        block_on_close = False
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def http_response(status: str, body: str, header: str = "Connection: close") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{header}\r\n\r\n"
+    return (head + body).encode()

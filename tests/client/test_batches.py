@@ -1,4 +1,4 @@
-"""Batches: split and joined by the client, or gathered from calls made once a sample."""
+"""Batches: split and joined by the client, or coalesced from single calls."""
 
 import asyncio
 import base64
@@ -12,20 +12,19 @@ from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
 
-from ..conftest import Serve, picture
-from .conftest import Asked, Reply, problem, scored, until, well
+from ..conftest import Serve, image_base64
+from .conftest import Received, Reply, healthy, problem, scored, until
 
-PICTURES = [base64.b64decode(picture())]
+IMAGES = [base64.b64decode(image_base64())]
 
 
 class NumberJudge(FakeJudge):
-    """Gives the number at the end of the task, in millionths."""
+    """Scores each task with the number at its end, in millionths."""
 
     def __init__(self, failing: dict[int, list[Exception]] | None = None) -> None:
         super().__init__(deterministic=False)
         self.failing = failing or {}
         self.judged: list[int] = []
-        self.threads: set[int] = set()
 
     async def judge(self, task_text, clip, backend_kwargs):
         number = int(task_text.split()[-1])
@@ -36,43 +35,43 @@ class NumberJudge(FakeJudge):
 
 
 def requests(count: int) -> list[rewardfleet.VideoRequest]:
-    return [video_request(f"task {number}", PICTURES) for number in range(count)]
+    return [video_request(f"task {number}", IMAGES) for number in range(count)]
 
 
 def numbers(scores: list[rewardfleet.VideoScore]) -> list[int]:
     return [round(score.score * 1e6) for score in scores]
 
 
-async def test_a_large_batch_is_split_sent_side_by_side_and_joined_in_order(serve: Serve):
+async def test_a_large_batch_is_split_sent_concurrently_and_joined_in_order(serve: Serve):
     judges = NumberJudge(), NumberJudge()
     urls = [str(serve(judge).base_url) for judge in judges]
     async with RewardFleet(video=urls) as fleet:
         scores = await fleet.video.score_batch(requests(700))
     assert numbers(scores) == list(range(700))
     assert [score.model_output for score in scores] == [f"task {i}" for i in range(700)]
-    assert sorted(judges[0].judged + judges[1].judged) == list(range(700)), "each once"
-    assert min(len(judge.judged) for judge in judges) > 200, "by both replicas"
+    assert sorted(judges[0].judged + judges[1].judged) == list(range(700)), "each item is sent once"
+    assert min(len(judge.judged) for judge in judges) > 200, "both replicas get items"
 
 
-async def test_no_part_has_more_items_than_a_service_takes(replica):
+async def test_no_part_has_more_items_than_a_service_accepts(replica):
     only = await replica()
     async with RewardFleet(video=only.url, max_concurrency=2000) as fleet:
         assert numbers(await fleet.video.score_batch(requests(600))) == list(range(600))
-    assert sorted(len(asked.items) for asked in only.asked) == [88, 256, 256]
+    assert sorted(len(request.items) for request in only.received) == [88, 256, 256]
 
 
-async def test_parts_are_small_enough_in_bytes(replica, monkeypatch):
+async def test_no_part_has_more_bytes_than_the_limit(replica, monkeypatch):
     monkeypatch.setattr(service, "_MAX_BATCH_BYTES", 10_000)
     clips = [bytes(size) for size in (3000, 3000, 3000, 20_000, 10, 10)]
     batch = [video_request(f"task {i}", clip) for i, clip in enumerate(clips)]
     only = await replica()
     async with RewardFleet(video=only.url) as fleet:
         assert numbers(await fleet.video.score_batch(batch)) == list(range(6))
-    sizes = sorted((len(asked.items), len(asked.body) > 10_000) for asked in only.asked)
+    sizes = sorted((len(request.items), len(request.body) > 10_000) for request in only.received)
     assert sizes == [(1, False), (1, True), (2, False), (2, False)]
 
 
-async def test_the_size_of_a_request_is_known_before_it_is_written():
+async def test_the_estimated_size_of_a_request_is_close_to_its_json():
     fleet = RewardFleet(video="http://127.0.0.1:1")
     for clip in (b"x", b"xy", b"xyz", bytes(1000), [b"a", b"bc"], "clip.mp4"):
         request = video_request('größe "1"', clip, backend_kwargs={"a": ["b"]})
@@ -80,39 +79,39 @@ async def test_the_size_of_a_request_is_known_before_it_is_written():
         assert abs(fleet.video._body_bytes(request) - written) < 100
 
 
-async def test_items_that_may_succeed_later_are_tried_again_as_items(serve: Serve):
+async def test_items_with_retryable_errors_are_retried_as_single_requests(serve: Serve):
     flaky = NumberJudge(
         {3: [RuntimeError("died")], 5: [Overloaded("full", retry_after=0.1)], 7: [ValueError()] * 9}
     )
     async with RewardFleet(video=str(serve(flaky).base_url)) as fleet:
         scores = await fleet.video.score_batch(requests(10))
     assert numbers(scores[:7] + scores[8:]) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
-    assert scores[7].error.kind == "backend_failed", "not for ever"
+    assert scores[7].error.kind == "backend_failed", "retries are limited"
     assert {number for number in flaky.judged if flaky.judged.count(number) > 1} == {3, 5, 7}
 
 
-async def test_an_items_retry_after_is_honoured(replica):
-    async def first_item_full(asked: Asked) -> Reply:
-        if asked.path == "/score":
-            return await well(asked)
+async def test_the_retry_after_of_an_item_is_respected(replica):
+    async def first_item_full(request: Received) -> Reply:
+        if request.path == "/score":
+            return await healthy(request)
         full = {"score": None, "status": "error", "error": problem(429, "overloaded", 0.4)}
-        return Reply(body={"results": [full, *map(scored, asked.items[1:])]})
+        return Reply(body={"results": [full, *map(scored, request.items[1:])]})
 
     only = await replica(first_item_full)
     async with RewardFleet(video=only.url) as fleet:
         assert numbers(await fleet.video.score_batch(requests(3))) == [0, 1, 2]
-    batch, single = only.asked
+    batch, single = only.received
     assert single.at - batch.at >= 0.4
     assert [item["task_text"] for item in single.items] == ["task 0"]
 
 
-async def test_a_part_that_fails_leaves_the_other_parts_their_answers(replica):
-    async def refuse_the_second(asked: Asked) -> Reply:
-        if asked.items[0]["task_text"] == "task 2":
+async def test_a_failed_part_does_not_affect_the_other_parts(replica):
+    async def reject_the_second(request: Received) -> Reply:
+        if request.items[0]["task_text"] == "task 2":
             return Reply(413, problem(413, "too_large"))
-        return await well(asked)
+        return await healthy(request)
 
-    only = await replica(refuse_the_second)
+    only = await replica(reject_the_second)
     async with RewardFleet(video=only.url, max_concurrency=4, on_failure=-1.0) as fleet:
         scores = await fleet.video.score_batch(requests(6))
         assert [score.status for score in scores] == ["ok", "ok", "error", "error", "ok", "ok"]
@@ -120,8 +119,8 @@ async def test_a_part_that_fails_leaves_the_other_parts_their_answers(replica):
         assert await fleet.video.rewards(requests(6)) == [0, 0, -1, -1, 0, 0]
 
 
-async def test_a_batch_that_is_refused_as_a_whole_raises(replica):
-    async def refuse(asked: Asked) -> Reply:
+async def test_a_batch_whose_parts_are_all_refused_raises(replica):
+    async def refuse(request: Received) -> Reply:
         return Reply(401, problem(401, "unauthorized"))
 
     only = await replica(refuse)
@@ -131,8 +130,8 @@ async def test_a_batch_that_is_refused_as_a_whole_raises(replica):
 
 
 @pytest.mark.parametrize("results", [[], [{"score": 0.5, "status": "ok"}] * 4])
-async def test_a_wrong_number_of_results_is_no_answer(replica, results):
-    async def wrong(asked: Asked) -> Reply:
+async def test_a_wrong_number_of_results_is_a_backend_failure(replica, results):
+    async def wrong(request: Received) -> Reply:
         return Reply(body={"results": results})
 
     only = await replica(wrong)
@@ -148,53 +147,53 @@ def coalescing(url: str, **options: object) -> RewardFleet:
     return RewardFleet(video=url, **{"coalesce_s": 0.02, **options})
 
 
-async def ask(fleet: RewardFleet, number: int) -> rewardfleet.VideoScore:
-    return await fleet.video.score(f"task {number}", PICTURES)
+async def score(fleet: RewardFleet, number: int) -> rewardfleet.VideoScore:
+    return await fleet.video.score(f"task {number}", IMAGES)
 
 
-async def test_single_calls_travel_together_and_get_their_own_answers(replica):
+async def test_single_calls_are_sent_as_batches_and_get_their_own_results(replica):
     only = await replica()
     async with coalescing(only.url, max_concurrency=1024) as fleet:
-        scores = await asyncio.gather(*(ask(fleet, number) for number in range(100)))
+        scores = await asyncio.gather(*(score(fleet, number) for number in range(100)))
         rewards = await asyncio.gather(
-            *(fleet.video.reward(f"task {600_000 * (i % 2)}", PICTURES) for i in range(50))
+            *(fleet.video.reward(f"task {600_000 * (i % 2)}", IMAGES) for i in range(50))
         )
     assert numbers(scores) == list(range(100))
     assert rewards == [0.0, 1.0] * 25
-    assert len(only.asked) <= 10
-    assert sum(len(asked.items) for asked in only.asked) == 150
+    assert len(only.received) <= 10
+    assert sum(len(request.items) for request in only.received) == 150
 
 
 async def test_without_coalescing_each_call_is_a_request(replica):
     only = await replica()
     async with RewardFleet(video=only.url) as fleet:
-        await asyncio.gather(*(ask(fleet, number) for number in range(20)))
-    assert [asked.path for asked in only.asked] == ["/score"] * 20
+        await asyncio.gather(*(score(fleet, number) for number in range(20)))
+    assert [request.path for request in only.received] == ["/score"] * 20
 
 
-async def test_a_lone_call_travels_alone(replica):
+async def test_a_batch_of_one_call_is_sent_as_a_single_request(replica):
     only = await replica()
     async with coalescing(only.url, coalesce_s=0.001) as fleet:
-        assert numbers([await ask(fleet, 4)]) == [4]
-    assert [asked.path for asked in only.asked] == ["/score"]
+        assert numbers([await score(fleet, 4)]) == [4]
+    assert [request.path for request in only.received] == ["/score"]
 
 
-async def test_a_coalesced_answer_is_as_complete_as_a_single_one(serve: Serve):
+async def test_a_coalesced_result_equals_a_single_one(serve: Serve):
     url = str(serve(FakeJudge(0.5)).base_url)
     async with RewardFleet(video=url) as plain, coalescing(url) as fleet:
-        alone = await ask(plain, 1)
-        together = await asyncio.gather(*(ask(fleet, 1) for _ in range(3)))
-    for score in together:
-        assert score.provenance == alone.provenance
-    together[0].provenance["frames"]["fps"] = "changed"
-    assert together[1].provenance == alone.provenance, "no two callers share an answer"
+        single = await score(plain, 1)
+        coalesced = await asyncio.gather(*(score(fleet, 1) for _ in range(3)))
+    for each in coalesced:
+        assert each.provenance == single.provenance
+    coalesced[0].provenance["frames"]["fps"] = "changed"
+    assert coalesced[1].provenance == single.provenance, "callers share no mutable state"
 
 
-async def test_each_caller_gets_his_own_failure(serve: Serve):
+async def test_each_caller_gets_its_own_failure(serve: Serve):
     judge = NumberJudge({2: [ValueError("two")] * 9})
     async with coalescing(str(serve(judge).base_url)) as fleet:
         answers = await asyncio.gather(
-            *(ask(fleet, number) for number in range(4)),
+            *(score(fleet, number) for number in range(4)),
             fleet.video.score("task 9", "no-such-file.mp4"),
             return_exceptions=True,
         )
@@ -203,30 +202,30 @@ async def test_each_caller_gets_his_own_failure(serve: Serve):
     assert isinstance(answers[4], rewardfleet.NotFound)
 
 
-async def test_the_failure_of_a_whole_batch_is_raised_to_each_caller_anew(replica):
-    async def refuse(asked: Asked) -> Reply:
+async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica):
+    async def refuse(request: Received) -> Reply:
         return Reply(403, problem(403, "forbidden"))
 
     only = await replica(refuse)
     async with coalescing(only.url) as fleet:
-        answers = await asyncio.gather(*(ask(fleet, i) for i in range(5)), return_exceptions=True)
+        answers = await asyncio.gather(*(score(fleet, i) for i in range(5)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.Forbidden}
     assert len({id(answer) for answer in answers}) == 5
 
 
-async def test_a_bug_reaches_the_callers_instead_of_hanging_them(monkeypatch):
+async def test_a_bug_is_raised_to_the_callers_instead_of_hanging_them(monkeypatch):
     async with coalescing("http://127.0.0.1:1") as fleet:
         monkeypatch.setattr(fleet.video._coalescer, "_send", None)
         async with asyncio.timeout(5):
             with pytest.raises(TypeError):
-                await ask(fleet, 1)
+                await score(fleet, 1)
 
 
-async def test_what_callers_pass_is_neither_changed_nor_mixed(replica):
+async def test_arguments_are_neither_changed_nor_mixed_between_calls(replica):
     """Trainers share one dict of extras among samples, and reuse their lists."""
     only = await replica()
     shared = {"score_mode": "unit", "nested": {"a": [1]}}
-    frames = list(PICTURES)
+    frames = list(IMAGES)
     before = copy.deepcopy((shared, frames))
     async with coalescing(only.url) as fleet:
         calls = [
@@ -235,51 +234,53 @@ async def test_what_callers_pass_is_neither_changed_nor_mixed(replica):
         ]
         assert numbers(await asyncio.gather(*calls)) == list(range(8))
     assert (shared, frames) == before
-    items = [item for asked in only.asked for item in asked.items]
-    told = sorted((item["task_text"], item["nframes"]) for item in items)
-    assert told == [(f"task {i}", i + 1) for i in range(8)]
+    items = [item for request in only.received for item in request.items]
+    sent = sorted((item["task_text"], item["nframes"]) for item in items)
+    assert sent == [(f"task {i}", i + 1) for i in range(8)]
 
 
-async def test_a_cancelled_caller_does_not_harm_the_others(replica):
+async def test_a_cancelled_caller_does_not_affect_the_others(replica):
     release = asyncio.Event()
 
-    async def held(asked: Asked) -> Reply:
+    async def held(request: Received) -> Reply:
         await release.wait()
-        return await well(asked)
+        return await healthy(request)
 
     only = await replica(held)
     async with coalescing(only.url, coalesce_s=0.1, max_concurrency=1024) as fleet:
-        calls = [asyncio.create_task(ask(fleet, number)) for number in range(6)]
+        calls = [asyncio.create_task(score(fleet, number)) for number in range(6)]
         await until(
             lambda: any(len(each.calls) == 6 for each in fleet.video._coalescer._open.values())
         )
-        calls[0].cancel()  # before the batch departs
-        await until(lambda: bool(only.asked))
-        calls[1].cancel()  # under way
+        calls[0].cancel()  # before the batch is sent
+        await until(lambda: bool(only.received))
+        calls[1].cancel()  # while the batch is in flight
         release.set()
         assert numbers(await asyncio.gather(*calls[2:])) == [2, 3, 4, 5]
         assert all(call.cancelled() for call in calls[:2])
-    assert [item["task_text"] for item in only.asked[0].items] == [f"task {i}" for i in range(1, 6)]
+    # Requests are encoded in threads, so their order within a batch is arbitrary.
+    sent = sorted(item["task_text"] for item in only.received[0].items)
+    assert sent == [f"task {i}" for i in range(1, 6)]
 
 
-async def test_a_batch_whose_callers_are_all_gone_is_given_up(serve: Serve):
+async def test_a_batch_whose_callers_are_all_cancelled_is_cancelled(serve: Serve):
     judge = FakeJudge(wait_s=30)
     async with coalescing(str(serve(judge).base_url)) as fleet:
-        calls = [asyncio.create_task(ask(fleet, number)) for number in range(3)]
+        calls = [asyncio.create_task(score(fleet, number)) for number in range(3)]
         await until(lambda: len(judge.seen) == 3)
         for call in calls:
             call.cancel()
         await until(lambda: judge.cancelled == 3)
 
 
-async def test_coalesced_calls_keep_the_deadline(replica):
+async def test_coalesced_calls_end_at_their_deadline(replica):
     never = asyncio.Event()
 
-    async def silent(asked: Asked) -> None:
+    async def silent(request: Received) -> None:
         await never.wait()
 
     only = await replica(silent)
     async with coalescing(only.url, timeout_s=0.3) as fleet, asyncio.timeout(3):
-        answers = await asyncio.gather(*(ask(fleet, i) for i in range(9)), return_exceptions=True)
+        answers = await asyncio.gather(*(score(fleet, i) for i in range(9)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.DeadlineExceeded}
     never.set()

@@ -6,7 +6,6 @@ import json
 import math
 import socketserver
 import threading
-from contextlib import contextmanager
 
 import httpx
 import numpy as np
@@ -17,6 +16,7 @@ from rewardfleet import RewardFleet, Status, blocking, video_request
 from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
+from .conftest import answering, http_response
 
 TASK = "put the bowl on the plate"
 
@@ -30,19 +30,19 @@ def fleet_of(client: httpx.Client, **options: object) -> RewardFleet:
     return RewardFleet(video=str(client.base_url), **options)
 
 
-async def test_an_array_a_path_a_file_and_pictures_go_in(serve: Serve, frames, tmp_path):
+async def test_a_clip_may_be_an_array_a_path_a_file_or_images(serve: Serve, frames, tmp_path):
     judge = FakeJudge(0.75)
     client = serve(judge)
     (tmp_path / "clip.mp4").write_bytes(LONG_CLIP.read_bytes())
-    pictures = video_request(TASK, frames).frames_base64
+    images = video_request(TASK, frames).frames_base64
     async with fleet_of(client) as fleet:
-        for clip in (frames, tmp_path / "clip.mp4", "clip.mp4", LONG_CLIP.read_bytes(), pictures):
+        for clip in (frames, tmp_path / "clip.mp4", "clip.mp4", LONG_CLIP.read_bytes(), images):
             score = await fleet.video.score(TASK, clip)
             assert (score.score, score.status) == (0.75, Status.OK)
-    assert len(judge.seen) == 2, "a clip is known by its content, whichever way it came in"
+    assert len(judge.seen) == 2, "the cache key is the content, whatever the input"
 
 
-async def test_an_array_arrives_as_it_was_sent(serve: Serve, frames):
+async def test_an_array_is_sent_without_loss(serve: Serve, frames):
     class Recorder(FakeJudge):
         async def judge(self, task_text, clip, backend_kwargs):
             self.frames = clip.frames
@@ -52,8 +52,10 @@ async def test_an_array_arrives_as_it_was_sent(serve: Serve, frames):
     async with fleet_of(serve(judge)) as fleet:
         score = await fleet.video.score(TASK, frames, nframes=8, fps=20)
     sent = frames[np.linspace(0, 39, 8).round().astype(int)]
-    assert np.array_equal(np.stack(judge.frames), sent), "without loss"
-    assert score.provenance["frames"]["fps"] == pytest.approx(20 * 7 / 39), "of what was sent"
+    assert np.array_equal(np.stack(judge.frames), sent), "lossless"
+    assert score.provenance["frames"]["fps"] == pytest.approx(20 * 7 / 39), (
+        "the rate of the frames that were sent"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,14 +68,16 @@ async def test_an_array_arrives_as_it_was_sent(serve: Serve, frames):
         b"",
         [],
     ],
-    ids=["float", "one-frame", "alpha", "no-frames", "no-bytes", "no-pictures"],
+    ids=["float", "one-frame", "alpha", "no-frames", "no-bytes", "no-images"],
 )
-def test_what_is_no_clip_is_refused_before_it_is_sent(clip):
+def test_an_invalid_clip_is_refused_before_it_is_sent(clip):
     with pytest.raises(rewardfleet.InvalidRequest):
         video_request(TASK, clip)
 
 
-async def test_failures_are_typed_and_carry_the_services_words(serve: Serve, frames, tmp_path):
+async def test_failures_are_typed_and_carry_the_message_of_the_service(
+    serve: Serve, frames, tmp_path
+):
     client = serve(FakeJudge(error=RuntimeError("the engine is dead")))
     async with fleet_of(client) as fleet:
         with pytest.raises(rewardfleet.BackendFailed, match="the engine is dead") as failure:
@@ -95,55 +99,30 @@ async def test_failures_are_typed_and_carry_the_services_words(serve: Serve, fra
         assert (await fleet.video.score(TASK, frames)).score == 1
 
 
-async def test_a_slow_service_is_a_deadline_not_a_hang(serve: Serve, frames):
+async def test_a_slow_service_raises_deadline_exceeded(serve: Serve, frames):
     async with fleet_of(serve(FakeJudge(wait_s=30)), timeout_s=0.3) as fleet:
         async with asyncio.timeout(5):
             with pytest.raises(rewardfleet.DeadlineExceeded):
                 await fleet.video.score(TASK, frames)
 
 
-async def test_a_service_that_is_not_there_is_unavailable(frames):
+async def test_a_service_that_does_not_run_is_unavailable(frames):
     async with RewardFleet(video="http://127.0.0.1:1") as fleet:
         with pytest.raises(rewardfleet.Unavailable, match="127.0.0.1:1"):
             await fleet.video.score(TASK, frames)
 
 
-@contextmanager
-def answering(response: bytes):
-    """A server that answers every request with the same bytes."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(65536)
-            self.request.sendall(response)
-
-    class Server(socketserver.ThreadingTCPServer):
-        # A connection that a try gave up may never say anything.
-        block_on_close = False
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def http(status: str, body: str, header: str = "Connection: close") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{header}\r\n\r\n"
-    return (head + body).encode()
-
-
 @pytest.mark.parametrize(
     ("response", "error"),
     [
-        (http("200 OK", "<html>welcome</html>"), rewardfleet.BackendFailed),
-        (http("200 OK", '{"score": 0.5}'), rewardfleet.BackendFailed),
-        (http("200 OK", '{"score": null, "status": "ok"}'), rewardfleet.BackendFailed),
-        (http("502 Bad Gateway", "<html>nginx</html>"), rewardfleet.BackendFailed),
-        (http("503 Service Unavailable", "x"), rewardfleet.Unavailable),
-        (http("429 Too Many Requests", "", "Retry-After: 1000"), rewardfleet.Overloaded),
-        (http("418 I'm a teapot", ""), rewardfleet.InvalidRequest),
-        (http("302 Found", ""), rewardfleet.InvalidRequest),
+        (http_response("200 OK", "<html>welcome</html>"), rewardfleet.BackendFailed),
+        (http_response("200 OK", '{"score": 0.5}'), rewardfleet.BackendFailed),
+        (http_response("200 OK", '{"score": null, "status": "ok"}'), rewardfleet.BackendFailed),
+        (http_response("502 Bad Gateway", "<html>nginx</html>"), rewardfleet.BackendFailed),
+        (http_response("503 Service Unavailable", "x"), rewardfleet.Unavailable),
+        (http_response("429 Too Many Requests", "", "Retry-After: 1000"), rewardfleet.Overloaded),
+        (http_response("418 I'm a teapot", ""), rewardfleet.InvalidRequest),
+        (http_response("302 Found", ""), rewardfleet.InvalidRequest),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", rewardfleet.Unavailable),
         (b"SSH-2.0-OpenSSH_9\r\n", rewardfleet.Unavailable),
         (b"", rewardfleet.Unavailable),
@@ -153,7 +132,7 @@ def http(status: str, body: str, header: str = "Connection: close") -> bytes:
         ),
     ],
 )
-async def test_what_is_no_answer_of_ours_is_a_typed_failure(response, error, tmp_path):
+async def test_an_answer_of_another_server_is_a_typed_failure(response, error, tmp_path):
     with answering(response) as url:
         async with RewardFleet(video=url) as fleet:
             with pytest.raises(error):
@@ -178,7 +157,9 @@ async def test_a_score_becomes_a_reward(serve: Serve, frames, score, options, re
 
 
 @pytest.mark.parametrize("judge", [FakeJudge(None), FakeJudge(error=RuntimeError("dead"))])
-async def test_no_reward_is_never_silently_a_number(serve: Serve, frames, judge, caplog):
+async def test_a_missing_reward_is_raised_or_replaced_with_a_warning(
+    serve: Serve, frames, judge, caplog
+):
     client = serve(judge)
     requests = [video_request(TASK, frames)]
     async with fleet_of(client) as fleet:
@@ -194,10 +175,10 @@ async def test_no_reward_is_never_silently_a_number(serve: Serve, frames, judge,
                 *await fleet.video.rewards(requests),
             ]
         assert rewards == pytest.approx([constant] * 2, nan_ok=True)
-        assert caplog.text.count("no reward") == 2, "each is told in the log"
+        assert caplog.text.count("no reward") == 2, "one warning each"
 
 
-async def test_a_batch_keeps_its_order_and_its_failures_apart(serve: Serve, frames):
+async def test_a_batch_is_in_order_and_its_items_fail_individually(serve: Serve, frames):
     client = serve()
     requests = [
         video_request(TASK, frames),
@@ -232,7 +213,7 @@ def test_options_out_of_range_are_refused(options):
         RewardFleet(video="http://127.0.0.1:1", **options)
 
 
-def test_a_key_that_no_header_can_carry_is_refused_without_telling_it():
+def test_a_key_that_does_not_fit_in_a_header_is_refused_without_showing_it():
     for key in ("schlüssel", "two\nlines", "a\0b"):
         with pytest.raises(ValueError, match="plain ASCII") as refused:
             RewardFleet(video="http://127.0.0.1:1", api_key=key)
@@ -241,12 +222,12 @@ def test_a_key_that_no_header_can_carry_is_refused_without_telling_it():
 
 
 @pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:18080", "ftp://host", "http://", ""])
-def test_what_is_no_url_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(ValueError, match="give a URL"):
         RewardFleet(video=url)
 
 
-def test_synchronous_code_has_the_same_calls(serve: Serve, frames):
+def test_the_blocking_client_has_the_same_calls(serve: Serve, frames):
     client = serve(FakeJudge(0.75))
     with blocking.RewardFleet(video=str(client.base_url), binary_reward=False) as fleet:
         assert fleet.video.score(TASK, frames).score == 0.75
@@ -257,7 +238,7 @@ def test_synchronous_code_has_the_same_calls(serve: Serve, frames):
             fleet.video.score(TASK, "none.mp4")
 
 
-async def test_synchronous_calls_work_inside_a_running_loop(serve: Serve, frames):
+async def test_blocking_calls_work_inside_a_running_event_loop(serve: Serve, frames):
     """As in a notebook, or in a trainer that calls a synchronous function from its loop."""
     client = serve()
     with blocking.RewardFleet(video=str(client.base_url)) as fleet:
@@ -275,8 +256,8 @@ def test_the_blocking_client_leaves_no_thread_behind(serve: Serve):
     assert "rewardfleet" not in left
 
 
-def test_the_seeds_request_and_answer(serve: Serve, make_video):
-    """What the first LIBERO reward server took and gave, taken and given here too."""
+def test_the_request_and_answer_of_the_original_libero_reward_server(serve: Serve, make_video):
+    """Its clients work with this service without changes."""
     client = serve(FakeJudge(0.9))
     answer = client.post(
         "/score",
@@ -299,7 +280,7 @@ def test_the_seeds_request_and_answer(serve: Serve, make_video):
     assert json.loads(client.get("/openapi.json").text)["paths"]["/score"]["post"]
 
 
-def test_closing_the_blocking_client_ends_the_calls_of_other_threads(serve: Serve, frames):
+def test_closing_the_blocking_client_cancels_the_calls_of_other_threads(serve: Serve, frames):
     judge = FakeJudge(wait_s=60)
     client = serve(judge)
     fleet = blocking.RewardFleet(video=str(client.base_url))
@@ -317,7 +298,7 @@ def test_closing_the_blocking_client_ends_the_calls_of_other_threads(serve: Serv
     assert ended.wait(5)
 
 
-async def test_what_was_not_given_is_not_sent(frames):
+async def test_unset_fields_are_not_sent(frames):
     """A service of an older version would refuse fields that it does not know."""
     received = []
 
@@ -328,10 +309,10 @@ async def test_what_was_not_given_is_not_sent(frames):
             while len(body) < length:
                 body += self.request.recv(1 << 20)
             received.append(json.loads(body))
-            self.request.sendall(http("422 Unprocessable Content", ""))
+            self.request.sendall(http_response("422 Unprocessable Content", ""))
 
     class Server(socketserver.ThreadingTCPServer):
-        # A connection that a try gave up may never say anything.
+        # A connection that the client abandoned may never send anything.
         block_on_close = False
         daemon_threads = True
 

@@ -1,6 +1,8 @@
-"""The arithmetic of episodes: formulas, ranges, and what holds whatever the numbers."""
+"""The episode functions: formulas, ranges, and properties that hold for any input."""
 
 from itertools import pairwise
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,71 +10,91 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import rewardfleet.episodes
 from rewardfleet import EpisodeOptions, EpisodeRequest
 from rewardfleet.episodes import (
     Grouping,
-    Running,
-    Schedule,
+    RunningMeanStd,
+    TemperatureSchedule,
     Trajectories,
+    aggregate,
     all_equal,
     by_length,
-    clusters,
     commanded_path,
+    compute_rewards,
     discounted,
+    diversity_signal,
     dtw_distances,
     efficiency,
-    energy,
     hybrid,
-    majority,
-    measure,
+    low_energy,
+    majority_vote,
     most_diverse,
-    normalise,
-    path_length,
-    resampled,
+    normalize,
+    resample,
     resampled_distances,
-    settle,
+    score_episodes,
     shaping,
-    signal_of_diversity,
-    signal_of_success,
+    short_path,
+    single_linkage,
     smoothness,
-    spread,
+    spread_temperatures,
     success,
+    success_signal,
+    validate_batch,
     visual,
 )
+from rewardfleet.episodes.kinds import KINDS, OBJECTIVES
 from rewardfleet.episodes.rewards import EFFICIENCY
+from rewardfleet.wire.episode import Objective, RewardKind
 from rewardfleet.wire.errors import InvalidRequest
 
-SHARES = arrays(float, st.integers(1, 20), elements=st.floats(0, 1))
+FRACTIONS = arrays(float, st.integers(1, 20), elements=st.floats(0, 1))
 NUMBERS = st.floats(-1e3, 1e3)
 FORMS = sorted(EFFICIENCY)
 
 
-def test_efficiency_is_the_seeds():
+def test_all_is_sorted():
+    assert rewardfleet.episodes.__all__ == sorted(rewardfleet.episodes.__all__)
+
+
+def test_every_kind_and_objective_is_implemented_and_documented():
+    assert set(KINDS) == set(get_args(RewardKind))
+    assert set(OBJECTIVES) == set(get_args(Objective))
+    page = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    for name in [*KINDS, *OBJECTIVES]:
+        assert f"| `{name}` |" in page
+
+
+# Formulas
+
+
+def test_efficiency_equals_the_original_test_time_rl_reward():
     assert efficiency([1, 1, 0], [100, 500, 10], 500) == pytest.approx([0.8333, 0.5, 0], abs=1e-4)
     assert efficiency([1, 1], [75, 800], [75, 800]).tolist() == [0.5, 0.5], "each its own limit"
     assert efficiency([1], [0], [500]).tolist() == [1.0]
     assert efficiency([1, 1], [100, 200], 500, "group_best", best=0.2).tolist() == [1.0, 0.5]
 
 
-@given(SHARES, st.sampled_from(FORMS))
-def test_efficiency_falls_with_steps_and_success_is_worth_more_than_failure(
-    shares: np.ndarray, form: str
+@given(FRACTIONS, st.sampled_from(FORMS))
+def test_efficiency_falls_with_steps_and_a_success_exceeds_a_failure(
+    fractions: np.ndarray, form: str
 ):
-    shares = np.sort(shares)
-    worth = efficiency(np.ones_like(shares), shares, 1.0, form, best=shares.min())
-    assert ((worth > 0) & (worth <= 1)).all() or form == "group_best"
-    assert (np.diff(worth) <= 1e-12).all()
-    assert (efficiency(np.zeros_like(shares), shares, 1.0, form, best=0.0) == 0).all()
+    fractions = np.sort(fractions)
+    values = efficiency(np.ones_like(fractions), fractions, 1.0, form, best=fractions.min())
+    assert ((values > 0) & (values <= 1)).all() or form == "group_best"
+    assert (np.diff(values) <= 1e-12).all()
+    assert (efficiency(np.zeros_like(fractions), fractions, 1.0, form, best=0.0) == 0).all()
 
 
-def test_other_forms_spread_wider_than_the_seeds():
+def test_other_forms_of_efficiency_have_a_wider_range_than_reciprocal():
     spans = {form: np.ptp(efficiency([1, 1], [1, 500], 500, form, best=1 / 500)) for form in FORMS}
     assert all(spans[form] > 0.85 for form in set(FORMS) - {"reciprocal"})
     assert spans["reciprocal"] < 0.5
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: efficiency([1], [-1], [5]), "steps"),
         (lambda: efficiency([1], [6], [5]), "steps"),
@@ -82,34 +104,36 @@ def test_other_forms_spread_wider_than_the_seeds():
         (lambda: visual([1], [1.5]), "visual_success"),
         (lambda: hybrid([], 1.0), "step"),
         (lambda: discounted([1], [-1], 0.9), "steps"),
-        (lambda: spread(0), "n:"),
-        (lambda: normalise([1.0], Grouping([0], 1), by_deviation=True), "two members"),
+        (lambda: spread_temperatures(0), "n:"),
+        (lambda: normalize([1.0], Grouping([0], 1), by_std=True), "two members"),
     ],
 )
-def test_what_is_impossible_is_an_error(call, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_input_raises_a_value_error(call, message: str):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
 @given(arrays(float, st.integers(1, 20), elements=NUMBERS), st.floats(0, 1))
-def test_shaping_leaves_the_best_policy_the_best(progress: np.ndarray, gamma: float):
-    """Discounted, it adds up to minus the first potential, whatever comes between."""
+def test_the_discounted_sum_of_shaping_depends_on_the_first_potential_only(
+    progress: np.ndarray, gamma: float
+):
+    """It is minus the first potential, so shaping does not change which policy is optimal."""
     added = shaping(progress, gamma)
     discounts = gamma ** np.arange(len(progress))
     assert (discounts * added).sum() == pytest.approx(-progress[0], abs=1e-6)
 
 
-def test_steps_and_terminal():
+def test_hybrid_discounted_and_by_length():
     assert hybrid([1, 2, 3], 10).tolist() == [1, 2, 13]
     assert discounted([8.0, 8.0, 8.0], [0, 1, 4], 0.5).tolist() == [8, 8, 1]
     assert by_length([6.0], [3]).tolist() == [2]
 
 
 @given(st.lists(arrays(float, st.integers(0, 9), elements=NUMBERS), min_size=1, max_size=5))
-def test_a_running_mean_is_that_of_all_at_once(batches: list[np.ndarray]):
-    running = Running()
+def test_running_statistics_equal_those_of_all_rewards_at_once(batches: list[np.ndarray]):
+    running = RunningMeanStd()
     for rewards in batches:
-        running = running.with_batch(rewards)
+        running = running.updated(rewards)
     together = np.concatenate(batches)
     assert running.count == len(together)
     if len(together):
@@ -117,50 +141,56 @@ def test_a_running_mean_is_that_of_all_at_once(batches: list[np.ndarray]):
         assert running.variance == pytest.approx(together.var(), rel=1e-6, abs=1e-6)
 
 
+# Groups
+
+
 GROUPS = st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=25)
 
 
 @given(GROUPS, st.randoms())
-def test_groups_are_reckoned_as_one_by_one(names: list[str | None], random):
+def test_group_statistics_equal_those_of_each_group_alone(names: list[str | None], random):
     values = np.array([random.uniform(-5, 5) for _ in names])
     grouping, known = Grouping.by_name(names)
     assert known == list(dict.fromkeys(name for name in names if name is not None))
     for number, name in enumerate(known):
         own = values[[each == name for each in names]]
         assert grouping.mean(values)[number] == pytest.approx(own.mean())
-        assert grouping.lowest(values)[number] == own.min()
+        assert grouping.minimum(values)[number] == own.min()
         if len(own) > 1:
-            assert grouping.deviation(values)[number] == pytest.approx(own.std(ddof=1))
+            assert grouping.std(values)[number] == pytest.approx(own.std(ddof=1))
         assert all_equal(values, grouping, 1.0)[number] == (np.ptp(own) <= 1.0)
-    seen = [members for alike in grouping.alike() for group in alike for members in group]
-    assert sorted(seen) == [i for i, name in enumerate(names) if name is not None]
+    members = [index for groups in grouping.by_size() for group in groups for index in group]
+    assert sorted(members) == [i for i, name in enumerate(names) if name is not None]
 
 
 @given(arrays(float, (4, 3), elements=NUMBERS))
-def test_normalised_groups_have_mean_zero(rewards: np.ndarray):
+def test_normalized_groups_have_mean_zero(rewards: np.ndarray):
     grouping = Grouping(np.repeat(np.arange(4), 3), 4)
-    for by_deviation in (False, True):
-        scaled = normalise(rewards.ravel(), grouping, by_deviation=by_deviation)
-        assert scaled.reshape(4, 3).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-5)
+    for by_std in (False, True):
+        normalized = normalize(rewards.ravel(), grouping, by_std=by_std)
+        assert normalized.reshape(4, 3).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-5)
+
+
+# Motion and clusters
 
 
 @given(st.integers(1, 6), st.randoms())
-def test_motion_of_many_is_that_of_each(count: int, random):
+def test_the_motion_of_many_trajectories_equals_that_of_each(count: int, random):
     rng = np.random.default_rng(random.randrange(1000))
-    moved = [rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(count)]
-    together = Trajectories(moved)
-    for index, each in enumerate(moved):
+    trajectories = [rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(count)]
+    together = Trajectories(trajectories)
+    for index, each in enumerate(trajectories):
         jerk = np.diff(each, 2, axis=0)
         mean = (jerk**2).sum() / max(len(jerk), 1)
         assert smoothness(together)[index] == pytest.approx(1 / (1 + mean))
-        assert energy(together)[index] == pytest.approx(1 / (1 + (each**2).sum() / len(each)))
+        assert low_energy(together)[index] == pytest.approx(1 / (1 + (each**2).sum() / len(each)))
         length = np.linalg.norm(np.diff(each, axis=0), axis=1).sum()
-        assert path_length(together)[index] == pytest.approx(1 / (1 + length))
+        assert short_path(together)[index] == pytest.approx(1 / (1 + length))
 
 
-def test_motion_that_is_even_is_smooth():
-    even, jerky = np.linspace([0, 0], [1, 1], 20), np.tile([[1.0, 1], [-1, -1]], (10, 1))
-    assert smoothness(Trajectories([even, jerky])) == pytest.approx([1, 1 / 33])
+def test_uniform_motion_is_smooth():
+    uniform, jerky = np.linspace([0, 0], [1, 1], 20), np.tile([[1.0, 1], [-1, -1]], (10, 1))
+    assert smoothness(Trajectories([uniform, jerky])) == pytest.approx([1, 1 / 33])
     assert commanded_path(np.array([[1.0, 0, 0, 9], [0, 1, 0, 9]])).tolist() == [
         [0, 0, 0],
         [1, 0, 0],
@@ -168,73 +198,89 @@ def test_motion_that_is_even_is_smooth():
     ]
 
 
-def test_resampling_keeps_ends_and_lines():
+def test_resampling_preserves_ends_and_lines():
     line = np.linspace([0.0, 5.0], [1.0, 9.0], 7)
-    brought = resampled([line, line[:1], line[::3]], 5)
-    assert brought.shape == (3, 5, 2)
-    assert brought[0] == pytest.approx(np.linspace([0.0, 5.0], [1.0, 9.0], 5))
-    assert brought[1] == pytest.approx(np.tile(line[:1], (5, 1)))
-    assert brought[2] == pytest.approx(brought[0])
+    resampled = resample([line, line[:1], line[::3]], 5)
+    assert resampled.shape == (3, 5, 2)
+    assert resampled[0] == pytest.approx(np.linspace([0.0, 5.0], [1.0, 9.0], 5))
+    assert resampled[1] == pytest.approx(np.tile(line[:1], (5, 1)))
+    assert resampled[2] == pytest.approx(resampled[0])
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.randoms())
-def test_distances_are_those_of_each_pair(groups: int, size: int, random):
-    brought = np.random.default_rng(random.randrange(1000)).normal(size=(groups, size, 4, 2))
-    distances = resampled_distances(brought)
+def test_distances_equal_those_of_each_pair(groups: int, size: int, random):
+    resampled = np.random.default_rng(random.randrange(1000)).normal(size=(groups, size, 4, 2))
+    distances = resampled_distances(resampled)
     assert distances.shape == (groups, size, size)
     for i in range(size):
         for j in range(size):
-            mean = ((brought[:, i] - brought[:, j]) ** 2).mean(axis=(1, 2))
+            mean = ((resampled[:, i] - resampled[:, j]) ** 2).mean(axis=(1, 2))
             assert distances[:, i, j] == pytest.approx(np.sqrt(mean), abs=1e-6)
 
 
-def test_time_warping_forgives_a_pause_where_points_in_order_do_not():
+def test_time_warping_ignores_a_pause_and_resampling_does_not():
     time = np.linspace(0, 6, 60)[:, None]
     one = np.sin(time + np.arange(3))
     paused = np.concatenate([one[:30], np.tile(one[29:30], (5, 1)), one[30:]])
     warped = dtw_distances([one, paused])[0, 1]
-    straight = resampled_distances(resampled([one, paused])[None])[0, 0, 1]
+    straight = resampled_distances(resample([one, paused])[None])[0, 0, 1]
     assert warped < straight / 3
     assert dtw_distances([one]).tolist() == [[0.0]]
 
 
 @given(st.integers(1, 8), st.floats(0, 2), st.randoms())
-def test_clusters_are_chains_of_neighbours(size: int, threshold: float, random):
+def test_clusters_are_chains_of_neighbors(size: int, threshold: float, random):
     points = np.random.default_rng(random.randrange(1000)).uniform(0, 5, size)
     distances = np.abs(points[:, None] - points)[None]
-    numbers = clusters(distances, threshold)[0]
+    labels = single_linkage(distances, threshold)[0]
     order = np.argsort(points)
     for one, other in pairwise(order):
         close = points[other] - points[one] <= threshold
-        assert (numbers[one] == numbers[other]) == close
-    assert sorted(set(numbers)) == list(range(numbers.max() + 1))
-    voted, ratio = majority(numbers[None])
-    assert ratio[0] == max(np.bincount(numbers)) / size == voted.mean()
+        assert (labels[one] == labels[other]) == close
+    assert sorted(set(labels)) == list(range(labels.max() + 1))
+    is_majority, ratio = majority_vote(labels[None])
+    assert ratio[0] == max(np.bincount(labels)) / size == is_majority.mean()
 
 
-def test_the_most_diverse_lie_far_apart():
+def test_the_most_diverse_members_are_far_apart():
     points = np.array([0.0, 0.1, 0.2, 5.0, 10.0])
-    chosen = most_diverse(np.abs(points[:, None] - points)[None], 3)
-    assert set(points[chosen[0]]) >= {5.0, 10.0} and chosen.sum() == 3
+    selected = most_diverse(np.abs(points[:, None] - points)[None], 3)
+    assert set(points[selected[0]]) >= {5.0, 10.0} and selected.sum() == 3
     assert most_diverse(np.zeros((2, 4, 4)), 2).sum(axis=1).tolist() == [2, 2]
 
 
+# Temperatures
+
+
 @given(st.integers(1, 16), st.floats(0.1, 1), st.floats(0, 1))
-def test_temperatures_rise_from_base_to_base_and_range(n: int, base: float, width: float):
-    found = spread(n, base, width)
-    assert len(found) == n and found[0] == pytest.approx(base)
-    assert n == 1 or found[-1] == pytest.approx(base + width)
+def test_temperatures_rise_from_base_to_base_plus_range(n: int, base: float, width: float):
+    temperatures = spread_temperatures(n, base, width)
+    assert len(temperatures) == n and temperatures[0] == pytest.approx(base)
+    assert n == 1 or temperatures[-1] == pytest.approx(base + width)
 
 
 @given(st.floats(-1, 1), st.floats(0.1, 1.5), st.floats(0.05, 1))
-def test_a_schedule_stays_within_its_bounds(signal: float, base: float, width: float):
-    moved = Schedule(base, width).after(signal)
+def test_a_schedule_stays_within_its_limits(signal: float, base: float, width: float):
+    moved = TemperatureSchedule(base, width).after(signal)
     assert 0.1 <= moved.base <= 1.5 and 0.05 <= moved.width <= 1
     assert (moved.base - base) * signal >= -1e-12
-    assert Schedule(base, 0).after(signal).width == 0
+    assert TemperatureSchedule(base, 0).after(signal).width == 0
 
 
-# Whole batches
+def test_a_schedule_converges_to_its_target():
+    """If success falls as the temperature rises, base settles where success equals its target."""
+    schedule = TemperatureSchedule(0.2, 0.1)
+    for _ in range(60):
+        rate = min(max(1.2 - schedule.base, 0), 1)
+        schedule = schedule.after(success_signal(rate, 0.5))
+    assert rate == pytest.approx(0.5, abs=0.02)
+    for _ in range(200):
+        diversity = schedule.width / 2
+        schedule = schedule.after(diversity_signal(diversity, 0.2))
+    assert diversity == pytest.approx(0.2, abs=0.02)
+
+
+# Batches
 
 
 def episodes(**fields: object) -> list[EpisodeRequest]:
@@ -247,109 +293,102 @@ def episodes(**fields: object) -> list[EpisodeRequest]:
     ]  # fmt: skip
 
 
-def test_objectives_are_summed_gated_or_normalised_and_returned_apart():
-    weights = {"success": 1.0, "efficiency": 2.0, "energy": 0.5}
-    energies = 1 / (1 + np.array([0, 2, 8]))
-    gained, efficient = np.array([1, 1, 0]), np.array([1 / 1.1, 1 / 1.2, 0])
-    total = gained + 2 * efficient + 0.5 * energies
-    expected = {"sum": total, "gated": total * gained}
-    for combine, scores in expected.items():
-        options = EpisodeOptions(weights=weights, combine=combine)
-        settled = settle(measure(episodes(), options), options)
-        assert settled.scores == pytest.approx(scores)
-        assert set(settled.measured.components) == set(weights)
-        assert settled.measured.components["energy"] == pytest.approx(energies)
-    options = EpisodeOptions(weights=weights, combine="normalised")
-    scaled = settle(measure(episodes(), options), options).scores
-    by_hand = sum(
-        weight * (values - values.mean()) / values.std(ddof=1)
-        for weight, values in ((1, gained), (2, efficient), (0.5, energies))
-    )
-    assert scaled == pytest.approx(by_hand, abs=1e-4)
-
-
-def test_against_the_groups_best():
-    options = EpisodeOptions(efficiency="group_best")
-    settled = settle(measure(episodes(kind="efficiency"), options), options)
-    assert settled.scores == pytest.approx([1, 0.5, 0])
-
-
-def test_a_precomputed_score_passes_untouched():
-    items = episodes(kind="rm", rm_score=0.3, steps=None, max_steps=None)
-    items += [EpisodeRequest(uid=f"{n} too", group="g", success=True, steps=9) for n in range(2)]
-    for normalise_by in ("length", "group_mean", "group_deviation"):
-        options = EpisodeOptions(normalise=normalise_by)
-        settled = settle(measure(items, options), options)
-        assert settled.scores[:3].tolist() == [0.3] * 3
-        assert not settled.reasons and (settled.scores[3:] != 1).all()
-
-
-def test_the_groups_best_is_of_those_who_tell_their_steps():
-    options = EpisodeOptions(efficiency="group_best")
-    items = [*episodes(kind="efficiency"), EpisodeRequest(uid="x", group="g", success=True)]
-    assert settle(measure(items, options), options).scores == pytest.approx([1, 0.5, 0, 1])
-
-
-def test_no_success_is_worth_nothing_beside_one_of_no_steps():
-    options = EpisodeOptions(efficiency="group_best")
-    items = [*episodes(kind="efficiency")[:1], *episodes(kind="efficiency", uid="x", steps=0)[:1]]
-    assert settle(measure(items, options), options).scores == pytest.approx([0.1, 1])
-
-
-def test_shaping_is_added_to_the_steps_own_rewards():
-    options = EpisodeOptions(gamma=0.5)
-    items = episodes(kind="shaped", progress=[0, 1, 2], step_rewards=[1, 2, 3], episode_reward=9)
-    measured = measure(items[:1], options)
-    assert measured.step_rewards[0].tolist() == [1.5, 2, 4]  # what is beyond the steps comes last
-    assert measured.components["episode"].tolist() == [9]
-    assert measured.components["shaping"].tolist() == [-1.5]
-
-
-def scores_of(items: list[EpisodeRequest], options: EpisodeOptions) -> list[float]:
-    return settle(measure(items, options), options).scores.tolist()
-
-
 def item(uid: str, kind: str, **fields: object) -> EpisodeRequest:
     return EpisodeRequest.model_validate({"uid": uid, "group": "g", "kind": kind, **fields})
 
 
-def test_a_score_from_elsewhere_is_no_part_of_the_others_baseline():
-    options = EpisodeOptions(normalise="group_mean")
+def test_a_batch_flows_through_three_functions_and_validation_is_final():
+    options = EpisodeOptions()
+    batch = validate_batch(episodes(), options)
+    result = aggregate(compute_rewards(batch, options), options)
+    assert result.scores.tolist() == score_episodes(episodes(), options).scores.tolist()
+    assert result.batch is batch
+    with pytest.raises(ValueError, match="read-only"):
+        batch.ok[0] = False
+
+
+def test_objectives_are_summed_gated_or_normalized_and_returned_as_components():
+    weights = {"success": 1.0, "efficiency": 2.0, "low_energy": 0.5}
+    energies = 1 / (1 + np.array([0, 2, 8]))
+    successes, efficiencies = np.array([1, 1, 0]), np.array([1 / 1.1, 1 / 1.2, 0])
+    total = successes + 2 * efficiencies + 0.5 * energies
+    expected = {"sum": total, "gated": total * successes}
+    for combine, scores in expected.items():
+        options = EpisodeOptions(weights=weights, combine=combine)
+        result = score_episodes(episodes(), options)
+        assert result.scores == pytest.approx(scores)
+        assert set(result.components) == set(weights)
+        assert result.components["low_energy"] == pytest.approx(energies)
+    options = EpisodeOptions(weights=weights, combine="normalized")
+    normalized = score_episodes(episodes(), options).scores
+    by_hand = sum(
+        weight * (values - values.mean()) / values.std(ddof=1)
+        for weight, values in ((1, successes), (2, efficiencies), (0.5, energies))
+    )
+    assert normalized == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_efficiency_relative_to_the_best_of_the_group():
+    options = EpisodeOptions(efficiency="group_best")
+    result = score_episodes(episodes(kind="efficiency"), options)
+    assert result.scores == pytest.approx([1, 0.5, 0])
+
+
+def test_the_score_of_a_reward_model_is_not_normalized():
+    items = episodes(kind="reward_model", reward_model_score=0.3, steps=None, max_steps=None)
+    items += [EpisodeRequest(uid=f"{n} too", group="g", success=True, steps=9) for n in range(2)]
+    for normalization in ("length", "group_mean", "group_std"):
+        options = EpisodeOptions(normalize=normalization)
+        result = score_episodes(items, options)
+        assert result.scores[:3].tolist() == [0.3] * 3
+        assert not result.batch.reasons and (result.scores[3:] != 1).all()
+
+
+def test_episodes_without_steps_do_not_count_for_the_best_of_the_group():
+    options = EpisodeOptions(efficiency="group_best")
+    items = [*episodes(kind="efficiency"), EpisodeRequest(uid="x", group="g", success=True)]
+    assert score_episodes(items, options).scores == pytest.approx([1, 0.5, 0, 1])
+
+
+def test_a_success_in_zero_steps_does_not_make_the_others_worthless():
+    options = EpisodeOptions(efficiency="group_best")
+    items = [*episodes(kind="efficiency")[:1], *episodes(kind="efficiency", uid="x", steps=0)[:1]]
+    assert score_episodes(items, options).scores == pytest.approx([0.1, 1])
+
+
+def test_shaping_is_added_to_the_step_rewards():
+    options = EpisodeOptions(gamma=0.5)
+    items = episodes(kind="shaped", progress=[0, 1, 2], step_rewards=[1, 2, 3], episode_reward=9)
+    rewards = compute_rewards(validate_batch(items[:1], options), options)
+    assert rewards.step_rewards[0].tolist() == [1.5, 2, 4]  # the rest of the 9 is in the last step
+    assert rewards.components["episode"].tolist() == [9]
+    assert rewards.components["shaping"].tolist() == [-1.5]
+
+
+def test_the_score_of_a_reward_model_is_not_part_of_the_baseline():
+    options = EpisodeOptions(normalize="group_mean")
     items = [item("a", "return", episode_reward=1), item("b", "return", episode_reward=0)]
-    items.append(item("c", "rm", rm_score=100))
-    assert scores_of(items, options) == [0.5, -0.5, 100]
-    assert measure(items, options).good.tolist() == [1, 0]
+    items.append(item("c", "reward_model", reward_model_score=100))
+    result = score_episodes(items, options)
+    assert result.scores.tolist() == [0.5, -0.5, 100]
+    assert result.components["reward"][result.batch.is_normalizable].tolist() == [1, 0]
 
 
-def test_one_alone_of_its_kind_is_refused_alone():
-    options = EpisodeOptions(normalise="group_mean", combine="normalised")
+def test_the_only_episode_of_its_kind_is_refused_without_the_others():
+    options = EpisodeOptions(normalize="group_mean", combine="normalized")
     returns = [item(uid, "return", episode_reward=1) for uid in "ab"]
-    measured = measure([*episodes()[:1], *returns], options)
-    assert measured.table.ok.tolist() == [False, True, True]
-    assert np.isfinite(settle(measured, options).scores[1:]).all()
+    result = score_episodes([*episodes()[:1], *returns], options)
+    assert result.batch.ok.tolist() == [False, True, True]
+    assert np.isfinite(result.scores[1:]).all()
 
 
-def test_a_limit_so_small_that_shares_overflow_is_refused():
+def test_a_step_limit_so_small_that_fractions_overflow_is_refused():
     tiny = item("a", "efficiency", success=True, steps=0, max_steps=1e-320)
-    measured = measure([tiny], EpisodeOptions())
-    assert not measured.table.ok.any()
+    assert not validate_batch([tiny], EpisodeOptions()).ok.any()
 
 
-def test_what_would_hold_the_service_for_minutes_is_refused():
+def test_trajectories_that_would_take_minutes_to_compare_are_refused():
     options = EpisodeOptions.model_validate({"clusters": {"distance": "dtw", "threshold": 1.0}})
     long = episodes(kind="success", actions=np.zeros((60_000, 1)).tolist())
     with pytest.raises(InvalidRequest, match="too long trajectories for dtw"):
-        settle(measure(long, options), options)
-
-
-def test_a_schedule_leads_to_its_target():
-    """Where success falls as the temperature rises, base settles where success is as asked."""
-    schedule = Schedule(0.2, 0.1)
-    for _ in range(60):
-        rate = min(max(1.2 - schedule.base, 0), 1)
-        schedule = schedule.after(signal_of_success(rate, 0.5))
-    assert rate == pytest.approx(0.5, abs=0.02)
-    for _ in range(200):
-        diversity = schedule.width / 2
-        schedule = schedule.after(signal_of_diversity(diversity, 0.2))
-    assert diversity == pytest.approx(0.2, abs=0.02)
+        score_episodes(long, options)

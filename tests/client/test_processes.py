@@ -1,4 +1,4 @@
-"""Where trainers put a client: pickles, forked workers, threads, one event loop after another."""
+"""A client in the places that trainers use: pickles, forked workers, threads, event loops."""
 
 import asyncio
 import functools
@@ -16,12 +16,12 @@ from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import LONG_CLIP, Serve
 
-pytestmark = pytest.mark.slow  # services that fail take their time
+pytestmark = pytest.mark.slow  # starts processes
 
 CLIP = LONG_CLIP.read_bytes()
 
 
-def test_trainers_see_that_the_calls_are_coroutine_functions():
+def test_the_calls_are_coroutine_functions_for_inspect():
     fleet = RewardFleet(video="http://127.0.0.1:1")
     for call in (fleet.video.reward, fleet.video.rewards, fleet.video.score):
         assert inspect.iscoroutinefunction(call)
@@ -30,7 +30,7 @@ def test_trainers_see_that_the_calls_are_coroutine_functions():
 
 
 def test_a_fleet_and_its_calls_can_be_pickled(serve: Serve):
-    """Before first use and after it; the copy makes connections of its own."""
+    """Before first use and after it; the copy opens its own connections."""
     url = str(serve(FakeJudge(0.75)).base_url)
     options = {"binary_reward": False, "coalesce_s": 0.001}
     fleet = pickle.loads(pickle.dumps(RewardFleet(video=[url], **options)))
@@ -96,7 +96,7 @@ def test_threads_may_share_a_blocking_fleet(serve: Serve):
     together = threading.Barrier(8)
 
     def use(fleet: blocking.RewardFleet) -> float:
-        together.wait(10)  # they also race for the first use
+        together.wait(10)  # they race for the first use
         return fleet.video.score("task", CLIP).score
 
     with blocking.RewardFleet(video=url) as fleet, ThreadPoolExecutor(8) as threads:
@@ -105,7 +105,7 @@ def test_threads_may_share_a_blocking_fleet(serve: Serve):
 
 
 def run(program: str, *arguments: str) -> str:
-    """Run a program in an interpreter of its own; it must end well and in time."""
+    """Run a program in its own interpreter; it must succeed within a time limit."""
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", program, *arguments],
         capture_output=True,
@@ -131,7 +131,7 @@ print(*[asyncio.run(use()) for _ in range(5)], len(fleet.video._transport._conne
 """
 
 
-def test_event_loops_that_end_without_aclose_leave_nothing_behind(serve: Serve):
+def test_event_loops_that_end_without_aclose_leak_nothing(serve: Serve):
     url = str(serve(FakeJudge(0.75)).base_url)
     assert run(LOOPS, url, str(LONG_CLIP)).split() == ["0.75"] * 5 + ["1"]
 
@@ -158,7 +158,7 @@ context = multiprocessing.get_context("fork")
 workers = [context.Process(target=target, args=(i,)) for target in (work, many) for i in range(3)]
 for worker in workers:
     worker.start()
-work(1)  # the parent's connections are its own still
+work(1)  # the parent's connections still work
 for worker in workers:
     worker.join(20)
     assert worker.exitcode == 0, worker.exitcode
@@ -178,7 +178,7 @@ print("all")
 """
 
 
-def test_forked_workers_use_a_fleet_of_their_parent(serve: Serve):
+def test_forked_workers_can_use_the_fleet_of_their_parent(serve: Serve):
     url = str(serve(FakeJudge(0.75)).base_url)
     for state in ("used", "fresh"):
         assert run(FORKED, url, str(LONG_CLIP), state) == "all\n"
@@ -215,6 +215,6 @@ print("all")
 """
 
 
-def test_a_fork_in_the_midst_of_an_event_loop_harms_neither_side(serve: Serve):
+def test_a_fork_inside_an_event_loop_affects_neither_process(serve: Serve):
     url = str(serve(FakeJudge(0.75)).base_url)
     assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all\n"

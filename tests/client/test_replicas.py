@@ -1,4 +1,4 @@
-"""Several replicas of a service: who is asked, who is left alone, and who waits."""
+"""Several replicas of a service: load balancing, ejection, retries, deadlines, the queue."""
 
 import asyncio
 import time
@@ -11,243 +11,241 @@ from rewardfleet import RewardFleet, replicas
 from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import Serve
-from .conftest import Asked, Reply, problem, until, well
+from .conftest import Received, Reply, healthy, problem, until
 
-pytestmark = pytest.mark.slow  # services that fail take their time
+pytestmark = pytest.mark.slow  # waits for ejections, cool-downs and deadlines
 
 
 def always(status: int, kind: str, retry_after: float | None = None):
-    async def script(asked: Asked) -> Reply:
+    async def script(request: Received) -> Reply:
         return Reply(status, problem(status, kind, retry_after))
 
     return script
 
 
-def holding(release: asyncio.Event, script=well):
+def holding(release: asyncio.Event, script=healthy):
     """Answer once `release` is set."""
 
-    async def script_(asked: Asked) -> Reply | None:
+    async def script_(request: Received) -> Reply | None:
         await release.wait()
-        return await script(asked)
+        return await script(request)
 
     return script_
 
 
-async def ask(fleet: RewardFleet, number: int) -> float:
+async def score_number(fleet: RewardFleet, number: int) -> float:
     score = await fleet.video.score(f"task {number}", "clip.mp4")
     return round(score.score * 1e6)
 
 
-async def test_calls_go_where_the_least_are_in_flight(replica):
+async def test_a_call_goes_to_the_replica_with_the_fewest_in_flight(replica):
     release = asyncio.Event()
     slow, quick = await replica(holding(release)), await replica()
     async with RewardFleet(video=[slow.url, quick.url]) as fleet:
-        held = asyncio.create_task(ask(fleet, 0))
-        await until(lambda: len(slow.asked) == 1)
-        assert [await ask(fleet, number) for number in range(1, 9)] == list(range(1, 9))
-        assert (len(slow.asked), len(quick.asked)) == (1, 8)
+        held = asyncio.create_task(score_number(fleet, 0))
+        await until(lambda: len(slow.received) == 1)
+        assert [await score_number(fleet, number) for number in range(1, 9)] == list(range(1, 9))
+        assert (len(slow.received), len(quick.received)) == (1, 8)
         release.set()
         assert await held == 0
 
 
-async def test_calls_at_once_are_spread_evenly(replica):
+async def test_concurrent_calls_are_spread_evenly(replica):
     release = asyncio.Event()
     three = [await replica(holding(release)) for _ in range(3)]
     async with RewardFleet(video=[each.url for each in three]) as fleet:
-        calls = [asyncio.create_task(ask(fleet, number)) for number in range(30)]
-        await until(lambda: sum(len(each.asked) for each in three) == 30)
-        assert [len(each.asked) for each in three] == [10, 10, 10]
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(30)]
+        await until(lambda: sum(len(each.received) for each in three) == 30)
+        assert [len(each.received) for each in three] == [10, 10, 10]
         release.set()
         assert await asyncio.gather(*calls) == list(range(30))
 
 
-async def test_idle_replicas_take_turns(replica):
+async def test_idle_replicas_are_used_in_turn(replica):
     three = [await replica() for _ in range(3)]
     async with RewardFleet(video=[each.url for each in three]) as fleet:
         for number in range(9):
-            await ask(fleet, number)
-    assert [len(each.asked) for each in three] == [3, 3, 3]
+            await score_number(fleet, number)
+    assert [len(each.received) for each in three] == [3, 3, 3]
 
 
-async def cut(asked: Asked) -> None:
+async def cut(request: Received) -> None:
     return None
 
 
 @pytest.mark.parametrize("script", [cut, always(503, "unavailable")], ids=["cut", "503"])
-async def test_a_sick_replica_is_ejected_and_comes_back(replica, script):
-    sick, well_one = await replica(script), await replica()
-    async with RewardFleet(video=[sick.url, well_one.url]) as fleet:
+async def test_a_failing_replica_is_ejected_and_readmitted(replica, script):
+    failing, healthy_one = await replica(script), await replica()
+    async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
         for number in range(40):
-            assert await ask(fleet, number) == number
-        assert len(sick.asked) == 1, "one call found out; the others were spared"
-        await until(lambda: sick.probes >= 2)
-        assert await ask(fleet, 7) == 7
-        assert len(sick.asked) == 1, "it is not back as long as it is not ready"
-        sick.script = well
+            assert await score_number(fleet, number) == number
+        assert len(failing.received) == 1, "one call failed, and no further call was sent"
+        await until(lambda: failing.probes >= 2)
+        assert await score_number(fleet, 7) == 7
+        assert len(failing.received) == 1, "it is not used while it is not ready"
+        failing.script = healthy
         async with asyncio.timeout(10):
-            while len(sick.asked) < 3:
-                await ask(fleet, 1)
+            while len(failing.received) < 3:
+                await score_number(fleet, 1)
 
 
-async def test_there_is_one_probe_at_a_time_and_ever_later(replica):
+async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica):
     release = asyncio.Event()
-    sick, well_one = await replica(always(503, "unavailable")), await replica()
-    async with RewardFleet(video=[sick.url, well_one.url]) as fleet:
-        while not sick.asked:
-            await ask(fleet, 1)
-        sick.script = holding(release, always(503, "unavailable"))
-        await until(lambda: sick.probes == 1)
-        await asyncio.gather(*(ask(fleet, number) for number in range(200)))
-        assert sick.probes == 1
+    failing, healthy_one = await replica(always(503, "unavailable")), await replica()
+    async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
+        while not failing.received:
+            await score_number(fleet, 1)
+        failing.script = holding(release, always(503, "unavailable"))
+        await until(lambda: failing.probes == 1)
+        await asyncio.gather(*(score_number(fleet, number) for number in range(200)))
+        assert failing.probes == 1
         release.set()
         started = time.monotonic()
-        await until(lambda: sick.probes == 4)
+        await until(lambda: failing.probes == 4)
         # 0.05 s doubled: 0.1, 0.2, 0.4
         assert time.monotonic() - started >= 0.7 * 0.9
 
 
-async def test_the_ejection_is_capped(replica, monkeypatch):
+async def test_the_length_of_an_ejection_is_limited(replica, monkeypatch):
     monkeypatch.setattr(replicas, "MAX_EJECTION_SECONDS", 0.05)
-    sick, well_one = await replica(always(503, "unavailable")), await replica()
-    async with RewardFleet(video=[sick.url, well_one.url]) as fleet:
-        while not sick.asked:
-            await ask(fleet, 1)
-        await until(lambda: sick.probes >= 10, seconds=5)
+    failing, healthy_one = await replica(always(503, "unavailable")), await replica()
+    async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
+        while not failing.received:
+            await score_number(fleet, 1)
+        await until(lambda: failing.probes >= 10, seconds=5)
 
 
-async def test_a_judge_that_fails_again_and_again_is_ejected(replica):
-    """It fails quickly, so that it has the least in flight, and would draw all calls."""
-    broken, well_one = await replica(always(502, "backend_failed")), await replica()
-    broken_well = broken.script
+async def test_a_replica_whose_judge_fails_repeatedly_is_ejected(replica):
+    """It fails fast, so it has the fewest in flight and would otherwise get all calls."""
+    broken, healthy_one = await replica(always(502, "backend_failed")), await replica()
+    failing = broken.script
 
-    async def ready_but_broken(asked: Asked) -> Reply:
-        return await (broken_well(asked) if asked.path == "/score" else always(503, "x")(asked))
+    async def broken_and_not_ready(request: Received) -> Reply:
+        script = failing if request.path == "/score" else always(503, "x")
+        return await script(request)
 
-    broken.script = ready_but_broken
-    async with RewardFleet(video=[broken.url, well_one.url]) as fleet:
+    broken.script = broken_and_not_ready
+    async with RewardFleet(video=[broken.url, healthy_one.url]) as fleet:
         for number in range(50):
-            assert await ask(fleet, number) == number
-    assert len(broken.asked) == replicas.EJECT_AFTER
+            assert await score_number(fleet, number) == number
+    assert len(broken.received) == replicas.EJECT_AFTER
 
 
-async def test_a_silent_replica_is_ejected(replica):
+async def test_a_replica_that_does_not_answer_in_time_is_ejected(replica):
     never = asyncio.Event()
-    silent, well_one = await replica(holding(never)), await replica()
-    async with RewardFleet(video=[silent.url, well_one.url], timeout_s=0.3) as fleet:
+    silent, healthy_one = await replica(holding(never)), await replica()
+    async with RewardFleet(video=[silent.url, healthy_one.url], timeout_s=0.3) as fleet:
         with pytest.raises(rewardfleet.DeadlineExceeded):
-            await asyncio.gather(*(ask(fleet, number) for number in range(2)))
+            await asyncio.gather(*(score_number(fleet, number) for number in range(2)))
         for number in range(10):
-            assert await ask(fleet, number) == number
-    assert len(silent.asked) == 1
+            assert await score_number(fleet, number) == number
+    assert len(silent.received) == 1
     never.set()
 
 
-async def test_a_failed_call_goes_to_another_replica(serve: Serve, replica):
-    async def lost(asked: Asked) -> None:
-        return None
-
-    dying = await replica(lost)
+async def test_a_failed_call_is_sent_to_another_replica(serve: Serve, replica):
+    dying = await replica(cut)
     real = serve(FakeJudge(0.75))
     async with RewardFleet(video=[dying.url, str(real.base_url)]) as fleet:
-        clip = b"no video"
-        with pytest.raises(rewardfleet.InvalidRequest):  # the real one's word
+        clip = b"not a video"
+        with pytest.raises(rewardfleet.InvalidRequest):  # answered by the real service
             await fleet.video.score("task", clip)
         with pytest.raises(rewardfleet.InvalidRequest):
             await fleet.video.score("task", clip)
-    assert len(dying.asked) == 1
+    assert len(dying.received) == 1
 
 
-async def test_where_all_are_sick_the_one_that_failed_least_recently_is_used(replica):
+async def test_if_all_are_ejected_the_one_that_failed_least_recently_is_used(replica):
     both = [await replica(cut), await replica(cut)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(rewardfleet.Unavailable):
-            await ask(fleet, 1)
-        assert abs(len(both[0].asked) - len(both[1].asked)) <= 1, "in turns"
-        both[1].script = well
-        assert await ask(fleet, 2) == 2, "without waiting for a probe"
+            await score_number(fleet, 1)
+        assert abs(len(both[0].received) - len(both[1].received)) <= 1, "they are used in turn"
+        both[1].script = healthy
+        assert await score_number(fleet, 2) == 2, "no probe is needed"
 
 
-async def test_a_service_that_restarts_is_waited_for(replica):
-    """On the same port, with connections of before."""
+async def test_a_service_that_restarts_is_used_again(replica):
+    """On the same port; connections of before the restart are in the pool."""
     only = await replica()
     port = int(only.url.rpartition(":")[2])
     async with RewardFleet(video=only.url) as fleet:
-        assert await ask(fleet, 1) == 1
+        assert await score_number(fleet, 1) == 1
         await only.stop()
         with pytest.raises(rewardfleet.Unavailable):
-            await ask(fleet, 2)
+            await score_number(fleet, 2)
         await only.start(port)
-        assert await ask(fleet, 3) == 3
+        assert await score_number(fleet, 3) == 3
 
 
 # Retries
 
 
-@pytest.mark.parametrize("way", ["seconds", "date", "problem"])
-async def test_retry_after_is_honoured(replica, way):
-    async def once_full(asked: Asked) -> Reply:
-        if len(only.asked) > 1:
-            return await well(asked)
-        if way == "seconds":
+@pytest.mark.parametrize("form", ["seconds", "date", "problem"])
+async def test_retry_after_is_respected(replica, form):
+    async def once_full(request: Received) -> Reply:
+        if len(only.received) > 1:
+            return await healthy(request)
+        if form == "seconds":
             return Reply(429, "", {"Retry-After": "1"})
-        if way == "date":
+        if form == "date":
             return Reply(429, "", {"Retry-After": formatdate(time.time() + 2, usegmt=True)})
         return Reply(429, problem(429, "overloaded", 0.4), {"Retry-After": "9"})
 
     only = await replica(once_full)
     async with RewardFleet(video=only.url) as fleet:
-        assert await ask(fleet, 5) == 5
-        first, second = only.asked
-    assert second.at - first.at >= (0.4 if way == "problem" else 1.0)
+        assert await score_number(fleet, 5) == 5
+        first, second = only.received
+    assert second.at - first.at >= (0.4 if form == "problem" else 1.0)
 
 
-async def test_no_call_disturbs_a_service_that_asked_for_rest(replica):
+async def test_no_call_is_sent_during_a_cool_down(replica):
     only = await replica(always(429, "overloaded", 0.5))
     async with RewardFleet(video=only.url, max_concurrency=4) as fleet:
-        calls = [asyncio.create_task(ask(fleet, number)) for number in range(100)]
-        await until(lambda: len(only.asked) == 4)
-        only.script = well
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(100)]
+        await until(lambda: len(only.received) == 4)
+        only.script = healthy
         assert await asyncio.gather(*calls) == list(range(100))
-    refused, rest = only.asked[:4], only.asked[4:]
+    refused, rest = only.received[:4], only.received[4:]
     assert min(each.at for each in rest) - max(each.at for each in refused) >= 0.45
 
 
-async def test_a_full_replica_leaves_its_calls_to_others(replica):
+async def test_the_calls_of_an_overloaded_replica_go_to_others(replica):
     full, free = await replica(always(429, "overloaded", 30)), await replica()
     async with RewardFleet(video=[full.url, free.url]) as fleet:
         started = time.monotonic()
-        assert [await ask(fleet, number) for number in range(20)] == list(range(20))
+        assert [await score_number(fleet, number) for number in range(20)] == list(range(20))
         assert time.monotonic() - started < 5
-    assert len(full.asked) == 1
+    assert len(full.received) == 1
 
 
-async def test_a_refusal_that_outlasts_the_deadline_is_told_at_once(replica):
+async def test_a_retry_after_beyond_the_deadline_is_raised_at_once(replica):
     full = await replica(always(429, "overloaded", 30))
     draining = await replica(always(503, "unavailable", 30))
     for url, error in ((full.url, rewardfleet.Overloaded), (draining.url, rewardfleet.Unavailable)):
         async with asyncio.timeout(5), RewardFleet(video=url, timeout_s=20) as fleet:
             with pytest.raises(error):
-                await ask(fleet, 1)
+                await score_number(fleet, 1)
 
 
-async def test_a_small_service_gets_no_more_than_it_takes(serve: Serve, replica):
-    """After a refusal the calls in flight are halved, so that few are refused."""
-    in_house = 0
+async def test_the_limit_of_a_replica_adapts_to_its_capacity(serve: Serve, replica):
+    """After a 429 the limit is halved, so that few calls are refused."""
+    in_flight = 0
 
-    async def small(asked: Asked) -> Reply:
-        nonlocal in_house
-        if in_house >= 4:
-            refused.append(asked)
+    async def small(request: Received) -> Reply:
+        nonlocal in_flight
+        if in_flight >= 4:
+            refused.append(request)
             return Reply(429, problem(429, "overloaded", 0.02))
-        in_house += 1
+        in_flight += 1
         await asyncio.sleep(0.002)  # the judgment
-        in_house -= 1
-        return await well(asked)
+        in_flight -= 1
+        return await healthy(request)
 
-    refused: list[Asked] = []
+    refused: list[Received] = []
     only = await replica(small)
     async with RewardFleet(video=only.url, max_concurrency=64) as fleet:
-        answers = await asyncio.gather(*(ask(fleet, number) for number in range(400)))
+        answers = await asyncio.gather(*(score_number(fleet, number) for number in range(400)))
     assert answers == list(range(400))
     assert len(refused) < 200
 
@@ -264,33 +262,33 @@ async def test_a_small_service_gets_no_more_than_it_takes(serve: Serve, replica)
         (504, "deadline_exceeded", rewardfleet.DeadlineExceeded),
     ],
 )
-async def test_what_trying_again_does_not_help_is_tried_once(replica, status, kind, error):
+async def test_errors_that_are_not_retryable_are_not_retried(replica, status, kind, error):
     both = [await replica(always(status, kind)) for _ in range(2)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(error):
-            await ask(fleet, 1)
-    assert sum(len(each.asked) for each in both) == 1
+            await score_number(fleet, 1)
+    assert sum(len(each.received) for each in both) == 1
 
 
-async def test_a_failed_judgment_is_tried_a_bounded_number_of_times(replica):
+async def test_a_failed_judgment_is_retried_a_limited_number_of_times(replica):
     only = await replica(always(502, "backend_failed"))
     async with RewardFleet(video=only.url) as fleet:
         with pytest.raises(rewardfleet.BackendFailed):
-            await ask(fleet, 1)
-    assert len(only.asked) == 5
+            await score_number(fleet, 1)
+    assert len(only.received) == 5
 
 
 # The deadline
 
 
-async def test_the_deadline_bounds_waiting_trying_and_being_answered(replica):
+async def test_the_deadline_covers_waiting_retries_and_the_response(replica):
     never = asyncio.Event()
     silent = await replica(holding(never))
     full = await replica(always(429, "overloaded", 0.01))
     for url in (silent.url, full.url):
         async with RewardFleet(video=url, timeout_s=0.4, max_concurrency=2) as fleet:
             started = time.monotonic()
-            calls = [ask(fleet, number) for number in range(20)]
+            calls = [score_number(fleet, number) for number in range(20)]
             failures = await asyncio.gather(*calls, return_exceptions=True)
             assert time.monotonic() - started < 1.5
             kinds = {type(failure) for failure in failures}
@@ -298,80 +296,86 @@ async def test_the_deadline_bounds_waiting_trying_and_being_answered(replica):
     never.set()
 
 
-async def test_the_service_is_told_how_much_time_is_left(replica):
-    async def second_time(asked: Asked) -> Reply:
-        if len(only.asked) == 1:
+async def test_the_remaining_time_is_sent_to_the_service(replica):
+    async def second_time(request: Received) -> Reply:
+        if len(only.received) == 1:
             return Reply(503, problem(503, "unavailable", 0.5))
-        return await well(asked)
+        return await healthy(request)
 
     only = await replica(second_time)
     async with RewardFleet(video=only.url, timeout_s=5) as fleet:
-        assert await ask(fleet, 3) == 3
-    told = [float(asked.headers["x-request-timeout"]) for asked in only.asked]
-    assert 4.3 < told[0] <= 4.5
-    assert told[1] <= told[0] - 0.5 * 0.9
+        assert await score_number(fleet, 3) == 3
+    timeouts = [float(each.headers["x-request-timeout"]) for each in only.received]
+    assert 4.3 < timeouts[0] <= 4.5
+    assert timeouts[1] <= timeouts[0] - 0.5 * 0.9
 
 
-# Waiting
+# The queue
 
 
-async def test_no_more_calls_are_under_way_than_allowed(replica):
+async def test_no_more_calls_are_in_flight_than_max_concurrency(replica):
     two = [await replica() for _ in range(2)]
     async with RewardFleet(video=[each.url for each in two], max_concurrency=3) as fleet:
-        answers = await asyncio.gather(*(ask(fleet, number) for number in range(200)))
+        answers = await asyncio.gather(*(score_number(fleet, number) for number in range(200)))
     assert answers == list(range(200))
-    assert max(each.most_connections for each in two) <= 3
+    assert max(each.max_connections for each in two) <= 3
 
 
-async def test_what_waits_is_served_in_order(replica):
+async def test_waiting_calls_are_sent_in_order(replica):
     only = await replica()
     async with RewardFleet(video=only.url, max_concurrency=1) as fleet:
         requests = [rewardfleet.video_request(f"task {i}", "clip.mp4") for i in range(50)]
-        endpoint = fleet.video._transport
+        transport = fleet.video._transport
         await asyncio.gather(
             *(
-                endpoint.post("/score", each, rewardfleet.VideoScore, deadline=endpoint.deadline())
+                transport.post(
+                    "/score", each, rewardfleet.VideoScore, deadline=transport.deadline()
+                )
                 for each in requests
             )
         )
-    assert [each.items[0]["task_text"] for each in only.asked] == [f"task {i}" for i in range(50)]
+    assert [each.items[0]["task_text"] for each in only.received] == [
+        f"task {i}" for i in range(50)
+    ]
 
 
 @pytest.mark.slow
-async def test_the_cost_of_a_call_does_not_grow_with_those_that_wait(replica):
-    """2,000 waiting calls with 8 connections: httpx's pool alone is quadratic in them."""
+async def test_the_cost_of_a_call_does_not_grow_with_the_queue(replica):
+    """2,000 waiting calls with 8 connections: httpx's own pool takes quadratic time."""
     only = await replica()
 
     async def cpu_seconds(calls: int) -> float:
         async with RewardFleet(video=only.url, max_concurrency=8) as fleet:
             started = time.process_time()
-            answers = await asyncio.gather(*(ask(fleet, number) for number in range(calls)))
+            answers = await asyncio.gather(
+                *(score_number(fleet, number) for number in range(calls))
+            )
             assert answers == list(range(calls))
             return (time.process_time() - started) / calls
 
     await cpu_seconds(100)
     few = min([await cpu_seconds(250) for _ in range(2)])
     assert await cpu_seconds(2000) < 2 * few
-    assert only.most_connections <= 8
+    assert only.max_connections <= 8
 
 
-async def test_a_cancelled_call_gives_its_place_back(replica):
+async def test_a_cancelled_call_releases_its_capacity(replica):
     release = asyncio.Event()
     only = await replica(holding(release))
     async with RewardFleet(video=only.url, max_concurrency=2) as fleet:
-        calls = [asyncio.create_task(ask(fleet, number)) for number in range(10)]
-        await until(lambda: len(only.asked) == 2)
-        for call in calls[:8]:  # two in flight, six that wait
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(10)]
+        await until(lambda: len(only.received) == 2)
+        for call in calls[:8]:  # two in flight, six waiting
             call.cancel()
         release.set()
         assert await asyncio.gather(*calls[8:]) == [8, 9]
         pool = next(iter(fleet.video._transport._connected.values()))
         assert [each.in_flight for each in pool._replicas] == [0]
         assert not pool._waiting
-    assert sorted(each.items[0]["task_text"] for each in only.asked[2:]) == ["task 8", "task 9"]
+    assert sorted(each.items[0]["task_text"] for each in only.received[2:]) == ["task 8", "task 9"]
 
 
 @pytest.mark.parametrize("video", ["", "127.0.0.1:1", [], ["http://a", "b"]], ids=str)
-def test_what_is_no_url_is_refused(video):
+def test_an_invalid_url_is_refused(video):
     with pytest.raises(ValueError, match="video"):
         RewardFleet(video=video)

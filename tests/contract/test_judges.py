@@ -1,4 +1,4 @@
-"""What every judge must do, the shipped fake included."""
+"""The contract of every judge, including the shipped fake."""
 
 import asyncio
 import json
@@ -39,26 +39,26 @@ def endpoint() -> FastAPI:
 
 
 @contextmanager
-def fake() -> Iterator[ClipJudge]:
+def fake_judge() -> Iterator[ClipJudge]:
     yield FakeJudge(0.5)
 
 
 @contextmanager
-def by_reference() -> Iterator[ClipJudge]:
+def reference_judge() -> Iterator[ClipJudge]:
     yield reference.build(VideoSettings())
 
 
 @contextmanager
-def by_openai() -> Iterator[ClipJudge]:
+def openai_judge() -> Iterator[ClipJudge]:
     with serving(endpoint()) as url:
         settings = {"openai_url": f"{url}/v1", "openai_model": "m"}
         yield openai.build(VideoSettings(**settings))
 
 
-#: Held to the same by tests/engines/test_contract.py.
+#: Checked by tests/engines/test_contract.py.
 NEED_ENGINES = {"qwen2_5_vl_vllm", "PRIMO-R1", "transformers"}
 
-MAKERS = {"fake": fake, "reference": by_reference, "openai": by_openai}
+MAKERS = {"fake": fake_judge, "reference": reference_judge, "openai": openai_judge}
 
 
 @pytest.fixture(params=MAKERS)
@@ -76,11 +76,11 @@ def clip() -> Clip:
     return decode_video(str(LONG_CLIP), count=8, max_pixels=65_536, stop=threading.Event())
 
 
-def test_every_judge_of_the_table_is_held_to_this():
+def test_the_contract_covers_every_judge():
     assert set(JUDGES) <= set(MAKERS) | NEED_ENGINES
 
 
-async def test_it_gives_a_judgment(judge: ClipJudge, clip: Clip):
+async def test_it_returns_a_judgment(judge: ClipJudge, clip: Clip):
     judgment = await judge.judge(TASK, clip, {})
     assert isinstance(judgment, Judgment)
     assert judgment.score is not None and 0 <= judgment.score <= 1
@@ -88,28 +88,28 @@ async def test_it_gives_a_judgment(judge: ClipJudge, clip: Clip):
     assert all(math.isfinite(value) for value in judgment.components.values())
 
 
-async def test_what_it_depends_on_is_json_and_stays(judge: ClipJudge, clip: Clip):
+async def test_its_provenance_is_json_and_constant(judge: ClipJudge, clip: Clip):
     before = json.dumps(dict(judge.provenance), sort_keys=True)
     await judge.judge(TASK, clip, {})
     assert json.dumps(dict(judge.provenance), sort_keys=True) == before
     assert judge.provenance["judge"]
 
 
-async def test_one_that_calls_itself_deterministic_is(judge: ClipJudge, clip: Clip):
+async def test_a_deterministic_judge_repeats_its_judgments(judge: ClipJudge, clip: Clip):
     assert judge.deterministic
     assert await judge.judge(TASK, clip, {}) == await judge.judge(TASK, clip, {})
 
 
-async def test_it_refuses_options_that_it_does_not_know(judge: ClipJudge):
+async def test_it_rejects_unknown_options(judge: ClipJudge):
     judge.check_options({})
     with pytest.raises(InvalidRequest, match="no_such_option"):
         judge.check_options({"no_such_option": 1})
 
 
-async def test_it_judges_many_clips_at_once(judge: ClipJudge, clip: Clip):
+async def test_it_judges_clips_concurrently(judge: ClipJudge, clip: Clip):
     judgments = await asyncio.gather(*(judge.judge(TASK, clip, {}) for _ in range(16)))
     assert len({judgment.score for judgment in judgments}) == 1
 
 
-async def test_it_reads_frames_not_files(judge: ClipJudge):
+async def test_it_gets_frames_and_not_files(judge: ClipJudge):
     assert not isinstance(judge, FileJudge)

@@ -1,4 +1,4 @@
-"""What every sandbox does alike, the fake included."""
+"""The contract of `Sandbox`, which every sandbox implements, including the fake."""
 
 import asyncio
 import threading
@@ -24,45 +24,45 @@ from ..server.code.fusion_server import fusion_server
 
 pytestmark = pytest.mark.slow
 
-BOUNDS = RunLimits(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 20)
+LIMITS = RunLimits(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 20)
 ECHO = "import sys\nsys.stdout.write(sys.stdin.read())"
 
-#: How each sandbox is made; a sandbox of the table must be here.
-MAKERS: dict[str, Callable[..., Sandbox]] = {
+#: How to start each sandbox.
+BUILDERS: dict[str, Callable[..., Sandbox]] = {
     "fake": lambda **_: FakeSandbox(),
     "jail": lambda **_: build(CodeSettings(workers=1)),
-    "jail at level 2": lambda **_: build(CodeSettings(workers=1, isolation="landlock")),
+    "jail with landlock": lambda **_: build(CodeSettings(workers=1, isolation="landlock")),
     "fusion": lambda fusion_url: fusion.build(
         CodeSettings(sandbox="fusion", fusion_url=fusion_url)
     ),
 }
 
 
-def test_every_sandbox_keeps_the_contract():
-    assert set(SANDBOXES) <= set(MAKERS)
+def test_every_sandbox_is_tested_here():
+    assert set(SANDBOXES) <= set(BUILDERS)
 
 
-@pytest.fixture(params=MAKERS.values(), ids=MAKERS)
+@pytest.fixture(params=BUILDERS.values(), ids=BUILDERS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with fusion_server() as server:
-        made = request.param(fusion_url=server.url)
-        yield made
-        asyncio.run(made.aclose())
+        sandbox: Sandbox = request.param(fusion_url=server.url)
+        yield sandbox
+        asyncio.run(sandbox.aclose())
 
 
 def job(count: int, program: str = ECHO) -> Job:
-    return Job(program, [ProgramRun(stdin=str(number).encode()) for number in range(count)], BOUNDS)
+    return Job(program, [ProgramRun(stdin=str(number).encode()) for number in range(count)], LIMITS)
 
 
-def test_it_says_how_programs_are_kept_in(sandbox: Sandbox):
+def test_it_reports_its_isolation(sandbox: Sandbox):
     assert sandbox.provenance["isolation"] in {"bubblewrap", "landlock", "none-unsafe", "fusion"}
 
 
-def test_the_runs_are_made_in_order_and_looked_at_off_the_event_loop(sandbox: Sandbox):
+def test_runs_are_in_order_and_results_are_handled_off_the_event_loop(sandbox: Sandbox):
     seen: list[tuple[bytes, bool]] = []
 
-    def on_result(ended: RunResult) -> bool:
-        seen.append((ended.stdout, threading.current_thread() is threading.main_thread()))
+    def on_result(result: RunResult) -> bool:
+        seen.append((result.stdout, threading.current_thread() is threading.main_thread()))
         return True
 
     waited = asyncio.run(sandbox.run(job(3), on_result))
@@ -70,52 +70,52 @@ def test_the_runs_are_made_in_order_and_looked_at_off_the_event_loop(sandbox: Sa
     assert waited >= 0
 
 
-def test_it_ends_when_it_is_told_to(sandbox: Sandbox):
+def test_a_job_ends_when_on_result_returns_false(sandbox: Sandbox):
     seen: list[bytes] = []
 
-    def on_result(ended: RunResult) -> bool:
-        seen.append(ended.stdout)
+    def on_result(result: RunResult) -> bool:
+        seen.append(result.stdout)
         return len(seen) < 2
 
     asyncio.run(sandbox.run(job(5), on_result))
     assert seen == [b"0", b"1"]
 
 
-def test_jobs_at_once_are_all_done(sandbox: Sandbox):
+def test_concurrent_jobs_are_all_completed(sandbox: Sandbox):
     seen: list[bytes] = []
 
-    def on_result(ended: RunResult) -> bool:
-        seen.append(ended.stdout)
+    def on_result(result: RunResult) -> bool:
+        seen.append(result.stdout)
         return True
 
-    async def several() -> None:
+    async def run_jobs() -> None:
         await asyncio.gather(*(sandbox.run(job(2), on_result) for _ in range(5)))
 
-    asyncio.run(several())
+    asyncio.run(run_jobs())
     assert sorted(seen) == [b"0"] * 5 + [b"1"] * 5
 
 
-def test_a_job_that_is_cancelled_makes_room(sandbox: Sandbox):
-    """At once, whatever its program does; and the next one's runs are its own."""
+def test_a_cancelled_job_ends_at_once(sandbox: Sandbox):
+    """Whatever its program does. The next job gets its own results only."""
     if isinstance(sandbox, FakeSandbox):
         sandbox._wait_s = 0.2
     seen: list[bytes] = []
 
-    async def cancelled() -> None:
-        endless = Job("while True: pass", [ProgramRun()] * 100, BOUNDS)
+    async def cancel_and_run() -> None:
+        endless = Job("while True: pass", [ProgramRun()] * 100, LIMITS)
         running = asyncio.ensure_future(sandbox.run(endless, lambda _: True))
         await asyncio.sleep(0.2)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-        def on_result(ended: RunResult) -> bool:
-            seen.append(ended.stdout)
+        def on_result(result: RunResult) -> bool:
+            seen.append(result.stdout)
             return True
 
         await sandbox.run(job(2), on_result)
 
     started = time.monotonic()
-    asyncio.run(cancelled())
+    asyncio.run(cancel_and_run())
     assert seen == [b"0", b"1"]
     assert time.monotonic() - started < 3

@@ -1,4 +1,4 @@
-"""Real engines on tiny random checkpoints, behind real servers in processes of their own."""
+"""Real engines with tiny random checkpoints, behind real servers in separate processes."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
 _START_SECONDS = 150.0
 
-#: Where nothing is downloaded and no GPU is there.
+#: Nothing is downloaded, and there is no GPU.
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("REWARDFLEET_")},
     "HF_HUB_OFFLINE": "1",
@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-if importlib.util.find_spec("vllm") is None:  # then it is `make test`, without the engines
+if importlib.util.find_spec("vllm") is None:  # in `make test`, which has no engines
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(240))
-            item.add_marker(pytest.mark.filterwarnings("ignore"))  # the libraries own theirs
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # of the libraries
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +68,8 @@ def checkpoint3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A service in a process of its own, and a client of it."""
+class RunningService:
+    """A service in a separate process, and a client of it."""
 
     process: subprocess.Popen[str]
     client: httpx.Client
@@ -80,11 +80,11 @@ class Running:
         return self.client.post("/score", json=options)
 
     def engines(self) -> list[int]:
-        """The processes that vLLM runs for it, the engine's core first."""
-        named = {
+        """Return the ids of vLLM's processes, the engine core first."""
+        names = {
             pid: Path(f"/proc/{pid}/comm").read_text() for pid in _descendants(self.process.pid)
         }
-        return [pid for pid, name in named.items() if name.startswith("VLLM::")]
+        return [pid for pid, name in names.items() if name.startswith("VLLM::")]
 
 
 def _descendants(pid: int) -> list[int]:
@@ -92,7 +92,7 @@ def _descendants(pid: int) -> list[int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:
         return []
-    return [one for child in map(int, children) for one in (child, *_descendants(child))]
+    return [pid for child in map(int, children) for pid in (child, *_descendants(child))]
 
 
 def in_flight(url: str) -> float:
@@ -104,7 +104,7 @@ def in_flight(url: str) -> float:
 
 
 @contextmanager
-def serving_video(log: Path, *flags: object) -> Iterator[Running]:
+def serving_video(log: Path, *flags: object) -> Iterator[RunningService]:
     port_line = "serving video on http://127.0.0.1:"
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
     with log.open("w") as stream:
@@ -124,7 +124,7 @@ def serving_video(log: Path, *flags: object) -> Iterator[Running]:
         with httpx.Client(
             base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
         ) as client:
-            yield Running(process, client, log)
+            yield RunningService(process, client, log)
     finally:
         leftover = _descendants(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -137,7 +137,7 @@ def serving_video(log: Path, *flags: object) -> Iterator[Running]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be buried does not."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -145,8 +145,8 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Running]:
-    """All three judges in one service; PRIMO-R1 may say 48 tokens."""
+def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[RunningService]:
+    """All three judges in one service; PRIMO-R1 may generate 48 tokens."""
     log = tmp_path_factory.mktemp("service") / "log"
     backends = ("qwen2_5_vl_vllm", "PRIMO-R1", "transformers")
     with serving_video(

@@ -1,4 +1,4 @@
-"""The judges with a model keep the contract of all judges."""
+"""The judges with a model fulfill the contract of all judges."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
-from rewardfleet_server.video.judges.vlm.factory import (
-    primo_setup,
-    qwen_on_transformers,
-    qwen_on_vllm,
-)
+from rewardfleet_server.video.judges.vlm.families import primo, qwen
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -21,22 +16,22 @@ from ..contract.test_judges import (
     TASK,
     Clip,
     Judgment,
-    test_it_judges_many_clips_at_once,
-    test_it_reads_frames_not_files,
-    test_it_refuses_options_that_it_does_not_know,
-    test_one_that_calls_itself_deterministic_is,
-    test_what_it_depends_on_is_json_and_stays,
+    test_a_deterministic_judge_repeats_its_judgments,
+    test_it_gets_frames_and_not_files,
+    test_it_judges_clips_concurrently,
+    test_it_rejects_unknown_options,
+    test_its_provenance_is_json_and_constant,
 )
 
 __all__ = [
-    "test_it_judges_many_clips_at_once",
-    "test_it_reads_frames_not_files",
-    "test_it_refuses_options_that_it_does_not_know",
-    "test_one_that_calls_itself_deterministic_is",
-    "test_what_it_depends_on_is_json_and_stays",
+    "test_a_deterministic_judge_repeats_its_judgments",
+    "test_it_gets_frames_and_not_files",
+    "test_it_judges_clips_concurrently",
+    "test_it_rejects_unknown_options",
+    "test_its_provenance_is_json_and_constant",
 ]
 
-# vLLM's engine lives in one event loop.
+# vLLM's engine works in one event loop only.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -54,20 +49,20 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
         enforce_eager=True,
         primo_temperature=0.0,
         primo_max_tokens=16,
-        max_tokens=6000,  # which takes longer than any test waits
+        max_tokens=6000,  # takes longer than any test waits
     )
-    make = qwen_on_vllm if request.param == "qwen2_5_vl_vllm" else qwen_on_transformers
-    judge = make(settings).load()
+    is_vllm = request.param == "qwen2_5_vl_vllm"
+    judge = (qwen.build_vllm if is_vllm else qwen.build_transformers)(settings).load()
     assert isinstance(judge, VlmJudge)
-    if request.param == "PRIMO-R1":  # its view and readout; vLLM is held to the rest already
-        model = Checkpoint(str(checkpoint))
-        judge = VlmJudge(primo_setup(settings), model, judge._engine, judge._prepare, "once")
+    if request.param == "PRIMO-R1":  # its layout and readout, on the engine loaded already
+        model = qwen.load_checkpoint(str(checkpoint), settings, None, "")
+        judge = VlmJudge(primo.judge_spec(settings), model, judge._engine)
     async with judge.lifespan():
         yield judge
     patch.undo()
 
 
-async def test_it_gives_a_judgment(judge: VlmJudge, clip: Clip):
+async def test_it_returns_a_judgment(judge: VlmJudge, clip: Clip):
     """A random PRIMO-R1 abstains."""
     judgment = await judge.judge(TASK, clip, {})
     assert isinstance(judgment, Judgment) and judgment.text
@@ -77,19 +72,17 @@ async def test_it_gives_a_judgment(judge: VlmJudge, clip: Clip):
         assert judgment.score is not None and 0 <= judgment.score <= 1
 
 
-async def test_a_caller_who_leaves_takes_his_request_out_of_vllms_batch(
-    judge: VlmJudge, clip: Clip
-):
-    """Long before its 6000 tokens would be said."""
+async def test_a_cancelled_request_is_removed_from_vllms_batch(judge: VlmJudge, clip: Clip):
+    """Long before its 6000 tokens are generated."""
     if type(judge._engine).__name__ != "VllmEngine":
         return
     requests = judge._engine._engine.output_processor.get_num_unfinished_requests
-    asking = asyncio.ensure_future(judge.judge(TASK, clip, {"readout": "text"}))
+    judging = asyncio.ensure_future(judge.judge(TASK, clip, {"readout": "text"}))
     async with asyncio.timeout(10):
         while requests() == 0:
             await asyncio.sleep(0.01)
-    asking.cancel()
+    judging.cancel()
     async with asyncio.timeout(2):
         while requests() > 0:
             await asyncio.sleep(0.01)
-    assert asking.cancelled() or asking.done()
+    assert judging.cancelled() or judging.done()

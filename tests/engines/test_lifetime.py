@@ -11,27 +11,28 @@ import numpy as np
 import pytest
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.judges.vlm.factory import qwen_on_transformers, qwen_on_vllm
+from rewardfleet_server.video.judges.loading import load_judges
+from rewardfleet_server.video.judges.vlm.families import qwen
 from rewardfleet_server.video.settings import VideoSettings
 
-from .conftest import Running, alive, in_flight, serving_video
+from .conftest import RunningService, alive, in_flight, serving_video
 
 
-def test_a_dead_engine_ends_the_service_and_nobody_waits_in_vain(
-    service: Running, videos: list[Path]
+def test_a_dead_engine_ends_the_service_and_fails_its_requests(
+    service: RunningService, videos: list[Path]
 ):
-    """In flight: unavailable. Readiness: false. The process: exits with 1, for its supervisor."""
+    """Requests in flight are `unavailable`, and the process exits with status 1."""
     url = str(service.client.base_url)
 
-    def ask(number: int) -> httpx.Response:
+    def score(number: int) -> httpx.Response:
         body = {"task_text": f"{number}", "video_path": str(videos[number]), "nframes": 64}
         return httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False)
 
     with concurrent.futures.ThreadPoolExecutor(32) as callers:
-        asked = [callers.submit(ask, number) for number in range(32)]
+        futures = [callers.submit(score, number) for number in range(32)]
         wait_until(lambda: in_flight(url) == 32)
         os.kill(service.engines()[0], signal.SIGKILL)
-        answers = [future.result() for future in asked]
+        answers = [future.result() for future in futures]
     failed = [answer for answer in answers if answer.status_code != 200]
     assert len(failed) > 16
     assert {answer.status_code for answer in failed} == {503}
@@ -43,7 +44,7 @@ def test_a_dead_engine_ends_the_service_and_nobody_waits_in_vain(
 def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     tmp_path: Path, checkpoint3: Path, videos: list[Path]
 ):
-    """Qwen3-VL at a temperature: a mean and a spread. Then the service is killed."""
+    """Qwen3-VL at a temperature gives mean and spread. Then the service is killed."""
     with serving_video(
         tmp_path / "log",
         *("--model-path", checkpoint3, "--max-model-len", 4096),
@@ -76,31 +77,37 @@ def copy(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def test_what_vllm_cannot_load_is_refused_at_start(tmp_path: Path, checkpoint: Path):
+def test_a_model_that_vllm_cannot_load_is_rejected_at_start(tmp_path: Path, checkpoint: Path):
     folder = copy(checkpoint, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
     with pytest.raises(ValueError, match="--model-path .*: vLLM could not load it: .*NoSuchModel"):
-        qwen_on_vllm(settings(folder)).load()
+        qwen.build_vllm(settings(folder)).load()
 
 
-def test_damaged_weights_are_refused_at_start(tmp_path: Path, checkpoint: Path):
+def test_damaged_weights_are_rejected_at_start(tmp_path: Path, checkpoint: Path):
     folder = copy(checkpoint, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(ValueError, match="--model-path .* on --device cpu"):
-        qwen_on_transformers(settings(folder, device="cpu")).load()
+        qwen.build_transformers(settings(folder, device="cpu")).load()
 
 
-def test_a_device_that_does_not_exist_is_refused_at_start(checkpoint: Path):
+def test_a_device_that_does_not_exist_is_rejected_at_start(checkpoint: Path):
     with pytest.raises(ValueError, match="--device tpu9"):
-        qwen_on_transformers(settings(checkpoint, device="tpu9")).load()
+        qwen.build_transformers(settings(checkpoint, device="tpu9")).load()
 
 
-def test_gpus_that_are_not_there_are_refused_before_anything_is_loaded(checkpoint: Path):
-    with pytest.raises(ValueError, match="--gpu-ids 7: CUDA shows 0 GPUs here"):
-        qwen_on_vllm(settings(checkpoint, gpu_ids="7"))
+def test_gpus_that_do_not_exist_are_rejected_before_anything_is_loaded(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # restored after the test
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(ValueError, match="--gpu-ids 7: CUDA finds 0 of these GPUs"):
+        load_judges(settings(checkpoint, gpu_ids="7"))
 
 
-def test_a_context_that_holds_no_question_is_refused_before_anything_is_loaded(checkpoint: Path):
-    with pytest.raises(ValueError, match="--max-model-len 120: readout .*: the frames make"):
-        qwen_on_vllm(settings(checkpoint, max_model_len=120, max_tokens=8))
+def test_a_context_without_room_for_a_question_is_rejected_before_anything_is_loaded(
+    checkpoint: Path,
+):
+    with pytest.raises(ValueError, match="--max-model-len 120: readout .*: the frames take"):
+        qwen.build_vllm(settings(checkpoint, max_model_len=120, max_tokens=8))

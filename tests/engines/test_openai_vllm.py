@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI server behind the judge `openai`."""
+"""The judge `openai` with vLLM's own OpenAI server."""
 
 import socket
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .conftest import ENVIRONMENT, Running, serving_video
+from .conftest import ENVIRONMENT, RunningService, serving_video
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +42,24 @@ def _answers(port: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("send", ["images", "video"])
+@pytest.mark.parametrize("media", ["images", "video"])
 @pytest.mark.parametrize("readout", ["text", "probability"])
-def test_it_judges_behind_the_judge_openai(
-    tmp_path: Path, endpoint: str, videos: list[Path], send: str, readout: str
+def test_the_judge_openai_works_with_vllm(
+    tmp_path: Path, endpoint: str, videos: list[Path], media: str, readout: str
 ):
-    """A random model says nothing that can be read, and is never sure: it abstains."""
+    """A random model abstains: its text has no score, and its probabilities are unsure."""
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
-        *("--openai-media", send, "--readout", readout),
+        *("--openai-media", media, "--readout", readout),
     ) as running:
-        answer = _ask(running, videos[0])
+        answer = _score(running, videos[0])
     assert answer["backend"] == "openai"
     assert answer["status"] == "abstained"
     assert ("lies between" if readout == "probability" else "token limit") in answer["model_output"]
 
 
-def _ask(running: Running, video: Path) -> dict:
+def _score(running: RunningService, video: Path) -> dict:
     answer = running.score(video_path=str(video), nframes=8)
     assert answer.status_code == 200, answer.text
     body: dict = answer.json()

@@ -1,4 +1,4 @@
-"""Makes a tiny random checkpoint of the Qwen-VL family that vLLM and transformers load as real.
+"""Make a tiny random checkpoint of the Qwen-VL family that vLLM and transformers can load.
 
     python tiny_checkpoint.py FOLDER [qwen2_5_vl | qwen3_vl]
 
@@ -43,7 +43,7 @@ _TEMPLATE = (
     "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-#: Of the published checkpoints' processors: pixels of a frame, least and most.
+#: Minimum and maximum pixels of a frame in the processors of the published checkpoints.
 _PIXELS = {"shortest_edge": 3136, "longest_edge": 12_845_056}
 
 
@@ -55,10 +55,10 @@ def make_checkpoint(folder: Path, kind: str = "qwen2_5_vl", *, context: int = 32
     model.generation_config = hf.GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
-    # bfloat16, as the published ones are.
+    # bfloat16, like the published checkpoints.
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)
-    # Older loaders read the picture settings from here alone.
+    # Older loaders read the image settings only from this file.
     settings = folder / "preprocessor_config.json"
     if not settings.exists():
         own = processor.image_processor.to_dict()

@@ -1,8 +1,8 @@
-"""Lets the published torchvision, which is built for CUDA, import beside a CPU torch.
+"""Make the published torchvision, which is built for CUDA, importable with a CPU build of torch.
 
-`make install-engines` puts it into the environment as `_tvstub.py` with a line in a .pth file, so
-that it runs in every process there. Two operators are declared before torchvision is imported; its
-compiled ones stay absent, its transforms are plain torch and work.
+`make install-engines` copies it into the environment as `_tvstub.py`, with a line in a .pth file so
+that it runs in every process. It declares two operators before torchvision is imported. The
+compiled operators stay missing; the transforms are plain torch and work.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Admission: two bounds, tried and never waited for without end."""
+"""Admission: limits on requests and on items in flight."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
 
 
-def house(**bounds: int) -> Admission:
+def limits(**bounds: int) -> Admission:
     return Admission(
         **{"max_in_flight": 1, "max_queue_depth": 1, "max_total_body_bytes": 100, **bounds}
     )
 
 
-def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
-    admission = house()
+def test_at_capacity_a_request_is_refused_at_once_with_retry_after():
+    admission = limits()
     with admission.admit(1), admission.admit(1):
         with pytest.raises(Overloaded) as refused, admission.admit(1):
             pass
@@ -26,14 +26,14 @@ def test_a_full_house_refuses_at_once_and_says_when_to_come_again():
         assert admission.admitted == 1
 
 
-def test_bodies_together_are_bounded_but_one_alone_always_fits():
-    admission = house(max_queue_depth=9)
+def test_total_body_bytes_are_limited_but_one_request_is_always_admitted():
+    admission = limits(max_queue_depth=9)
     with admission.admit(500), pytest.raises(Overloaded, match="500 bytes"), admission.admit(1):
         pass
 
 
-async def test_places_at_the_backend_go_round_in_order():
-    admission = house(max_queue_depth=3)
+async def test_permits_are_granted_in_order():
+    admission = limits(max_queue_depth=3)
     order = []
 
     async def work(name: str) -> None:
@@ -46,8 +46,8 @@ async def test_places_at_the_backend_go_round_in_order():
     assert admission.queue_depth == 0
 
 
-async def test_more_than_max_waiting_are_refused():
-    admission = house()
+async def test_beyond_the_queue_depth_items_are_refused():
+    admission = limits()
     async with admission.permit(Timing()):
         waiter = asyncio.create_task(admission.permit(Timing()).__aenter__())
         await asyncio.sleep(0)
@@ -61,12 +61,12 @@ async def test_more_than_max_waiting_are_refused():
     async with (
         asyncio.timeout(1),
         admission.permit(Timing()),
-    ):  # the waiter that left holds no place
+    ):  # a cancelled waiter holds no permit
         assert admission.queue_depth == 0
 
 
-async def test_draining_refuses_the_new_and_waits_for_those_inside():
-    admission = house()
+async def test_draining_refuses_new_requests_and_waits_for_admitted_ones():
+    admission = limits()
     with admission.admit(1):
         assert not await admission.drain(0.01)
         with pytest.raises(Unavailable), admission.admit(1):

@@ -1,4 +1,4 @@
-"""Keys, over real HTTP."""
+"""API keys, over real HTTP."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_only_known_keys_open_the_service(serve: Serve, frames_request, key_file):
+def test_only_listed_keys_are_accepted(serve: Serve, frames_request, key_file):
     client = serve(api_key_file=key_file)
     for key in ("first-key", "second-key"):
         assert client.post("/score", json=frames_request, headers=bearer(key)).status_code == 200
@@ -35,7 +35,7 @@ def test_only_known_keys_open_the_service(serve: Serve, frames_request, key_file
             assert "first-key" not in answer.text
 
 
-def test_health_is_open_and_metrics_are_not_unless_told(serve: Serve, key_file):
+def test_health_needs_no_key_and_metrics_do_unless_opened(serve: Serve, key_file):
     client = serve(api_key_file=key_file)
     for path in ("/healthz", "/readyz", "/health"):
         assert client.get(path).status_code == 200
@@ -44,7 +44,7 @@ def test_health_is_open_and_metrics_are_not_unless_told(serve: Serve, key_file):
     assert serve(api_key_file=key_file, open_metrics=True).get("/metrics").status_code == 200
 
 
-def test_a_changed_file_changes_the_keys(key_file: Path, monkeypatch):
+def test_a_changed_key_file_is_read_again(key_file: Path, monkeypatch):
     monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
     keys = ApiKeys(key_file)
     keys.check("bearer first-key")
@@ -54,7 +54,7 @@ def test_a_changed_file_changes_the_keys(key_file: Path, monkeypatch):
         keys.check("Bearer first-key")
 
 
-def test_a_file_that_breaks_leaves_the_keys_as_they_were(key_file: Path, monkeypatch, caplog):
+def test_an_invalid_key_file_leaves_the_keys_unchanged(key_file: Path, monkeypatch, caplog):
     monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
     keys = ApiKeys(key_file)
     for break_it in (lambda: key_file.write_text("# nothing\n"), key_file.unlink):
@@ -65,7 +65,7 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were(key_file: Path, monkeyp
         assert "stay valid" in caplog.text
 
 
-def test_a_service_does_not_start_without_a_key_in_its_file(tmp_path: Path):
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path):
     (tmp_path / "keys").write_text("# nothing\n")
     with pytest.raises(ValueError, match="no key in"):
         ApiKeys(tmp_path / "keys")

@@ -1,4 +1,4 @@
-"""Answers that are known already, and computations that are shared."""
+"""The caches, and the single flight."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ async def cache(request: pytest.FixtureRequest, tmp_path: Path):
     await cache.aclose()
 
 
-async def test_every_cache_gives_back_what_was_put(cache: Cache):
+async def test_every_cache_returns_what_was_stored(cache: Cache):
     assert await cache.get("a") is None
     await cache.put("a", b"1")
     await cache.put("b", b"2")
     assert (await cache.get("a"), await cache.get("b")) == (b"1", b"2")
 
 
-async def test_every_cache_is_bounded(cache: Cache):
+async def test_every_cache_limits_its_bytes(cache: Cache):
     for index in range(300):
         await cache.put(f"{index:03}", b"x" * 97)
     kept = [index for index in range(300) if await cache.get(f"{index:03}")]
@@ -43,7 +43,7 @@ async def test_every_cache_is_bounded(cache: Cache):
     assert kept == list(range(kept[0], 300)), "the oldest go first"
 
 
-async def test_memory_forgets_the_least_recently_used():
+async def test_memory_evicts_the_least_recently_used_entry():
     cache = MemoryCache(40)
     for key in "abc":
         await cache.put(key, b"x" * 12)
@@ -52,14 +52,14 @@ async def test_memory_forgets_the_least_recently_used():
     assert [key for key in "abcd" if await cache.get(key)] == ["a", "c", "d"]
 
 
-async def test_an_entry_larger_than_the_cache_is_not_kept():
+async def test_an_entry_larger_than_the_cache_is_not_stored():
     cache = MemoryCache(10)
     await cache.put("a", b"x" * 100)
     assert await cache.get("a") is None
 
 
 async def test_sqlite_survives_kill_9(tmp_path: Path):
-    """What was put before a kill -9 is there afterwards."""
+    """Entries stored before a kill -9 are there afterwards."""
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
@@ -80,7 +80,7 @@ asyncio.run(main())
     await cache.aclose()
 
 
-async def test_a_file_that_is_no_database_is_set_aside_with_a_warning(
+async def test_a_file_that_is_not_a_database_is_renamed_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "cache.sqlite").write_bytes(b"this is no database" * 100)
@@ -92,7 +92,7 @@ async def test_a_file_that_is_no_database_is_set_aside_with_a_warning(
     await cache.aclose()
 
 
-async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
+async def test_a_file_that_becomes_corrupt_in_use_is_renamed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     cache = sqlite_cache(tmp_path, max_bytes=10**7)
@@ -111,9 +111,7 @@ async def test_a_file_that_goes_bad_while_in_use_is_set_aside(
     await cache.aclose()
 
 
-async def test_a_locked_file_costs_the_answers_place_not_the_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_locked_file_is_bypassed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     cache = sqlite_cache(tmp_path)
     other = sqlite3.connect(tmp_path / "cache.sqlite")
     other.execute("BEGIN EXCLUSIVE")
@@ -125,7 +123,7 @@ async def test_a_locked_file_costs_the_answers_place_not_the_answer(
     await cache.aclose()
 
 
-async def test_a_file_that_cannot_be_begun_anew_is_gone_without(
+async def test_a_file_that_cannot_be_replaced_is_switched_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     cache = sqlite_cache(tmp_path)
@@ -145,7 +143,7 @@ async def test_a_file_that_cannot_be_begun_anew_is_gone_without(
 
 
 class Work:
-    """A computation that ends when it is told to."""
+    """A computation that ends when the test says so."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -168,17 +166,17 @@ async def settle() -> None:
 
 
 async def test_identical_computations_run_once():
-    flights, work = SingleFlight[str](), Work()
-    waiters = [asyncio.create_task(flights.do("k", work)) for _ in range(10)]
+    single_flight, work = SingleFlight[str](), Work()
+    waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(10)]
     await settle()
     work.may_end.set()
     assert await asyncio.gather(*waiters) == ["done"] * 10
     assert work.started == 1
 
 
-async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
-    flights, work = SingleFlight[str](), Work()
-    first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
+async def test_a_cancelled_waiter_leaves_the_others_waiting():
+    single_flight, work = SingleFlight[str](), Work()
+    first, second = (asyncio.create_task(single_flight.do("k", work)) for _ in range(2))
     await settle()
     first.cancel()
     await settle()
@@ -187,29 +185,29 @@ async def test_a_waiter_that_leaves_does_not_end_it_for_the_others():
     assert (work.started, work.cancelled) == (1, 0)
 
 
-async def test_it_ends_with_its_last_waiter_and_starts_anew_for_the_next():
-    flights, work = SingleFlight[str](), Work()
-    waiters = [asyncio.create_task(flights.do("k", work)) for _ in range(2)]
+async def test_it_is_cancelled_with_its_last_waiter_and_the_next_starts_another():
+    single_flight, work = SingleFlight[str](), Work()
+    waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(2)]
     await settle()
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
-    later = asyncio.create_task(flights.do("k", work))
+    later = asyncio.create_task(single_flight.do("k", work))
     await settle()
     assert (work.started, work.cancelled) == (2, 1)
     work.may_end.set()
     assert await later == "done"
 
 
-async def test_a_failure_reaches_every_waiter_and_is_not_kept():
-    flights = SingleFlight[str]()
+async def test_a_failure_reaches_every_waiter_and_is_not_stored():
+    single_flight = SingleFlight[str]()
 
     async def fail() -> str:
         raise ValueError("broken")
 
-    waiters = [asyncio.create_task(flights.do("k", fail)) for _ in range(3)]
+    waiters = [asyncio.create_task(single_flight.do("k", fail)) for _ in range(3)]
     results = await asyncio.gather(*waiters, return_exceptions=True)
     assert [str(result) for result in results] == ["broken"] * 3
     work = Work()
     work.may_end.set()
-    assert await flights.do("k", work) == "done"
+    assert await single_flight.do("k", work) == "done"

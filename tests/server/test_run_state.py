@@ -1,4 +1,4 @@
-"""What is remembered of a training run is changed once for each (run, step, uid)."""
+"""The run-state store: a transition is applied once for (scope, step, uid)."""
 
 import asyncio
 import sqlite3
@@ -20,7 +20,7 @@ def add_one(state: JsonValue) -> tuple[JsonValue, JsonValue]:
     return count, {"count": count}
 
 
-async def test_a_change_sent_again_gets_its_first_answer(tmp_path: Path):
+async def test_a_repeated_transition_gets_its_first_answer(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     first = await store.apply_once(SCOPE, 1, "a", add_one)
     again = await store.apply_once(SCOPE, 1, "a", add_one)
@@ -31,7 +31,7 @@ async def test_a_change_sent_again_gets_its_first_answer(tmp_path: Path):
     await store.aclose()
 
 
-async def test_it_outlives_the_process(tmp_path: Path):
+async def test_state_outlives_the_process(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     await store.apply_once(SCOPE, 1, "a", add_one)
     await store.aclose()
@@ -41,7 +41,7 @@ async def test_it_outlives_the_process(tmp_path: Path):
     await store.aclose()
 
 
-async def test_a_change_that_fails_changes_nothing(tmp_path: Path):
+async def test_a_transition_that_raises_changes_nothing(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
 
     def fail(state: JsonValue) -> tuple[JsonValue, JsonValue]:
@@ -55,7 +55,7 @@ async def test_a_change_that_fails_changes_nothing(tmp_path: Path):
     await store.aclose()
 
 
-async def test_steps_too_old_to_be_known_are_refused_not_made_twice(tmp_path: Path):
+async def test_steps_too_old_to_be_known_are_refused_and_not_applied_twice(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     for step in range(100):
         await store.apply_once(SCOPE, step, "a", add_one, keep_steps=10)
@@ -67,7 +67,7 @@ async def test_steps_too_old_to_be_known_are_refused_not_made_twice(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_processes_share_a_file_without_losing_a_change(tmp_path: Path):
+async def test_processes_share_a_file_without_losing_a_transition(tmp_path: Path):
     path = tmp_path / "runs.sqlite"
     program = f"""
 import asyncio, sys
@@ -90,8 +90,8 @@ asyncio.run(main())
     await store.aclose()
 
 
-def test_a_damaged_file_is_refused_not_replaced(tmp_path: Path):
-    """To go on with an empty memory would give wrong rewards."""
+def test_a_damaged_file_is_refused_and_not_replaced(tmp_path: Path):
+    """Continuing with an empty state would produce wrong rewards."""
     path = tmp_path / "runs.sqlite"
     path.write_bytes(b"this is no database" * 100)
     with pytest.raises(Unavailable, match="restore it"):
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_refused_not_replaced(tmp_path: Path):
     assert path.read_bytes().startswith(b"this is no database")
 
 
-async def test_scopes_of_a_run_have_states_of_their_own_and_answers_can_be_read(tmp_path: Path):
+async def test_scopes_of_a_run_are_separate_and_answers_can_be_read(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     other = Scope("run", "other")
     await store.apply_once(SCOPE, 1, "a", add_one)
@@ -110,7 +110,7 @@ async def test_scopes_of_a_run_have_states_of_their_own_and_answers_can_be_read(
     await store.aclose()
 
 
-async def test_reading_waits_for_no_writer(tmp_path: Path):
+async def test_reading_does_not_wait_for_a_writer(tmp_path: Path):
     path = tmp_path / "runs.sqlite"
     store = SqliteRunState(path)
     await store.apply_once(SCOPE, 1, "a", add_one)

@@ -1,4 +1,4 @@
-"""The real command in a real process: how it starts, and how it ends."""
+"""The real command in a real process: how it starts and stops."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from ..conftest import LONG_CLIP, picture
+from ..conftest import LONG_CLIP, image_base64
 
 #: Starts the video service with a judge that waits as many seconds as the first argument says.
 PROGRAM = """
@@ -62,11 +62,11 @@ def slow_service(wait_s: float, **settings: object):
 
 
 def request(task: str) -> dict[str, object]:
-    return {"task_text": task, "frames_base64": [picture()]}
+    return {"task_text": task, "frames_base64": [image_base64()]}
 
 
 @pytest.mark.slow
-def test_sigterm_lets_work_in_flight_end_refuses_new_work_and_exits_0():
+def test_sigterm_finishes_requests_in_flight_refuses_new_ones_and_exits_0():
     with slow_service(1.5) as (started, client), ThreadPoolExecutor(1) as pool:
         inside = pool.submit(client.post, "/score", json=request("inside"))
         _wait_for_in_flight(client)
@@ -82,7 +82,7 @@ def test_sigterm_lets_work_in_flight_end_refuses_new_work_and_exits_0():
 
 
 @pytest.mark.slow
-def test_work_that_outlasts_the_grace_time_is_told_so():
+def test_requests_that_outlast_the_shutdown_timeout_get_503():
     with (
         slow_service(60, shutdown_timeout_s=0.3) as (started, client),
         ThreadPoolExecutor(1) as pool,
@@ -98,7 +98,7 @@ def test_work_that_outlasts_the_grace_time_is_told_so():
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_the_grace_time():
+def test_a_second_signal_ends_the_shutdown_timeout():
     with slow_service(60) as (started, client), ThreadPoolExecutor(1) as pool:
         inside = pool.submit(client.post, "/score", json=request("inside"))
         _wait_for_in_flight(client)
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_the_grace_time():
         assert started.wait(10) == 0
 
 
-def test_an_idle_service_ends_at_once():
+def test_an_idle_service_exits_at_once():
     with slow_service(0) as (started, _):
         started.send_signal(signal.SIGTERM)
         assert started.wait(10) == 0

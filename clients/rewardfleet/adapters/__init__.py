@@ -1,1 +1,1 @@
-"""One file a trainer, in its own terms. None of them needs its trainer to be imported."""
+"""One module per trainer, in its own terms. None of them imports its trainer at import time."""

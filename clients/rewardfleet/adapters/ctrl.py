@@ -1,51 +1,48 @@
-"""For CTRL (critics trained by what their critiques do to programs; HKUNLP/critic-rl).
+"""CTRL (HKUNLP/critic-rl): a critique's reward is the pass rate of the program revised from it.
 
 One step of the trainer:
 
     the policy writes critiques     `parse_response`: token ids to problem ids, critiques, lengths
-    the problems                    `parse_query`: problem ids to queries, samples
+    the problems are looked up      `parse_query`: problem ids to queries, samples
     a prompt for each revision      `build_revision_messages`, then the tokenizer's chat template
-    the proxy writes revisions      as `REVISION_SAMPLING` says
+    the proxy writes revisions      with `REVISION_SAMPLING`
     the revisions are run           `get_reward_all`, while the trainer computes log-probabilities
-    rewards a token                 `place_rewards`: [B] to [B, T]
+    rewards per token               `scatter_rewards`: [B] to [B, T]
 
 `CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`.
 """
 
 import asyncio
-import json
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from rewardfleet.adapters._batch import Row, request_fields
 from rewardfleet.client import RewardFleet
 
-#: A row of the trainer's data: see `CritiqueReward`.
-Row = Mapping[str, Any]
+#: A turn of a chat: `role` and `content`.
 Message = dict[str, str]
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
-#: What a row may say of its request, beside the tests.
-_OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that this module uses."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Turn token ids into text."""
+        """Return the text of token ids."""
         ...
 
 
 class Batch(Protocol):
-    """verl's DataProto, or what looks like one. Arrays may be numpy's, or torch's on any device.
+    """The part of verl's DataProto that this module uses; numpy arrays or torch tensors.
 
     Attributes:
-        batch: `responses` [B, T], integers; `attention_mask` [B, P + T], 0 where there is padding.
+        batch: `responses` [B, T], integers; `attention_mask` [B, P + T], 0 for padding.
         non_tensor_batch: `problem_id` [B].
     """
 
@@ -57,7 +54,7 @@ class Batch(Protocol):
 
 
 class Query(NamedTuple):
-    """What was asked, and the answer that is criticised."""
+    """A problem, and the program that is criticized."""
 
     problem: str
     code: str
@@ -65,13 +62,13 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class RevisionSampling:
-    """How revisions are generated: the trainer's to use.
+    """Sampling parameters of revisions, for the trainer to use.
 
     Attributes:
-        do_sample: False is greedy, so that a critique's reward does not hang on luck.
-        temperature: The same, for engines that know no `do_sample`.
-        max_tokens: Of one revision; more than a critique's, as a whole program must fit.
-        proxy_model_path: The model that revises. None: the reference policy.
+        do_sample: False is greedy decoding, so that a critique's reward has no sampling noise.
+        temperature: 0 is greedy decoding as well, for engines without `do_sample`.
+        max_tokens: The most tokens of one revision; a complete program must fit.
+        proxy_model_path: The model that writes revisions. None: the reference policy.
     """
 
     do_sample: bool = False
@@ -80,18 +77,20 @@ class RevisionSampling:
     proxy_model_path: str | None = None
 
 
+#: The sampling parameters that this adapter recommends.
 REVISION_SAMPLING = RevisionSampling()
 
 
 class CritiqueReward:
-    """The `reward_fn` of CTRL's trainer: critiques are worth what the revised programs pass.
+    """The `reward_fn` of CTRL's trainer: a critique's reward is the pass rate of its revision.
 
     Args:
-        fleet: With a code service. Its `max_concurrency`, `timeout_s` and `on_failure` hold.
-        rows: Each has `id`, `problem`, `solution` (the program that is criticised) and `tests`
-            (the request's, or their JSON as text, which is what parquet leaves as it is). It may
-            have `mode`, `limits`, `original` and `original_passed`; see `CodeRequest`.
-        tokenizer: The policy's.
+        fleet: A fleet with a code service; its `max_concurrency`, `timeout_s` and `on_failure`
+            apply.
+        rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
+            (a mapping, or JSON as text: see `request_fields`). It may have `mode`, `limits`,
+            `original_program` and `original_passed`; see `CodeRequest`.
+        tokenizer: The tokenizer of the policy.
 
     Raises:
         ValueError: Two rows have the same id.
@@ -108,7 +107,7 @@ class CritiqueReward:
     def parse_response(self, data: Batch) -> tuple[list[str], list[str], list[int]]:
         """Return the problem ids, critiques and lengths of a batch; each [B].
 
-        A length counts tokens up to the last valid one; it is 0 for an empty response.
+        A length is the number of tokens up to the last valid one, 0 for an empty response.
         """
         ids = [str(problem_id) for problem_id in data.non_tensor_batch["problem_id"]]
         responses = data.batch["responses"]
@@ -117,16 +116,16 @@ class CritiqueReward:
         for tokens, valid in zip(
             responses.tolist(), mask[:, mask.shape[1] - responses.shape[1] :].tolist(), strict=True
         ):
-            places = [place for place, is_valid in enumerate(valid) if is_valid]
+            positions = [position for position, is_valid in enumerate(valid) if is_valid]
             text = self._tokenizer.decode(
-                [tokens[place] for place in places], skip_special_tokens=True
+                [tokens[position] for position in positions], skip_special_tokens=True
             )
             critiques.append(text)
-            lengths.append(places[-1] + 1 if places else 0)
+            lengths.append(positions[-1] + 1 if positions else 0)
         return ids, critiques, lengths
 
     def parse_query(self, ids: Sequence[str]) -> tuple[list[Query], list[Row]]:
-        """Return what was asked and answered, and the rows, of problems; each [B].
+        """Return the queries and the rows of problems; each [B].
 
         Raises:
             KeyError: There is no such row.
@@ -135,29 +134,29 @@ class CritiqueReward:
         return [Query(row["problem"], row["solution"]) for row in rows], rows
 
     def build_revision_messages(self, query: Query, critique: str) -> list[Message]:
-        """See the function of this name."""
+        """Return the chat that asks for a revision: see the function of this name."""
         return build_revision_messages(*query, critique)
 
     def get_reward_all(
         self, critiques: Sequence[str], revisions: Sequence[str], samples: Sequence[Row]
     ) -> Coroutine[Any, Any, list[float]]:
-        """Have the revisions run; return what awaits their rewards, in the same order.
+        """Start running the revisions; return a coroutine of their rewards, in the same order.
 
-        The work begins with the call, on a thread of its own, not with the `await`. CTRL's
-        trainer makes a task, computes log-probabilities, and only then runs its event loop; a
-        task that waits for that loop does not overlap with anything.
+        The work starts with the call, in its own thread, and not with the `await`. CTRL's trainer
+        creates a task, computes log-probabilities, and only then runs its event loop; work that
+        waited for that loop would not overlap with the computation.
 
         Raises:
             ValueError: The lists differ in length.
-            RewardFleetError: From the `await`, where the fleet's `on_failure` is "raise": the
-                first failure; what is left is cancelled. A reward that there is none of is
-                otherwise the number that the fleet was given, with a warning in the log.
+            RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise": the first
+                failure; the remaining calls are cancelled. Otherwise `on_failure` replaces a
+                missing reward, with a warning in the log.
         """
         rows = list(zip(critiques, revisions, samples, strict=True))
-        with_own_loop = ThreadPoolExecutor(1, thread_name_prefix="rewardfleet")
-        rewards = with_own_loop.submit(asyncio.run, self._rewards(rows))
-        with_own_loop.shutdown(wait=False)
-        return _result(rewards)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="rewardfleet")
+        rewards = thread.submit(asyncio.run, self._rewards(rows))
+        thread.shutdown(wait=False)
+        return _wait(rewards)
 
     async def _rewards(self, rows: list[tuple[str, str, Row]]) -> list[float]:
         async with self._fleet:
@@ -176,44 +175,44 @@ class CritiqueReward:
 def build_revision_messages(problem: str, code: str, critique: str) -> list[Message]:
     """Return the chat that asks for a revision.
 
-    Turns of user, assistant and user, and no system's, are what every chat template takes:
+    Every chat template accepts its turns (user, assistant, user, and no system prompt):
     `tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
 
     Args:
-        problem: As it was asked.
-        code: The answer: a program, or a text with one in a fence.
-        critique: Of the answer. Where it holds <format>…</format>, only what is in it; what comes
-            before a </think> is not shown.
+        problem: The problem statement.
+        code: The answer: a program, plain or in a fenced block of a text.
+        critique: The critique of the answer. Text before a </think> is left out; if there is a
+            <format>…</format>, only its content is used.
     """
     answer = code if "```" in code else f"```python\n{code.strip()}\n```"
-    aloud = critique.rpartition("</think>")[2]
-    within = _FORMAT.search(aloud)
-    said = (within[1] if within else aloud).strip()
-    ask = f"A review of your program:\n\n{said}\n\nWrite the program again, with this in mind."
+    visible = critique.rpartition("</think>")[2]
+    formatted = _FORMAT.search(visible)
+    review = (formatted[1] if formatted else visible).strip()
+    task = f"A review of your program:\n\n{review}\n\nWrite the program again, with this in mind."
     form = "Give all of it in one block fenced by ```."
     return [
         {"role": "user", "content": f"{problem.strip()}\n\nSolve this in Python. {form}"},
         {"role": "assistant", "content": answer},
-        {"role": "user", "content": f"{ask} {form}"},
+        {"role": "user", "content": f"{task} {form}"},
     ]
 
 
-def place_rewards(
+def scatter_rewards(
     rewards: Sequence[float], lengths: Sequence[int], like: Any
 ) -> tuple[Any, list[int]]:
     """Put each response's reward at its last valid token, and 0 elsewhere.
 
     Args:
-        rewards: [B]. NaN is placed as it is: mask such rows before a group's mean is taken.
-        lengths: [B], in [0, T]; of 0 for an empty response, which has no place for a reward.
-        like: [B, T] array of numpy or tensor of torch, `responses` say.
+        rewards: [B]. NaN is copied: mask such rows before taking the mean of a group.
+        lengths: [B], in [0, T]; 0 for an empty response, which has no position for a reward.
+        like: A numpy array or torch tensor [B, T], e.g. `responses`.
 
     Returns:
-        Token rewards [B, T], of the kind and on the device of `like`, and of its dtype where that
-        is a floating one, else float32; and the rows of empty responses.
+        Token rewards [B, T], an array or a tensor on the device of `like`, and of its dtype if
+        that is a floating-point one, else float32; and the indices of the empty responses.
 
     Raises:
-        ValueError: The sizes do not go together.
+        ValueError: The sizes do not match.
     """
     rows, width = like.shape
     values = np.zeros((rows, width))
@@ -226,30 +225,11 @@ def place_rewards(
         else:
             empty.append(row)
     if isinstance(like, np.ndarray):
-        kept = like.dtype if np.issubdtype(like.dtype, np.floating) else np.float32
-        return values.astype(kept), empty
+        dtype = like.dtype if np.issubdtype(like.dtype, np.floating) else np.float32
+        return values.astype(dtype), empty
     floating = like[:0] if like.is_floating_point() else like[:0].float()
     return floating.new_tensor(values), empty
 
 
-def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
-    """Return the fields of a request, as `rewardfleet.code_request` takes them.
-
-    Args:
-        revision: The program, or a text with one in a fence.
-        tests: The request's, or their JSON as text.
-        options: Of these, those that a request has are taken where they are not None.
-    """
-    named = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    return {"revision": revision, "tests": _from_text(tests), **named}
-
-
-def _from_text(tests: Any) -> Any:
-    try:
-        return json.loads(tests) if isinstance(tests, str) else tests
-    except ValueError:
-        return tests  # which is refused where the request is made, as one sample's failure
-
-
-async def _result(rewards: Future[list[float]]) -> list[float]:
+async def _wait(rewards: Future[list[float]]) -> list[float]:
     return await asyncio.wrap_future(rewards)

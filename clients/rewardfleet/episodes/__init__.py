@@ -1,7 +1,8 @@
-"""What episodes are worth: pure functions over numpy arrays, the same for all who reckon.
+"""Rewards of episodes: pure functions over numpy arrays.
 
-The episode service, the trainers' adapters and a notebook use these. `measure` and `settle` take
-a whole batch of any kinds; the functions below them take arrays.
+The episode service, the adapters for trainers, and notebooks all use them. A batch of any kinds
+flows through `validate_batch`, `compute_rewards` and `aggregate`; `score_episodes` calls all three.
+The other functions take arrays:
 
 ```python
 from rewardfleet.episodes import efficiency
@@ -9,53 +10,65 @@ efficiency([1, 1, 0], [100, 500, 20], 500)  # 0.8333, 0.5, 0
 ```
 """
 
-from .groups import Grouping, all_equal, most_diverse, most_efficient, normalise
-from .measure import Measured, measure
-from .motion import Trajectories, commanded_path, energy, path_length, smoothness
-from .rewards import (
-    Running,
-    by_length,
-    discounted,
-    efficiency,
-    hybrid,
-    shaping,
-    success,
-    visual,
+from .aggregate import BatchResult, aggregate, score_episodes
+from .batch import Batch
+from .clustering import (
+    dtw_distances,
+    majority_vote,
+    resample,
+    resampled_distances,
+    single_linkage,
 )
-from .settle import Settled, settle
-from .similar import clusters, dtw_distances, majority, resampled, resampled_distances
-from .temperatures import Schedule, signal_of_diversity, signal_of_success, spread
+from .groups import Grouping, all_equal, most_diverse, most_efficient, normalize
+from .kinds import Rewards, compute_rewards
+from .motion import Trajectories, commanded_path, low_energy, short_path, smoothness
+from .rewards import by_length, discounted, efficiency, hybrid, shaping, success, visual
+from .running import RunningMeanStd
+from .temperatures import (
+    TemperatureBin,
+    TemperatureSchedule,
+    by_temperature,
+    diversity_signal,
+    spread_temperatures,
+    success_signal,
+)
+from .validation import validate_batch
 
 __all__ = [
+    "Batch",
+    "BatchResult",
     "Grouping",
-    "Measured",
-    "Running",
-    "Schedule",
-    "Settled",
+    "Rewards",
+    "RunningMeanStd",
+    "TemperatureBin",
+    "TemperatureSchedule",
     "Trajectories",
+    "aggregate",
     "all_equal",
     "by_length",
-    "clusters",
+    "by_temperature",
     "commanded_path",
+    "compute_rewards",
     "discounted",
+    "diversity_signal",
     "dtw_distances",
     "efficiency",
-    "energy",
     "hybrid",
-    "majority",
-    "measure",
+    "low_energy",
+    "majority_vote",
     "most_diverse",
     "most_efficient",
-    "normalise",
-    "path_length",
-    "resampled",
+    "normalize",
+    "resample",
     "resampled_distances",
-    "settle",
+    "score_episodes",
     "shaping",
-    "signal_of_diversity",
-    "signal_of_success",
+    "short_path",
+    "single_linkage",
     "smoothness",
-    "spread",
+    "spread_temperatures",
     "success",
+    "success_signal",
+    "validate_batch",
     "visual",
 ]

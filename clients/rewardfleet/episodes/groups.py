@@ -1,38 +1,44 @@
-"""Groups of episodes: what their members have in common, and which of them to train on."""
+"""Groups of episodes: statistics, normalization, and selection of members.
+
+In shapes, N is the number of episodes, G of groups, and S of the members of one group.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .rewards import EPSILON, Bools, Floats, check
-
-Codes = NDArray[np.intp]
+from .arrays import EPSILON, Bools, Floats, Indices, check
 
 
 class Grouping:
-    """Which group each episode is of.
+    """Maps each episode to its group.
 
     Args:
-        codes: [N], the group's number from 0; -1 for an episode of none.
-        count: How many groups.
+        codes: [N], the number of the group, from 0; -1 for an episode without a group.
+        count: Number of groups.
 
     Attributes:
+        has_group: [N].
         sizes: [G], members of each group.
     """
 
     def __init__(self, codes: ArrayLike, count: int) -> None:
         self.codes = np.asarray(codes, np.intp)
         self.count = count
-        self.in_one = self.codes >= 0
-        self._all_in_one = bool(self.in_one.all())
-        rising = self._all_in_one and bool((self.codes[1:] >= self.codes[:-1]).all())
-        self._order = None if rising else np.argsort(self.codes, kind="stable")
+        self.has_group = self.codes >= 0
+        self._all_have_group = bool(self.has_group.all())
+        is_sorted = self._all_have_group and bool((self.codes[1:] >= self.codes[:-1]).all())
+        self._order = None if is_sorted else np.argsort(self.codes, kind="stable")
         self.sizes = np.bincount(self._members(self.codes), minlength=count)
 
     @classmethod
     def by_name(cls, names: Sequence[str | None]) -> tuple["Grouping", list[str]]:
-        """Number the groups in the order of their first members; None is no group."""
+        """Group episodes by name; None is no group.
+
+        Returns:
+            The grouping, and the names of its groups in the order of their first members.
+        """
         numbers: dict[str | None, int] = {}
         codes = [numbers.setdefault(name, len(numbers)) for name in names]
         if None not in numbers:
@@ -41,47 +47,56 @@ class Grouping:
         codes = [-1 if code == none else code - (code > none) for code in codes]
         return cls(codes, len(numbers) - 1), [name for name in numbers if name is not None]
 
+    def where(self, mask: Bools) -> "Grouping":
+        """Return the same groups with only the members in `mask`, [N]."""
+        if (mask | ~self.has_group).all():
+            return self
+        return Grouping(np.where(mask, self.codes, -1), self.count)
+
     def sum(self, values: Floats) -> Floats:
-        """[N] → [G]."""
+        """Return the sum of each group: [N] → [G]."""
         codes, weights = self._members(self.codes), self._members(values)
         return np.bincount(codes, weights, self.count).astype(float, copy=False)
 
     def mean(self, values: Floats) -> Floats:
-        """[N] → [G]; 0 for an empty group."""
+        """Return the mean of each group: [N] → [G]; 0 for an empty group."""
         means: Floats = self.sum(values) / np.maximum(self.sizes, 1)
         return means
 
-    def deviation(self, values: Floats) -> Floats:
-        """[N] → [G]: the sample's (n - 1), as GRPO has it in verl and TRL; NaN below two."""
-        return self.deviation_of(values - self.spread(self.mean(values)))
+    def std(self, values: Floats) -> Floats:
+        """Return the sample standard deviation of each group: [N] → [G]; NaN below two members.
 
-    def deviation_of(self, centred: Floats) -> Floats:
-        """The same, of values less their group's mean."""
-        squares = self.sum(centred * centred)
+        Divides by n - 1, as GRPO does in verl and TRL.
+        """
+        return self.std_of_centered(values - self.broadcast(self.mean(values)))
+
+    def std_of_centered(self, centered: Floats) -> Floats:
+        """Return `std` of values from which the mean of their group was subtracted."""
+        squares = self.sum(centered * centered)
         variance = np.full(self.count, np.nan)
         np.divide(squares, self.sizes - 1, out=variance, where=self.sizes > 1)
-        deviations: Floats = np.sqrt(variance)
-        return deviations
+        std: Floats = np.sqrt(variance)
+        return std
 
-    def lowest(self, values: Floats) -> Floats:
-        """[N] → [G]; infinite for an empty group."""
+    def minimum(self, values: Floats) -> Floats:
+        """Return the minimum of each group: [N] → [G]; infinity for an empty group."""
         out = np.full(self.count, np.inf)
-        present = self.sizes > 0
-        if present.any():
-            starts = (np.cumsum(self.sizes) - self.sizes)[present]
-            out[present] = np.minimum.reduceat(self._sorted(values), starts)
+        is_present = self.sizes > 0
+        if is_present.any():
+            starts = (np.cumsum(self.sizes) - self.sizes)[is_present]
+            out[is_present] = np.minimum.reduceat(self._sorted(values), starts)
         return out
 
-    def spread(self, of_groups: Floats) -> Floats:
-        """[G] → [N]: each episode's group's; NaN for an episode of none."""
-        if self._all_in_one:
-            return of_groups[self.codes]
+    def broadcast(self, values: Floats) -> Floats:
+        """Return the value of each episode's group: [G] → [N]; NaN without a group."""
+        if self._all_have_group:
+            return values[self.codes]
         out = np.full(len(self.codes), np.nan)
-        out[self.in_one] = of_groups[self.codes[self.in_one]]
+        out[self.has_group] = values[self.codes[self.has_group]]
         return out
 
-    def alike(self) -> list[Codes]:
-        """The members of all groups of one size, as [groups, size], for each size."""
+    def by_size(self) -> list[Indices]:
+        """Return, for each group size, the members of all groups of that size: [groups, S]."""
         order = np.arange(len(self.codes)) if self._order is None else self._order
         order = order[len(order) - int(self.sizes.sum()) :]
         starts = np.cumsum(self.sizes) - self.sizes
@@ -91,80 +106,90 @@ class Grouping:
         ]
 
     def _members(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        return values if self._all_in_one else values[self.in_one]
+        return values if self._all_have_group else values[self.has_group]
 
     def _sorted(self, values: Floats) -> Floats:
-        """The members' values, group by group."""
+        """Return the members' values, group by group."""
         if self._order is None:
             return values
         return values[self._order][len(values) - int(self.sizes.sum()) :]
 
 
-def normalise(
-    rewards: ArrayLike, grouping: Grouping, *, by_deviation: bool, members: ArrayLike = True
+def normalize(
+    rewards: ArrayLike, grouping: Grouping, *, by_std: bool, members: ArrayLike = True
 ) -> Floats:
-    """Return reward - mean of its group, [N], divided by deviation + 1e-6 where asked.
+    """Return reward - mean of the group, [N]; with `by_std`, divided by std + 1e-6.
 
-    The latter is GRPO's advantage (Shao et al. 2024), the former Dr. GRPO's (Liu et al. 2025).
+    With `by_std` this is GRPO's advantage (Shao et al. 2024), without it Dr. GRPO's (Liu et al.
+    2025).
+
+    Args:
+        rewards: [N].
+        grouping: Groups of the episodes.
+        by_std: Divide by the standard deviation of the group.
+        members: [N], the episodes that are checked; the values of others are meaningless.
 
     Raises:
-        ValueError: An episode is of no group, or alone in its group.
+        ValueError: A member has no group, or is the only one in it.
     """
     values = np.asarray(rewards, float)
-    if not (grouping.in_one.all() and (grouping.sizes > 1).all()):
-        sizes = grouping.spread(grouping.sizes.astype(float))
+    if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
+        sizes = grouping.broadcast(grouping.sizes.astype(float))
         check((sizes > 1) | ~np.asarray(members, bool), "a group has two members or more", sizes)
-    centred = values - grouping.spread(grouping.mean(values))
-    if not by_deviation:
-        return centred
-    return centred / grouping.spread(grouping.deviation_of(centred) + EPSILON)
+    centered = values - grouping.broadcast(grouping.mean(values))
+    if not by_std:
+        return centered
+    return centered / grouping.broadcast(grouping.std_of_centered(centered) + EPSILON)
 
 
 def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools:
-    """Return whether a group's rewards are all within `tolerance` of each other, [G].
+    """Return whether all rewards of a group are within `tolerance` of each other, [G].
 
-    Such a group teaches nothing. Source: DAPO (Yu et al. 2025), verl-agent's `filter_group_data`,
-    whose exact equality an efficiency term of 1e-9 defeats.
+    Such a group has no advantage to learn from. Source: DAPO (Yu et al. 2025), and verl-agent's
+    `filter_group_data`, which tests for exact equality: an efficiency term of 1e-9 defeats it.
     """
     values = np.asarray(rewards, float)
-    equal: Bools = -grouping.lowest(-values) - grouping.lowest(values) <= tolerance
+    equal: Bools = -grouping.minimum(-values) - grouping.minimum(values) <= tolerance
     return equal
 
 
-def most_efficient(share: ArrayLike, worthy: ArrayLike, grouping: Grouping, count: int) -> Bools:
+def most_efficient(
+    step_fraction: ArrayLike, succeeded: ArrayLike, grouping: Grouping, count: int
+) -> Bools:
     """Return whether an episode is among the `count` of its group with the fewest steps, [N].
 
     Args:
-        share: [N], steps/max_steps.
-        worthy: [N], successes; failures come after all of them.
-        count: How many of each group.
+        step_fraction: [N], steps/max_steps.
+        succeeded: [N]; failures rank after all successes.
+        grouping: Groups of the episodes.
+        count: Number to select in each group.
     """
-    cost = np.asarray(share, float) + np.where(np.asarray(worthy, bool), 0.0, 2.0)
-    chosen = np.zeros(len(cost), bool)
-    for members in grouping.alike():
+    cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, bool), 0.0, 2.0)
+    selected = np.zeros(len(cost), bool)
+    for members in grouping.by_size():
         ranks = np.argsort(cost[members], axis=1, kind="stable")[:, :count]
-        chosen[np.take_along_axis(members, ranks, axis=1)] = True
-    return chosen
+        selected[np.take_along_axis(members, ranks, axis=1)] = True
+    return selected
 
 
 def most_diverse(distances: Floats, count: int) -> Bools:
-    """Return whether a member is among the `count` that lie furthest apart, [G, S].
+    """Return whether a member is among the `count` selected for being far apart, [G, S].
 
-    Begins with the member furthest from all others, then adds the one furthest from those chosen
-    (Gonzalez 1985: at least half as far apart as the best choice).
+    Starts with the member furthest from all others, then adds the one furthest from those selected
+    (Gonzalez 1985: at least half as far apart as the optimal selection).
 
     Args:
         distances: [G, S, S], symmetric.
-        count: How many of each group.
+        count: Number to select in each group.
     """
     groups = np.arange(len(distances))
-    chosen = np.zeros(distances.shape[:2], bool)
+    selected = np.zeros(distances.shape[:2], bool)
     if not distances.size:
-        return chosen
-    next_one = distances.sum(axis=2).argmax(axis=1)
+        return selected
+    candidate = distances.sum(axis=2).argmax(axis=1)
     nearest = np.full(distances.shape[:2], np.inf)
     for _ in range(min(count, distances.shape[1])):
-        chosen[groups, next_one] = True
-        nearest = np.minimum(nearest, distances[groups, next_one])
-        next_one = np.where(chosen, -1.0, nearest).argmax(axis=1)
-    return chosen
+        selected[groups, candidate] = True
+        nearest = np.minimum(nearest, distances[groups, candidate])
+        candidate = np.where(selected, -1.0, nearest).argmax(axis=1)
+    return selected

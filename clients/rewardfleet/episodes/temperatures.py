@@ -1,26 +1,27 @@
-"""The temperatures that a prompt's samples are taken at, and how they follow what came of them."""
+"""Sampling temperatures of the samples of a prompt, their adaptation, and their outcomes."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from .rewards import Floats
-from .settle import Settled
+from .arrays import Floats, Indices
+from .kinds import Rewards
 
-#: Bounds that adaptation keeps to, and how strongly it answers to a signal.
+#: Limits of an adapted base temperature and of an adapted range.
 MIN_BASE, MAX_BASE = 0.1, 1.5
 MIN_RANGE, MAX_RANGE = 0.05, 1.0
+#: Rate of adaptation: a signal s multiplies both by exp(RATE s).
 RATE = 0.3
-#: Temperatures are told in bins of a tenth, up to this one.
+#: Temperatures are binned to tenths, up to this one.
 LAST_BIN = 20
 
 
-def spread(n: int, base: float = 0.6, width: float = 0.3) -> Floats:
-    """Return n temperatures, evenly from base to base + width; base alone for one: [n].
+def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats:
+    """Return n temperatures, evenly from base to base + width, or base alone if n is 1: [n].
 
-    Source: seed 000, T_i = base + width i/(n - 1).
+    T_i = base + width i/(n - 1). Source: the original test-time RL code for SimpleVLA-RL.
 
     Raises:
         ValueError: n is below 1.
@@ -31,43 +32,62 @@ def spread(n: int, base: float = 0.6, width: float = 0.3) -> Floats:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Where a run's temperatures stand."""
+class TemperatureSchedule:
+    """The temperatures of a run.
+
+    Attributes:
+        base: The lowest.
+        width: The highest minus the lowest.
+    """
 
     base: float
     width: float
 
-    def after(self, signal: float) -> "Schedule":
-        """Move base and width by a signal in [-1, 1]: x exp(0.3 signal), within the bounds.
+    def after(self, signal: float) -> "TemperatureSchedule":
+        """Return the schedule after a step: base and width x exp(0.3 signal), within the limits.
 
-        Above 0 asks for more exploration, below for less. It is multiplied, so that as much up as
-        down leads back. A width of 0 stays 0: nobody asked for diversity.
+        The factors of opposite signals cancel. A width of 0 stays 0: diversity is not requested.
+
+        Args:
+            signal: Clipped to [-1, 1]; above 0 for more exploration, below for less.
         """
         factor = math.exp(RATE * min(max(signal, -1.0), 1.0))
         width = min(max(self.width * factor, MIN_RANGE), MAX_RANGE) if self.width else 0.0
-        return Schedule(min(max(self.base * factor, MIN_BASE), MAX_BASE), width)
+        return TemperatureSchedule(min(max(self.base * factor, MIN_BASE), MAX_BASE), width)
 
 
-def signal_of_success(rate: float, target: float) -> float:
-    """More exploration while the task is easier than asked for: rate - target, in [-1, 1]."""
+def success_signal(rate: float, target: float) -> float:
+    """Return rate - target, in [-1, 1]: more exploration while the task is easier than intended."""
     return rate - target
 
 
-def signal_of_diversity(diversity: float, target: float) -> float:
-    """More exploration while trajectories are too alike: 1 - diversity/target, at least -1."""
+def diversity_signal(diversity: float, target: float) -> float:
+    """Return 1 - diversity/target, at least -1: more exploration while trajectories are similar."""
     return max(1 - diversity / target, -1.0)
 
 
-def bins(temperatures: ArrayLike) -> NDArray[np.intp]:
-    """The nearest tenth of each temperature, [N]: 0 to 20, which is 2 and above; -1 for NaN."""
+def temperature_bins(temperatures: ArrayLike) -> Indices:
+    """Return the nearest tenth of each temperature, [N]: 0 to 20, which is 2 and above; -1 for NaN.
+
+    For example, 6 for a temperature of 0.58.
+    """
     values = np.asarray(temperatures, float)
     tenths = np.clip(np.round(values * 10), 0, LAST_BIN)
     return np.where(np.isnan(values), -1, tenths).astype(np.intp)
 
 
 @dataclass(frozen=True)
-class Bin:
-    """The scored episodes sampled at about one temperature; NaN where it is not known."""
+class TemperatureBin:
+    """The scored episodes that were sampled at one temperature.
+
+    Attributes:
+        temperature: To the nearest tenth.
+        episodes: Number of episodes.
+        success_rate: NaN if an episode has no `success`.
+        steps: Mean; NaN if an episode has no `steps`.
+        reward_mean: Before normalization.
+        reward_variance: Population variance, before normalization.
+    """
 
     temperature: str
     episodes: int
@@ -77,26 +97,25 @@ class Bin:
     reward_variance: float
 
 
-def by_temperature(settled: Settled) -> list[Bin]:
-    """What came of each temperature, to the nearest tenth; rewards before normalisation.
+def by_temperature(rewards: Rewards) -> list[TemperatureBin]:
+    """Return the statistics of each temperature, to the nearest tenth, in rising order.
 
-    Variance is the population's. Episodes that tell no temperature are left out.
+    Episodes without a `temperature` are left out.
     """
-    measured = settled.measured
-    table = measured.table
-    numbers = np.where(table.ok, bins(table.number("temperature")), -1)
-    found = []
-    for tenth in np.unique(numbers[numbers >= 0]).tolist():
-        here = numbers == tenth
-        rewards = measured.rewards[here]
-        found.append(
-            Bin(
-                f"{tenth / 10:.1f}",
-                int(here.sum()),
-                float(table.number("success")[here].mean()),
-                float(table.number("steps")[here].mean()),
-                float(rewards.mean()),
-                float(rewards.var()),
+    batch, columns = rewards.batch, rewards.batch.columns
+    tenths = np.where(batch.ok, temperature_bins(columns.number("temperature")), -1)
+    bins = []
+    for tenth in np.unique(tenths[tenths >= 0]).tolist():
+        in_bin = tenths == tenth
+        values = rewards.values[in_bin]
+        bins.append(
+            TemperatureBin(
+                temperature=f"{tenth / 10:.1f}",
+                episodes=int(in_bin.sum()),
+                success_rate=float(columns.number("success")[in_bin].mean()),
+                steps=float(columns.number("steps")[in_bin].mean()),
+                reward_mean=float(values.mean()),
+                reward_variance=float(values.var()),
             )
         )
-    return found
+    return bins

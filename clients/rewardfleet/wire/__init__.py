@@ -1,1 +1,1 @@
-"""The one home of request and response models. Everyone imports it; it imports pydantic only."""
+"""All request and response models. Client and server import them; they import pydantic only."""

@@ -1,4 +1,4 @@
-"""`POST /score` and `POST /score/batch` of the code service."""
+"""Models of the code service: `POST /score` and `POST /score/batch`."""
 
 import json
 from enum import StrEnum
@@ -8,19 +8,22 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, JsonValue, 
 
 from .score import Request, Response, Score, Timing
 
-#: Characters of a program, and of an assert or a setup.
+#: Maximum number of characters of a program, an assert, a setup or a critique.
 MAX_PROGRAM = 1_000_000
-#: The most tests of one submission. None at all is an error: what passed nothing proves nothing.
+#: Maximum number of tests per submission. At least one is required: passing none proves nothing.
 MAX_TESTS = 1_000
 
 
 def _without_nul(text: str) -> str:
-    place = text.find("\0")
-    if place >= 0:
-        raise ValueError(f"holds a NUL character (at {place}), which no Python source may")
+    position = text.find("\0")
+    if position >= 0:
+        raise ValueError(
+            f"contains a NUL character (at {position}), which is not allowed in Python source"
+        )
     return text
 
 
+#: Python source code, or text that contains it.
 Source = Annotated[
     str, StringConstraints(max_length=MAX_PROGRAM, min_length=1), AfterValidator(_without_nul)
 ]
@@ -34,151 +37,172 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
+#: A JSON value without NaN and infinities, which pydantic would accept.
 FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
+#: Source code that runs before the program.
 Setup = Annotated[
     str,
     StringConstraints(max_length=MAX_PROGRAM),
     AfterValidator(_without_nul),
-    Field(description="Source that is run before the program, e.g. imports that it relies on."),
+    Field(description="Source code that runs before the program, e.g. imports that it relies on."),
 ]
 
 
 class StdioCase(Request):
-    """What the program reads, and what it shall print."""
+    """One test: what the program reads, and what it must print."""
 
     stdin: str = ""
     stdout: str
 
 
 class StdioTests(Request):
-    """The program is run once a case."""
+    """Run the program once per case, and compare what it prints."""
 
     kind: Literal["stdio"]
     setup: Setup = ""
     cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS)
     checker: Literal["exact", "tokens", "float"] = Field(
         "tokens",
-        description="exact: the same text, but for line ends and those at its end. tokens: the "
-        "same words, whatever white space is between them. float: tokens, and numbers may differ "
-        "by `tolerance`.",
+        description="exact: the same text; the kind of line ends and trailing newlines are "
+        "ignored. tokens: the same words, separated by any white space. float: like tokens, but "
+        "numbers may differ by `tolerance` unless both are integers.",
     )
     tolerance: FiniteFloat = Field(
-        1e-6, ge=0, le=1, description="Of the checker `float`: absolute, or relative."
+        1e-6,
+        ge=0,
+        le=1,
+        description="Tolerance of the checker `float`: absolute, or relative to the expected "
+        "number if that is above 1.",
     )
-    ignore_case: bool = Field(False, description="Whether YES and Yes are the same.")
+    ignore_case: bool = Field(False, description="Whether `YES` and `Yes` are equal.")
 
 
 class FunctionalCase(Request):
-    """What a function is called with, and what it shall return."""
+    """One test: the arguments of a call, and what it must return."""
 
     args: list[FiniteJson]
     expected: FiniteJson
 
 
 class FunctionalTests(Request):
-    """A function of the program, or a method of its class `Solution`, is called once a case."""
+    """Call a function of the program, or a method of its class `Solution`, once per case."""
 
     kind: Literal["functional"]
     fn_name: str = Field(
-        pattern=r"^[^\W\d]\w*$", max_length=200, description="The function's or method's name."
+        pattern=r"^[^\W\d]\w*$", max_length=200, description="Name of the function or method."
     )
     setup: Setup = ""
     cases: list[FunctionalCase] = Field(min_length=1, max_length=MAX_TESTS)
 
 
 class AssertTests(Request):
-    """Asserts that hold when the program is right."""
+    """Evaluate assert statements, which must hold, with the names that the program defines."""
 
     kind: Literal["asserts"]
     setup: Setup = ""
     cases: list[Source] = Field(
         min_length=1,
         max_length=MAX_TESTS,
-        description="One `assert` statement each; or a script that holds some, which is one test.",
+        description="Each is one `assert` statement, or a script with at least one, which counts "
+        "as one test.",
     )
     tolerance: FiniteFloat = Field(
-        0.0, ge=0, le=1, description="Of floating-point literals: absolute, or relative."
+        0.0,
+        ge=0,
+        le=1,
+        description="Tolerance of expected floating-point literals: absolute, or relative to the "
+        "literal if that is above 1.",
     )
     single_run: bool = Field(
         False,
-        description="Whether all are tried in one run of the program, within its limits. "
-        "Otherwise each has a run of its own.",
+        description="Whether all cases are evaluated in one run of the program, within the limits "
+        "of one run. Otherwise each case has its own run.",
     )
 
 
 class DatasetTests(Request):
-    """A raw row of a data set, which is read as one of the other kinds."""
+    """Read a raw row of a dataset as one of the other kinds of tests."""
 
-    # pandas has NaN where a row has no value.
+    # In rows from pandas, a missing value is NaN.
     model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
     kind: Literal["dataset"]
     dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps"] = Field(
-        description="How the row is read. TACO's rows are read as those of `apps`."
+        description="The dataset of the row. Give `apps` for rows of TACO."
     )
     row: dict[str, JsonValue] = Field(
-        description="As the data set, CTRL or SandboxFusion has it; columns that are not needed "
-        "are passed over. Its `time_limit` is `limits.cpu_s`, where the request gives none."
+        description="The row as in the dataset, in CTRL or in SandboxFusion; columns that are not "
+        "needed are ignored. Its `time_limit` is used as `limits.cpu_s` if the request gives none."
     )
     first: int | None = Field(
-        None, ge=1, description="How many of its tests are used; null: all. CTRL took 10."
+        None, ge=1, description="How many of the row's tests are used; null: all. CTRL used 10."
     )
 
 
-#: Tests that say themselves what is run.
+#: All kinds of tests except dataset rows, which are read as one of these.
 PlainTests = StdioTests | FunctionalTests | AssertTests
+#: All kinds of tests, distinguished by `kind`.
 Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 
 class Limits(Request):
-    """What one run of the program may take; the service has ceilings."""
+    """Limits of one run of the program. The service's settings set their ceilings."""
 
-    cpu_s: float = Field(10.0, gt=0, description="Seconds of CPU: the limit that verdicts hang on.")
-    wall_s: float = Field(
-        30.0, gt=0, description="Seconds by the clock: a backstop for programs that sleep."
+    cpu_s: float = Field(
+        10.0, gt=0, description="Seconds of CPU time: the limit that determines verdicts."
     )
-    memory_mb: int = Field(1024, ge=16, description="MiB of memory beside the interpreter's.")
-    output_kb: int = Field(16_384, ge=1, description="KiB of standard output; likewise of error.")
+    wall_s: float = Field(
+        30.0, gt=0, description="Seconds of wall time: a backstop for programs that sleep."
+    )
+    memory_mb: int = Field(
+        1024, ge=16, description="MiB of memory in addition to the interpreter's own."
+    )
+    output_kb: int = Field(
+        16_384, ge=1, description="KiB of standard output, and as many of standard error."
+    )
 
 
 class CodeRequest(Request):
-    """One program to be judged by its tests."""
+    """One program, and the tests to score it on."""
 
     revision: Source = Field(
-        description="The program: plain, or in a fence of a text (```python … ```)."
+        description="The program: source code, or text with the program in a code fence "
+        "(```python … ```)."
     )
     tests: Tests
     critique: str | None = Field(
         None,
         max_length=MAX_PROGRAM,
-        description="What led to the program. It must hold one overall judgment (`Overall "
-        "judgment: Correct`, or Incorrect); else the score is 0, and nothing is run. Null: not "
-        "checked.",
+        description="The critique that the program was revised from. It must contain exactly one "
+        "overall judgment (`Overall judgment: Correct` or `Incorrect`); otherwise the score is 0 "
+        "and nothing is run. Null: no critique is checked.",
     )
     original_program: Source | None = Field(
         None,
-        description="The program, or text, that the critique judged: it is run on the same tests "
-        "to learn whether the judgment was right (`components.judgment_correct`).",
+        description="The program, or text with it, that the critique judged. It is run on the "
+        "same tests to determine whether the judgment is right (`components.judgment_correct`).",
     )
     original_passed: bool | None = Field(
-        None, description="Whether it passes, where that is known: then it is not run."
+        None,
+        description="Whether the original program passes all tests, if that is known. It is then "
+        "not run.",
     )
     mode: Literal["pass_rate", "all_pass"] = Field(
         "pass_rate",
-        description="pass_rate: the score is the share of tests passed. all_pass: 1 or 0, and the "
-        "tests after the first failure are skipped.",
+        description="pass_rate: the score is the share of tests passed. all_pass: the score is 1 "
+        "or 0, and the tests after the first failure are skipped.",
     )
     limits: Limits = Limits()
     language: Literal["python"] = "python"
 
 
-#: What a critique says overall of the program that it judges.
+#: The overall judgment of a critique on the program that it judges.
 CritiqueJudgment = Literal["correct", "incorrect"]
 
 
 class Outcome(StrEnum):
-    """How one test went."""
+    """The outcome of one test."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -187,47 +211,54 @@ class Outcome(StrEnum):
     MEMORY_LIMIT = "memory_limit"
     OUTPUT_LIMIT = "output_limit"
     COMPILE_ERROR = "compile_error"
-    EXITED_EARLY = "exited_early"  #: the program ended before it could be asked all
-    SKIPPED = "skipped"  #: not run, as others before it failed or took too long
+    EXITED_EARLY = "exited_early"  #: the program ended before it had answered all checks
+    SKIPPED = "skipped"  #: not run, because a test before it failed or the time was up
 
 
 class Verdict(Response):
-    """How one test went, and what it took."""
+    """The outcome of one test, its time, and the beginning of its output."""
 
     verdict: Outcome
     verdict_by: Literal["service", "jail"] = Field(
         "service",
-        description="jail: an assert that had to run beside the program, which could cheat it.",
+        description="service: the comparison was made outside the sandbox. jail: the assert had "
+        "to be evaluated in the program's own process, where the program can tamper with it.",
     )
-    cpu_ms: float = Field(0.0, description="Milliseconds of CPU that the run took.")
-    wall_ms: float = Field(0.0, description="Milliseconds by the clock.")
+    cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
+    wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
     stderr: str = Field(
-        "", description="The first 1000 bytes of standard error; a long one's last."
+        "",
+        description="Standard error; of more than 1000 bytes, the first 500 and the last 500.",
     )
 
 
 class CodeTiming(Timing):
-    """Where the time of a submission went, in milliseconds. The last four make up `backend`."""
+    """Where the time of a submission went, in milliseconds.
 
-    fork: float = Field(0.0, description="Making processes.")
-    run: float = Field(0.0, description="The program's own.")
-    clean: float = Field(0.0, description="Taking away what it left.")
-    judge: float = Field(0.0, description="Comparing, and the way to the jail and back.")
+    `fork`, `run`, `clean` and `judge` add up to `backend`.
+    """
+
+    fork: float = Field(0.0, description="Creating processes.")
+    run: float = Field(0.0, description="Running the program.")
+    clean: float = Field(0.0, description="Removing what the runs left behind.")
+    judge: float = Field(0.0, description="Comparing, and communicating with the sandbox.")
 
 
 class CodeScore(Score):
-    """A `Score` with a verdict for each test."""
+    """A `Score` with one verdict per test."""
 
     pass_rate: FiniteFloat | None = Field(None, description="The share of tests passed, in [0, 1].")
-    verdicts: list[Verdict] = Field(default_factory=list, description="One a test, in order.")
-    code: str = Field("", description="The program that was found in `revision`.")
+    verdicts: list[Verdict] = Field(default_factory=list, description="One per test, in order.")
+    code: str = Field("", description="The program that was extracted from `revision`.")
     critique_valid: bool | None = Field(
-        None, description="Whether the critique holds one overall judgment; null: there is none."
+        None,
+        description="Whether the critique contains exactly one overall judgment; null if the "
+        "request has no critique.",
     )
-    judgment: CritiqueJudgment | None = Field(None, description="What the critique says overall.")
-    isolation: str = Field("", description="How the program was kept in: see `GET /readyz`.")
-    suspicions: list[str] = Field(
-        default_factory=list, description="What an honest program would not have done."
+    judgment: CritiqueJudgment | None = Field(
+        None, description="The overall judgment of the critique."
     )
+    isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
+    suspicions: list[str] = Field(default_factory=list, description="Signs of tampering.")
     timing_ms: CodeTiming = Field(default_factory=CodeTiming)

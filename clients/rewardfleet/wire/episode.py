@@ -1,7 +1,9 @@
-"""`POST /score`, `/score/batch`, `/collect` and `/temperatures` of the episode service.
+"""Requests and responses of the episode service.
 
-The models hold types and names. What the numbers may be is checked where they are reckoned with,
-in `rewardfleet.episodes`, so that a notebook hears the same of a bad item as a caller over HTTP.
+`POST /score`, `/score/batch`, `/groups/members` and `/temperatures`.
+
+The models check types and names. `rewardfleet.episodes.validate_batch` checks the numbers, so a
+notebook and a caller over HTTP get the same errors.
 """
 
 from typing import Annotated, Literal, Self
@@ -10,13 +12,14 @@ from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
 from .score import Request, Response, Score, Timing
 
-#: The most episodes that one batch may carry.
+#: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
 
-Kind = Literal[
+#: Formulas of a reward; `rewardfleet.episodes.kinds.KINDS` computes them.
+RewardKind = Literal[
     "success",
     "return",
-    "rm",
+    "reward_model",
     "efficiency",
     "hybrid",
     "visual",
@@ -24,176 +27,209 @@ Kind = Literal[
     "shaped",
     "discounted",
 ]
-Objective = Literal["success", "efficiency", "smoothness", "energy", "path_length", "progress"]
+#: Objectives of the kind `objectives`; a larger value is better.
+Objective = Literal["success", "efficiency", "smoothness", "low_energy", "short_path", "progress"]
+#: Filter rules; see `FilterOptions`.
+DropReason = Literal["all_equal", "accuracy", "alone", "not_selected"]
+#: Names of episodes, groups and runs, in characters.
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+#: Steps of a training run, counted by the trainer.
 Step = Annotated[int, Field(ge=0, le=2**53)]
-Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+#: A number in [0, 1].
+Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+#: Weights of objectives; negative to penalize.
 Weight = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
 
 
 class EpisodeRequest(Request):
-    """One episode. Beside `uid`, only what its `kind` needs must be given."""
+    """One episode: its `uid`, and the fields that its `kind` needs.
 
-    uid: Name = Field(description="The episode's name, once in a batch.")
-    kind: Kind = Field("success", description="What it is worth; see the guide for each formula.")
-    group: Name | None = Field(None, description="The prompt or task that it is a sample of.")
-    success: bool | Literal[0, 1] | None = None
+    T is the number of steps.
+    """
+
+    uid: Name = Field(description="Name of the episode, unique in its batch.")
+    kind: RewardKind = Field("success", description="Formula of the reward; see docs/episodes.md.")
+    group: Name | None = Field(None, description="Prompt or task that this is a sample of.")
+    success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
     steps: FiniteFloat | None = Field(None, description="Steps taken, 0 to `max_steps`.")
-    max_steps: FiniteFloat | None = Field(None, description="Steps that the task allows, above 0.")
-    episode_reward: FiniteFloat | None = Field(None, description="The environment's, summed.")
-    step_rewards: list[FiniteFloat] | None = Field(None, description="One a step.")
+    max_steps: FiniteFloat | None = Field(None, description="Step limit of the task, above 0.")
+    episode_reward: FiniteFloat | None = Field(None, description="Return from the environment.")
+    step_rewards: list[FiniteFloat] | None = Field(None, description="[T]: one per step.")
     step_token_ends: list[int] | None = Field(
-        None, description="Index of the last token of each step, counted from 0, rising."
+        None,
+        description="[T]: index of the last token of each step, counted from 0, strictly rising.",
     )
-    rm_score: FiniteFloat | None = Field(None, description="A pre-computed score.")
-    temperature: FiniteFloat | None = Field(None, description="It was sampled at, 0 or above.")
+    reward_model_score: FiniteFloat | None = Field(
+        None, description="Score of a reward model, computed by the caller."
+    )
+    temperature: FiniteFloat | None = Field(
+        None, description="Sampling temperature of the episode, 0 or above."
+    )
     actions: list[list[FiniteFloat]] | None = Field(None, description="[T, A].")
     path: list[list[FiniteFloat]] | None = Field(
-        None, description="[T, D]: positions of the end effector, in metres."
+        None, description="[T, D]: positions of the end effector, in meters."
     )
-    progress: list[FiniteFloat] | None = Field(None, description="[T]: how far along, e.g. 0 to 1.")
+    progress: list[FiniteFloat] | None = Field(
+        None, description="[T]: progress on the task before each step, e.g. 0 to 1."
+    )
     visual_success: FiniteFloat | Score | None = Field(
-        None, description="In [0, 1], or the answer of the video service as it is."
+        None, description="A number in [0, 1], or the response of the video service."
     )
 
 
-class Keep(Request):
-    """Which episodes to train on. What fails one of these rules has `keep: false`."""
+class FilterOptions(Request):
+    """Rules for which episodes to train on. An episode that fails one has `keep: false`."""
 
-    test_time_rl: bool = Field(False, description="All train, unless another field says otherwise.")
+    test_time_rl: bool = Field(
+        False, description="Keep groups with equal rewards, unless `drop_all_equal` is set."
+    )
     drop_all_equal: bool | None = Field(
         None,
-        description="Dynamic sampling: drop a group whose rewards are all equal. Default: yes, "
-        "and no with `test_time_rl`.",
+        description="Dynamic sampling: drop groups whose rewards are all equal, and groups of one. "
+        "Default: true, or false with `test_time_rl`.",
     )
     tolerance: Annotated[FiniteFloat, Field(ge=0)] = Field(
-        1e-3, description="Rewards that are no further apart than this are equal."
+        1e-3, description="Rewards that differ by at most this are equal."
     )
-    accuracy_bounds: tuple[Share, Share] | None = Field(
-        None, description="Drop a group whose success rate lies outside of these."
+    accuracy_bounds: tuple[Fraction, Fraction] | None = Field(
+        None, description="Drop groups whose success rate is outside [low, high]."
     )
     select: Literal["efficient", "diverse"] | None = Field(
-        None, description="Keep only `select_count` of each group, by fewest steps or by distance."
+        None,
+        description="Keep `select_count` members of each group: the successes with the fewest "
+        "steps, or the trajectories furthest apart.",
     )
     select_count: int = Field(4, ge=1)
-    last_try: bool = Field(False, description="No more resampling: keep all.")
+    final_attempt: bool = Field(False, description="Last round of resampling: keep everything.")
 
 
-class Clusters(Request):
+class ClusterOptions(Request):
     """How similar trajectories of a group are found, for a majority vote."""
 
     over: Literal["actions", "path"] = "actions"
     distance: Literal["resampled", "dtw"] = Field(
         "resampled",
-        description="resampled: point by point, after both are brought to 32 points. "
+        description="resampled: point by point, after resampling to 32 points. "
         "dtw: dynamic time warping.",
     )
     threshold: Annotated[FiniteFloat, Field(ge=0)] = Field(
-        0.1, description="Root mean square distance up to which two are similar; unit: the data's."
+        0.1,
+        description="Root mean square distance, in units of the data, up to which two trajectories "
+        "are similar.",
     )
 
 
 class EpisodeOptions(Request):
-    """What holds for a whole batch."""
+    """Options of a batch."""
 
-    efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = "reciprocal"
-    gamma: Share = Field(0.99, description="Discount of a step, for `shaped` and `discounted`.")
+    efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
+        "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
+    )
+    gamma: Fraction = Field(0.99, description="Discount per step, of `shaped` and `discounted`.")
     weights: dict[Objective, Weight] = Field(
         {"success": 1.0, "efficiency": 1.0},
         min_length=1,
-        description="Of the kind `objectives`.",
+        description="Objectives of the kind `objectives`, and their weights.",
     )
-    combine: Literal["sum", "gated", "normalised"] = Field(
+    combine: Literal["sum", "gated", "normalized"] = Field(
         "sum",
-        description="sum: weighted sum. gated: that, times success. normalised: each objective "
-        "in its group, then the sum.",
+        description="sum: weighted sum. gated: weighted sum times success. normalized: each "
+        "objective is normalized within its group, then summed.",
     )
-    normalise: Literal["none", "length", "group_mean", "group_deviation", "running"] = "none"
-    keep: Keep = Keep()
-    clusters: Clusters | None = None
+    normalize: Literal["none", "length", "group_mean", "group_std", "running"] = Field(
+        "none", description="Normalization of the rewards; see docs/episodes.md."
+    )
+    filter: FilterOptions = FilterOptions()
+    clusters: ClusterOptions | None = Field(
+        None, description="Cluster the trajectories of each group; null: do not."
+    )
 
     @model_validator(mode="after")
-    def _diversity_is_a_distance(self) -> Self:
-        if self.keep.select == "diverse" and self.clusters is None:
-            raise ValueError("keep.select: diverse needs `clusters`, which says what is similar")
+    def _diversity_needs_distances(self) -> Self:
+        if self.filter.select == "diverse" and self.clusters is None:
+            raise ValueError("filter.select: diverse needs `clusters`, which defines the distance")
         return self
 
 
-class EpisodeBatchHead(Request):
-    """What a batch says beside its items."""
+class EpisodeBatchHeader(Request):
+    """The fields of a batch besides its items."""
 
     options: EpisodeOptions = EpisodeOptions()
-    run: Name | None = Field(None, description="The training run; with `normalise: running`.")
-    step: Step | None = Field(None, description="Its step; likewise.")
+    run: Name | None = Field(
+        None, description="Name of the training run; required by `normalize: running`."
+    )
+    step: Step | None = Field(
+        None, description="Step of the training run; required by `normalize: running`."
+    )
 
     @model_validator(mode="after")
     def _running_needs_a_run(self) -> Self:
-        if self.options.normalise == "running" and (self.run is None or self.step is None):
-            raise ValueError("normalise: running needs `run` and `step`")
+        if self.options.normalize == "running" and (self.run is None or self.step is None):
+            raise ValueError("normalize: running needs `run` and `step`")
         return self
 
 
-class EpisodeBatch(EpisodeBatchHead):
-    """A rollout batch with its groups. One bad episode does not fail the others."""
+class EpisodeBatchRequest(EpisodeBatchHeader):
+    """A rollout batch with its groups. An invalid episode does not fail the others."""
 
     items: list[EpisodeRequest] = Field(min_length=1, max_length=MAX_EPISODES)
 
 
 class EpisodeScore(Score):
-    """A `Score` with what a trainer does with the episode."""
+    """The score of one episode, and how to train on it."""
 
     uid: str = ""
-    keep: bool = Field(True, description="Whether to train on it.")
-    dropped: Literal["all_equal", "accuracy", "alone", "not_selected"] | None = Field(
-        None, description="Which rule says not to."
+    keep: bool = Field(True, description="Train on this episode.")
+    drop_reason: DropReason | None = Field(
+        None, description="Filter rule that set `keep` to false."
     )
-    cluster: int | None = Field(None, description="Number of its cluster in its group.")
+    cluster: int | None = Field(None, description="Number of its cluster within its group.")
     pseudo_label: Literal[0, 1] | None = Field(
         None, description="1 in the largest cluster of its group, else 0."
     )
     step_rewards: list[FiniteFloat] | None = Field(
-        None, description="Of `hybrid` and `shaped`: one a step; the score is their sum."
+        None, description="[T], for `hybrid` and `shaped`: one per step; their sum is the score."
     )
     token_positions: list[int] | None = Field(
-        None, description="Where these go: `step_token_ends` as it was given."
+        None, description="[T]: token of each step reward; `step_token_ends` of the request."
     )
 
 
 class GroupStats(Response):
-    """What the scored members of a group have in common; rewards before normalisation."""
+    """Statistics of the scored members of a group, of their rewards before normalization."""
 
     group: str
-    size: int = Field(description="Members that were scored.")
+    size: int = Field(description="Scored members.")
     mean: float
-    deviation: float | None = Field(None, description="Of a sample (n - 1); null for one member.")
-    success_rate: float | None = Field(None, description="Null where a member tells no success.")
-    all_equal: bool
-    clusters: int | None = None
-    majority_ratio: float | None = Field(None, description="Share of the largest cluster.")
-    diversity: float | None = Field(None, description="Mean distance of two members.")
+    std: float | None = Field(None, description="Sample standard deviation; null for one member.")
+    success_rate: float | None = Field(None, description="Null if a member has no `success`.")
+    all_equal: bool = Field(description="All rewards are equal, within `filter.tolerance`.")
+    clusters: int | None = Field(None, description="Number of clusters.")
+    majority_ratio: float | None = Field(None, description="Fraction in the largest cluster.")
+    diversity: float | None = Field(None, description="Mean distance between two members.")
 
 
 class TemperatureStats(Response):
-    """The episodes sampled at about one temperature."""
+    """Statistics of the scored episodes that were sampled at one temperature."""
 
     temperature: str = Field(description="To the nearest 0.1; `2.0` is 2 and above.")
     episodes: int
-    success_rate: float | None
-    steps: float | None = Field(description="Mean.")
-    reward_mean: float
-    reward_variance: float
+    success_rate: float | None = Field(description="Null if an episode has no `success`.")
+    steps: float | None = Field(description="Mean; null if an episode has no `steps`.")
+    reward_mean: float = Field(description="Before normalization.")
+    reward_variance: float = Field(description="Population variance, before normalization.")
 
 
 class RunningStats(Response):
-    """What a run's rewards were so far, with those of this batch."""
+    """Statistics of all rewards of a run so far, this batch included."""
 
     count: int
     mean: float
     variance: float
 
 
-class EpisodeAnswer(Response):
-    """One result an item, in the same order, and what they come to by group and temperature."""
+class EpisodeBatchResponse(Response):
+    """One result per item, in order, and statistics by group and temperature."""
 
     results: list[EpisodeScore]
     groups: list[GroupStats] = Field(default_factory=list)
@@ -203,49 +239,58 @@ class EpisodeAnswer(Response):
     timing_ms: Timing = Field(default_factory=Timing)
 
 
-class CollectRequest(Request):
-    """One episode of a group whose members come one by one. Send it again until it is released."""
+class GroupMemberRequest(Request):
+    """One episode of a group that is collected member by member.
 
-    run: Name
-    step: Step
-    group_size: int = Field(ge=1, le=1024, description="How many make the group whole.")
+    Send it again until its group is released.
+    """
+
+    run: Name = Field(description="Name of the training run.")
+    step: Step = Field(description="Step of the training run.")
+    group_size: int = Field(ge=1, le=1024, description="Number of members of a complete group.")
     wait_s: Annotated[FiniteFloat, Field(gt=0, le=3600)] = Field(
-        60.0, description="Seconds from the group's first member to its release, whole or not."
+        60.0,
+        description="Seconds from the first member of the group until the group is released, "
+        "complete or not.",
     )
     options: EpisodeOptions = EpisodeOptions()
     item: EpisodeRequest
 
     @model_validator(mode="after")
-    def _is_of_a_group(self) -> Self:
+    def _has_a_group(self) -> Self:
         if self.item.group is None:
-            raise ValueError("item.group: say which group it is of")
-        if self.options.normalise == "running":
-            raise ValueError("options.normalise: running is for whole batches")
+            raise ValueError("item.group: name the group of the episode")
+        if self.options.normalize == "running":
+            raise ValueError("options.normalize: running is available in `/score/batch` only")
         return self
 
 
-class CollectAnswer(Response):
-    """The episode's result, once its group is released."""
+class GroupMemberResponse(Response):
+    """The result of the episode once its group is released, else when to send it again."""
 
     released: bool
-    missing: int = Field(description="Members that have not come (yet).")
-    retry_after_s: float | None = Field(None, description="Seconds, where it is not released.")
+    missing: int = Field(description="Members that have not arrived.")
+    retry_after_s: float | None = Field(
+        None, description="Seconds until the next attempt; null once the group is released."
+    )
     result: EpisodeScore | None = None
     group: GroupStats | None = None
 
 
-class Adapt(Request):
-    """What one step of a run showed, to move its temperatures by."""
+class TemperatureAdaptation(Request):
+    """The outcome of one step of a run, which moves the temperatures of the run once."""
 
-    run: Name
-    step: Step
-    success_rate: Share | None = Field(None, description="Of the step.")
-    target_success_rate: Share = 0.5
-    diversity: Annotated[FiniteFloat, Field(ge=0)] | None = Field(None, description="Of the step.")
+    run: Name = Field(description="Name of the training run.")
+    step: Step = Field(description="Step of the training run.")
+    success_rate: Fraction | None = Field(None, description="Measured in this step.")
+    target_success_rate: Fraction = 0.5
+    diversity: Annotated[FiniteFloat, Field(ge=0)] | None = Field(
+        None, description="Measured in this step; use it or `success_rate`."
+    )
     target_diversity: Annotated[FiniteFloat, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
-    def _one_signal(self) -> Self:
+    def _has_one_signal(self) -> Self:
         if (self.success_rate is None) == (self.diversity is None):
             raise ValueError("give success_rate, or diversity with target_diversity")
         if self.diversity is not None and self.target_diversity is None:
@@ -254,18 +299,20 @@ class Adapt(Request):
 
 
 class TemperaturesRequest(Request):
-    """Ask for the temperature of each of a prompt's samples."""
+    """A request for the temperatures of the samples of one prompt."""
 
-    n: int = Field(ge=1, le=1024, description="Samples of one prompt.")
+    n: int = Field(ge=1, le=1024, description="Number of samples.")
     base_temperature: Annotated[FiniteFloat, Field(gt=0, le=2)] = 0.6
     temperature_range: Annotated[FiniteFloat, Field(ge=0, le=2)] = 0.3
-    adapt: Adapt | None = Field(
-        None, description="Move base and range by a step's outcome; the above is where they begin."
+    adapt: TemperatureAdaptation | None = Field(
+        None,
+        description="Adapt base and range to the outcome of a step. The two fields above are then "
+        "their values before the first step.",
     )
 
 
-class TemperaturesAnswer(Response):
-    """One temperature a sample, rising evenly from base to base + range."""
+class TemperaturesResponse(Response):
+    """One temperature per sample, rising evenly from base to base + range."""
 
     temperatures: list[float]
     base_temperature: float

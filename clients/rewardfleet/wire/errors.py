@@ -1,28 +1,31 @@
-"""The failures that services tell and clients raise: one list, one table to HTTP status.
+"""The failures that services report and clients raise.
 
 RewardFleetError
-├── InvalidRequest      422  the request is malformed or asks for what is not accepted
-├── Unauthorized        401  no key, or a wrong one
-├── Forbidden           403  the key is right, the thing asked for is not allowed
-├── NotFound            404  no such file or endpoint
-├── TooLarge            413  past a limit on size, pixels, frames or items
-├── Overloaded          429  the house is full; come again after `retry_after`
-├── BackendFailed       502  the judge or sandbox broke or answered nonsense
+├── InvalidRequest      422  the request is malformed or asks for something that is not accepted
+├── Unauthorized        401  no API key, or an unknown one
+├── Forbidden           403  the key is valid, but what it asks for is not allowed
+├── NotFound            404  no such file or route
+├── TooLarge            413  over a limit on size, pixels, frames or items
+├── Overloaded          429  the service is at capacity; try again after `retry_after`
+├── BackendFailed       502  the judge or the sandbox failed, or its answer was unusable
 ├── Unavailable         503  the service cannot score now (starting, draining, engine dead)
-├── DeadlineExceeded    504  the caller's or the service's time was up
-└── InternalError       500  a bug of ours
+├── DeadlineExceeded    504  the caller's or the service's time limit was reached
+└── InternalError       500  a bug in the service
 
 A failure is never a reward: none of these carries a score.
+
+A new kind is a member of `ErrorKind` and a class. The tables `ERRORS`, `STATUS` and `RETRYABLE`
+are derived from the classes.
 """
 
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class ErrorKind(StrEnum):
-    """What went wrong, as a word that programs may branch on."""
+    """The kind of a failure: a word that programs may branch on."""
 
     INVALID = "invalid"
     UNAUTHORIZED = "unauthorized"
@@ -36,48 +39,59 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-STATUS: dict[ErrorKind, int] = {
-    ErrorKind.INVALID: 422,
-    ErrorKind.UNAUTHORIZED: 401,
-    ErrorKind.FORBIDDEN: 403,
-    ErrorKind.NOT_FOUND: 404,
-    ErrorKind.TOO_LARGE: 413,
-    ErrorKind.OVERLOADED: 429,
-    ErrorKind.BACKEND_FAILED: 502,
-    ErrorKind.UNAVAILABLE: 503,
-    ErrorKind.DEADLINE_EXCEEDED: 504,
-    ErrorKind.INTERNAL: 500,
-}
-
-#: Kinds that the same request may survive when it is sent again.
-RETRYABLE = frozenset({ErrorKind.OVERLOADED, ErrorKind.BACKEND_FAILED, ErrorKind.UNAVAILABLE})
-
-
 class Problem(BaseModel):
     """The body of every failure, `application/problem+json` (RFC 9457)."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: str = "about:blank"
-    title: str = Field(description="The kind in words, e.g. `Too large`.")
+    title: str = Field(description="The kind as text, e.g. `Too large`.")
     status: int = Field(description="The HTTP status of this kind.")
     detail: str = Field(description="What was wrong and what is accepted.")
     kind: ErrorKind
     retryable: bool = Field(description="Whether the same request may succeed later.")
     retry_after: float | None = Field(None, description="Seconds to wait before trying again.")
-    request_id: str | None = Field(None, description="The id under which the service logged it.")
+    request_id: str | None = Field(
+        None, description="The request id, as it appears in the service's log."
+    )
+
+
+#: The class of each kind. Each class enters itself.
+ERRORS: dict[ErrorKind, type["RewardFleetError"]] = {}
 
 
 class RewardFleetError(Exception):
-    """Any failure of a reward service. Raised by the services, and again by the clients.
+    """Any failure of a reward service. Services raise it, and clients raise it again.
+
+    A subclass declares its kind: `class NotFound(RewardFleetError, kind=…, status=404)`.
 
     Args:
         detail: What was wrong and what is accepted.
-        retry_after: Seconds after which trying again makes sense.
-        request_id: The id under which the service logged the request.
+        retry_after: Seconds after which another attempt makes sense.
+        request_id: The request id, as it appears in the service's log.
+
+    Attributes:
+        kind: The kind of this failure.
+        status: Its HTTP status.
+        retryable: Whether the same request may succeed later.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls,
+        *,
+        kind: ErrorKind | None = None,
+        status: int | None = None,
+        retryable: bool = False,
+    ) -> None:
+        """Enter a class that declares a kind in the table of errors."""
+        super().__init_subclass__()
+        if kind is not None and status is not None:
+            cls.kind, cls.status, cls.retryable = kind, status, retryable
+            ERRORS[kind] = cls
 
     def __init__(
         self, detail: str, *, retry_after: float | None = None, request_id: str | None = None
@@ -87,21 +101,11 @@ class RewardFleetError(Exception):
         self.retry_after = retry_after
         self.request_id = request_id
 
-    @property
-    def status(self) -> int:
-        """The HTTP status of this failure."""
-        return STATUS[self.kind]
-
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.kind in RETRYABLE
-
     def problem(self, request_id: str | None = None) -> Problem:
-        """Return this failure as it goes over the wire.
+        """Return this failure as the body of a response.
 
         Args:
-            request_id: Used if the failure has no request id of its own.
+            request_id: Used if the failure has no request id.
         """
         return Problem(
             title=self.kind.replace("_", " ").capitalize(),
@@ -113,64 +117,56 @@ class RewardFleetError(Exception):
             request_id=self.request_id or request_id,
         )
 
-    @classmethod
-    def of(cls, problem: Problem) -> Self:
-        """The failure that came over the wire, as this class."""
-        return cls(problem.detail, retry_after=problem.retry_after, request_id=problem.request_id)
+    @staticmethod
+    def from_problem(problem: Problem) -> "RewardFleetError":
+        """Return the failure that a response's body describes, as the class of its kind."""
+        return ERRORS[problem.kind](
+            problem.detail, retry_after=problem.retry_after, request_id=problem.request_id
+        )
 
 
-class InvalidRequest(RewardFleetError):
-    kind = ErrorKind.INVALID
+class InvalidRequest(RewardFleetError, kind=ErrorKind.INVALID, status=422):
+    """The request is malformed or asks for something that is not accepted."""
 
 
-class Unauthorized(RewardFleetError):
-    kind = ErrorKind.UNAUTHORIZED
+class Unauthorized(RewardFleetError, kind=ErrorKind.UNAUTHORIZED, status=401):
+    """The request has no API key, or an unknown one."""
 
 
-class Forbidden(RewardFleetError):
-    kind = ErrorKind.FORBIDDEN
+class Forbidden(RewardFleetError, kind=ErrorKind.FORBIDDEN, status=403):
+    """The key is valid, but what it asks for is not allowed."""
 
 
-class NotFound(RewardFleetError):
-    kind = ErrorKind.NOT_FOUND
+class NotFound(RewardFleetError, kind=ErrorKind.NOT_FOUND, status=404):
+    """There is no such file or route."""
 
 
-class TooLarge(RewardFleetError):
-    kind = ErrorKind.TOO_LARGE
+class TooLarge(RewardFleetError, kind=ErrorKind.TOO_LARGE, status=413):
+    """The request is over a limit on size, pixels, frames or items."""
 
 
-class Overloaded(RewardFleetError):
-    kind = ErrorKind.OVERLOADED
+class Overloaded(RewardFleetError, kind=ErrorKind.OVERLOADED, status=429, retryable=True):
+    """The service is at capacity."""
 
 
-class BackendFailed(RewardFleetError):
-    kind = ErrorKind.BACKEND_FAILED
+class BackendFailed(RewardFleetError, kind=ErrorKind.BACKEND_FAILED, status=502, retryable=True):
+    """The judge or the sandbox failed, or its answer was unusable."""
 
 
-class Unavailable(RewardFleetError):
-    kind = ErrorKind.UNAVAILABLE
+class Unavailable(RewardFleetError, kind=ErrorKind.UNAVAILABLE, status=503, retryable=True):
+    """The service cannot score now: it is starting or draining, or its engine is dead."""
 
 
-class DeadlineExceeded(RewardFleetError):
-    kind = ErrorKind.DEADLINE_EXCEEDED
+class DeadlineExceeded(RewardFleetError, kind=ErrorKind.DEADLINE_EXCEEDED, status=504):
+    """The caller's or the service's time limit was reached."""
 
 
-class InternalError(RewardFleetError):
-    kind = ErrorKind.INTERNAL
+class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
+    """There is a bug in the service."""
 
 
-ERRORS: dict[ErrorKind, type[RewardFleetError]] = {
-    error.kind: error
-    for error in (
-        InvalidRequest,
-        Unauthorized,
-        Forbidden,
-        NotFound,
-        TooLarge,
-        Overloaded,
-        BackendFailed,
-        Unavailable,
-        DeadlineExceeded,
-        InternalError,
-    )
-}
+#: The HTTP status of each kind.
+STATUS: dict[ErrorKind, int] = {kind: error.status for kind, error in ERRORS.items()}
+
+#: Kinds for which the same request may succeed when it is sent again.
+RETRYABLE = frozenset(kind for kind, error in ERRORS.items() if error.retryable)

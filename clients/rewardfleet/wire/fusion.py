@@ -1,7 +1,7 @@
-"""`POST /run_code` and `POST /submit` of the code service: SandboxFusion's wire format.
+"""Models of the code service's `POST /run_code` and `POST /submit`: SandboxFusion's wire format.
 
-Only what Python programs need of it. As there, fields that are not known are passed over; what
-is known and would change the answer is refused, not passed over.
+Only what Python programs need. As in SandboxFusion, unknown fields are ignored. Known fields that
+this service does not support, and that would change the result, are rejected.
 """
 
 from typing import Annotated, Literal, Self
@@ -18,18 +18,19 @@ from pydantic import (
 
 from .code import MAX_PROGRAM
 
+#: A program, or a model's output.
 Text = Annotated[str, StringConstraints(max_length=MAX_PROGRAM)]
 
 
-def _none_of(value: object) -> object:
+def _reject_files(value: object) -> object:
     if value:
-        raise ValueError("this service keeps no files; leave it out")
+        raise ValueError("this service stores no files; omit this field")
     return value
 
 
-def _no_code(value: str | None) -> str | None:
+def _reject_code(value: str | None) -> str | None:
     if value is not None:
-        raise ValueError("refused: it would be executed in the service; leave it out")
+        raise ValueError("rejected, as it would run in the service itself; omit this field")
     return value
 
 
@@ -38,28 +39,31 @@ class _Request(BaseModel):
 
 
 class RunCodeRequest(_Request):
-    """A program to be run, and what it reads."""
+    """A program to run once, and what it reads."""
 
     code: Text
     language: Literal["python"]
     stdin: str | None = None
     run_timeout: float = Field(
-        10.0, gt=0, description="Seconds of CPU, and twice as many by the clock."
+        10.0, gt=0, description="Seconds of CPU time, and twice as many of wall time."
     )
-    compile_timeout: float = Field(10.0, description="Not used: Python is not compiled.")
-    memory_limit_MB: int = Field(  # noqa: N815 - their name
-        -1, description="MiB beside the interpreter's; below 1: this service's default."
+    compile_timeout: float = Field(10.0, description="Ignored: Python is not compiled.")
+    memory_limit_MB: int = Field(  # noqa: N815 - SandboxFusion's name
+        -1,
+        description="MiB of memory in addition to the interpreter's own; below 1: the default of "
+        "`limits.memory_mb`.",
     )
-    files: Annotated[dict[str, JsonValue], AfterValidator(_none_of)] = {}
-    fetch_files: Annotated[list[str], AfterValidator(_none_of)] = []
+    files: Annotated[dict[str, JsonValue], AfterValidator(_reject_files)] = {}
+    fetch_files: Annotated[list[str], AfterValidator(_reject_files)] = []
 
 
 class CommandRunResult(BaseModel):
-    """How the program ended.
+    """How a program ended.
 
     Attributes:
-        execution_time, cpu_time: Seconds.
-        return_code: As Python's `subprocess` has it; null where time was up.
+        execution_time: Seconds of wall time.
+        cpu_time: Seconds of CPU time.
+        return_code: As in Python's `subprocess`: negative for a signal; null if the time was up.
     """
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
@@ -71,7 +75,7 @@ class CommandRunResult(BaseModel):
 
 
 class RunCodeResponse(BaseModel):
-    """How a run went. What fails on our side is an HTTP error, and none of these statuses."""
+    """The result of a run. An internal failure is an HTTP error, and none of these statuses."""
 
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
@@ -82,30 +86,30 @@ class RunCodeResponse(BaseModel):
 
 
 class SubmitConfig(_Request):
-    """How a submission is judged. `dataset_type` may do without its last word, `Dataset`."""
+    """How a submission is judged. The suffix `Dataset` of `dataset_type` may be omitted."""
 
     dataset_type: Literal[
         "CommonOJDataset", "CommonOJ", "LiveCodeBenchDataset", "LiveCodeBench"
-    ] = Field(description="The data sets that SandboxFusion knows by name are not here.")
+    ] = Field(description="SandboxFusion's other types are not supported.")
     language: Literal["python"] | None = None
     run_timeout: float | None = Field(
-        None, gt=0, description="Seconds of CPU of a test; by default 20, of LiveCodeBench 6."
+        None, gt=0, description="Seconds of CPU time per test. Default: 20; for LiveCodeBench 6."
     )
-    provided_data: dict[str, JsonValue] = Field(description="A row of the data set, with `test`.")
-    custom_extract_logic: Annotated[str | None, AfterValidator(_no_code)] = None
+    provided_data: dict[str, JsonValue] = Field(description="A row of the dataset, with `test`.")
+    custom_extract_logic: Annotated[str | None, AfterValidator(_reject_code)] = None
     extra: dict[str, JsonValue] = Field(
-        {}, description="`run_all_cases`: go on after the first failure."
+        {}, description="`run_all_cases`: whether to continue after the first failure."
     )
 
     @model_validator(mode="after")
-    def _language_is_said(self) -> Self:
+    def _common_oj_has_language(self) -> Self:
         if self.dataset_type.startswith("CommonOJ") and self.language is None:
-            raise ValueError("CommonOJDataset asks for a language; give 'python'")
+            raise ValueError("CommonOJDataset requires a language; give 'python'")
         return self
 
 
 class SubmitRequest(_Request):
-    """A model's answer to a problem, and the tests of the problem."""
+    """A model's output for a problem, and the tests of the problem."""
 
     dataset: str
     id: int | str
@@ -113,8 +117,8 @@ class SubmitRequest(_Request):
     config: SubmitConfig
 
 
-class StdioFiles(BaseModel):
-    """A test of `CommonOJDataset`, where other names would be files."""
+class StdioTest(BaseModel):
+    """One test of `CommonOJDataset`. Files as input or output are not supported."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -131,7 +135,7 @@ class StdioFiles(BaseModel):
 
 
 class EvalTestCase(BaseModel):
-    """How one test went. `exec_info` has the heads of what the program wrote."""
+    """The result of one test. `exec_info` has the beginning of the program's output."""
 
     passed: bool
     exec_info: RunCodeResponse
@@ -139,7 +143,7 @@ class EvalTestCase(BaseModel):
 
 
 class EvalResult(BaseModel):
-    """How a submission went: accepted where all tests are passed."""
+    """The result of a submission: `accepted` if all tests passed."""
 
     id: int | str
     accepted: bool

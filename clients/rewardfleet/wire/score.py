@@ -12,9 +12,9 @@ MAX_BATCH_ITEMS = 256
 
 
 class Request(BaseModel):
-    """A request model: fields that it does not know are refused by name.
+    """The base of request models. An unknown field is refused, and the error names it.
 
-    Bytes travel as base64 text (RFC 4648, either alphabet), strictly checked.
+    Bytes are sent as base64 text (RFC 4648, either alphabet), strictly checked.
     """
 
     model_config = ConfigDict(
@@ -27,7 +27,7 @@ class Request(BaseModel):
 
 
 class Response(BaseModel):
-    """A response model: fields of newer servers are passed over."""
+    """The base of response models. Unknown fields, of newer servers, are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -37,38 +37,39 @@ class Status(StrEnum):
 
     OK = "ok"
     ABSTAINED = "abstained"  #: the backend answered, without a usable verdict
-    ERROR = "error"  #: a failure of ours; in batches only, a single request fails over HTTP
+    ERROR = "error"  #: a failure; in batches only, as a single request fails with an HTTP error
 
 
 class Timing(Response):
-    """Where the time went, in milliseconds."""
+    """The time that each stage took, in milliseconds."""
 
-    queue: float = Field(0.0, description="Waiting for a place at the backend.")
+    queue: float = Field(0.0, description="Waiting for a permit to use the backend.")
     decode: float = Field(0.0, description="Reading and decoding the input.")
     backend: float = Field(0.0, description="The judgment itself.")
     total: float = Field(0.0, description="From the request's headers to this answer.")
 
 
 class Score(Response):
-    """One answer. `score` is null unless `status` is `ok`: no reward is never 0.0."""
+    """One answer. `score` is null unless `status` is `ok`: a missing reward is never 0.0."""
 
-    score: FiniteFloat | None = Field(description="The reward, or null where there is none.")
+    score: FiniteFloat | None = Field(description="The reward, or null if there is none.")
     status: Status
     components: dict[str, FiniteFloat] = Field(
-        default_factory=dict, description="What the score is made of, by name."
+        default_factory=dict, description="The parts that the score is computed from, by name."
     )
-    backend: str = Field("", description="Who judged.")
-    cached: bool = Field(False, description="Whether the answer was known already.")
+    backend: str = Field("", description="The judge or sandbox that computed the score.")
+    cached: bool = Field(False, description="Whether the score came from the cache.")
     timing_ms: Timing = Field(default_factory=Timing)
     provenance: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Model, prompt, sampling and versions that the score came from. "
-        "In a batch, what all items of a backend share is given once, beside `results`.",
+        "In a batch, provenance that all items of a backend share is reported once, next to "
+        "`results`.",
     )
     error: Problem | None = Field(None, description="Why there is no score (`status: error`).")
 
     @model_validator(mode="after")
-    def _score_goes_with_status(self) -> Self:
+    def _score_matches_status(self) -> Self:
         if (self.score is not None) != (self.status is Status.OK):
             raise ValueError("`score` is a number if and only if `status` is `ok`")
         if (self.error is not None) != (self.status is Status.ERROR):
@@ -81,15 +82,15 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 
 
 class BatchRequest(Request, Generic[ItemT]):
-    """Several items at once. One that fails does not fail the others."""
+    """Several items at once. An item that fails does not fail the others."""
 
     items: list[ItemT] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
 
 
 class BatchResponse(Response, Generic[ScoreT]):
-    """One result an item, in the same order."""
+    """One result per item, in the same order."""
 
     results: list[ScoreT]
     provenance: dict[str, dict[str, JsonValue]] = Field(
-        default_factory=dict, description="By backend: what all its results have in common."
+        default_factory=dict, description="By backend: the provenance that all its results share."
     )

@@ -24,9 +24,9 @@ def validate(
     """Validate Python data.
 
     Args:
-        model: What it must be.
+        model: The model that the data must match.
         data: A mapping, or an instance of the model.
-        prefix: Begins the message of an error, e.g. `backend_kwargs: `.
+        prefix: Starts the message of an error, e.g. `backend_kwargs: `.
         context: For the model's validators.
 
     Raises:
@@ -51,10 +51,10 @@ def validate_json(model: type[ModelT], body: str | bytes) -> ModelT:
 
 
 def format_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Say what was wrong with the input of a model, and what is accepted.
+    """Return what was wrong with the input of a model, and what is accepted, as sentences.
 
     Args:
-        error: What pydantic raised.
+        error: The error that pydantic raised.
         model: The model; the message about an unknown field lists its fields.
     """
     errors = error.errors(include_url=False, include_context=False)
@@ -74,21 +74,21 @@ def _format_one(
     value: object,
     model: type[BaseModel] | None,
 ) -> str:
-    where = ".".join(map(str, loc))[:_MAX_SHOWN]
+    field = ".".join(map(str, loc))[:_MAX_SHOWN]
     if kind == "extra_forbidden":
         accepted = f"; accepted: {', '.join(model.model_fields)}" if model is not None else ""
-        return f"unknown field {where!r}{accepted}"
+        return f"unknown field {field!r}{accepted}"
     if kind == "missing":
-        return f"field {where!r} is missing"
+        return f"field {field!r} is missing"
     if kind in {"json_invalid", "json_type"}:
         return f"the body is not valid JSON: {message}"
     if kind == "bytes_invalid_encoding":  # the value may be megabytes; the field's name is enough
-        return f"{where}: {message} Give plain base64, without a `data:` prefix"
+        return f"{field}: {message} Give plain base64, without a `data:` prefix"
     text = message.removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict | list | bytes) else f" (got {_shown(value)})"
-    return f"{where}: {text}{shown}" if where else text
+    got = "" if isinstance(value, dict | list | bytes) else f" (got {_shorten(value)})"
+    return f"{field}: {text}{got}" if field else text
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -6,18 +6,18 @@ from pydantic import Field, FiniteFloat, JsonValue, ValidationInfo, model_valida
 
 from .score import Request, Response, Score
 
-#: The most frames that one request may send as pictures.
+#: The most images in `frames_base64`.
 MAX_FRAMES_SENT = 1024
 
-#: The ways to give the video; a request names exactly one.
+#: The fields that provide the video; a request has exactly one of them.
 INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
 
 
 def sample_indices(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` indices spread evenly over `total` frames, the first and the last included.
+    """Return `count` indices spread evenly over `total` frames, including the first and the last.
 
-    All of them where there are no more than `count`; the last alone for a count of 1, as it
-    shows how the rollout ended.
+    If there are at most `count` frames, return all of them; for a count of 1 the last, as it shows
+    how the rollout ended.
     """
     if total <= count:
         return tuple(range(total))
@@ -27,17 +27,17 @@ def sample_indices(total: int, count: int) -> tuple[int, ...]:
 
 
 class VideoRequest(Request):
-    """One rollout to be judged. Give exactly one of the fields in `INPUTS`."""
+    """One rollout to judge. Provide exactly one of the fields in `INPUTS`."""
 
     task_text: str = Field(
-        min_length=1, max_length=4096, description="What the robot was told to do."
+        min_length=1, max_length=4096, description="The task: what the robot was to do."
     )
     video_path: str | None = Field(
         None,
         min_length=1,
         max_length=4096,
-        description="A video file on the server, under one of its `--video-root` folders; "
-        "relative paths are looked up under each of them.",
+        description="A video file on the server, under one of its `--video-root` folders; a "
+        "relative path is looked up in each of them.",
     )
     video_base64: bytes | None = Field(
         None, min_length=1, description="A video file (mp4, mov, mkv, webm or avi), in base64."
@@ -46,7 +46,8 @@ class VideoRequest(Request):
         None,
         min_length=1,
         max_length=4096,
-        description="Where the service fetches a video file, from a host that it was told to.",
+        description="An https URL of a video file, on a host that the service allows with "
+        "`--video-url-host`.",
     )
     frames_base64: list[bytes] | None = Field(
         None,
@@ -55,19 +56,24 @@ class VideoRequest(Request):
         description="The frames in order, each a JPEG or PNG in base64, all of one size.",
     )
     fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = Field(
-        None, description="Frames a second of `frames_base64`. Video files carry their own."
+        None,
+        description="Frames per second of `frames_base64`. Video files contain their own rate.",
     )
     nframes: int = Field(
-        16, ge=1, le=128, description="How many frames the judge sees, taken evenly from the clip."
+        16,
+        ge=1,
+        le=128,
+        description="Number of frames that the judge sees, spread evenly over the clip.",
     )
     max_pixels: int = Field(
         200_704,
         ge=784,
         le=1_605_632,
-        description="The most pixels (height times width) of a frame; larger ones are scaled down.",
+        description="The most pixels (height times width) per frame; larger frames are scaled "
+        "down.",
     )
     backend: str | None = Field(
-        None, max_length=200, description="Which judge; null means the service's default."
+        None, max_length=200, description="Name of the judge; null for the service's default."
     )
     backend_kwargs: dict[str, JsonValue] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
@@ -84,28 +90,30 @@ class VideoRequest(Request):
                 f"got {' and '.join(given) or 'none'}"
             )
         if self.fps is not None and self.frames_base64 is None:
-            raise ValueError("fps goes with frames_base64 only; a video file carries its own")
+            raise ValueError("fps goes with frames_base64 only; a video file contains its own")
         return self
 
 
 class Curve(Response):
-    """Scores after ever longer parts of a clip."""
+    """Scores of prefixes of a clip, from short to complete."""
 
-    frames: list[int] = Field(description="The source's index of the last frame of each part.")
+    frames: list[int] = Field(description="The source's index of the last frame of each prefix.")
     values: list[FiniteFloat | None] = Field(
-        description="The score after each part, in [0, 1]; null where the judge abstained."
+        description="The score of each prefix, in [0, 1]; null if the judge abstained."
     )
 
 
 class VideoScore(Score):
-    """A `Score` with what the judge said."""
+    """A `Score` with the judge's output."""
 
-    model_output: str = Field("", description="The judge's own words.")
-    curve: Curve | None = Field(None, description="With `backend_kwargs: {curve: K}`.")
+    model_output: str = Field("", description="The judge's text output.")
+    curve: Curve | None = Field(
+        None, description="Requested with `backend_kwargs: {curve: K}`, for K prefixes."
+    )
 
 
 class VideoHealth(Response):
-    """`GET /health`, as the first LIBERO reward server answered it."""
+    """The response of `GET /health`, as in the original LIBERO reward server."""
 
     status: str
     default_backend: str

@@ -1,1 +1,1 @@
-"""The code service: a program and tests go in, honest verdicts come out."""
+"""The code service: scores programs by running them on tests."""

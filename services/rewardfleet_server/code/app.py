@@ -16,14 +16,14 @@ from .settings import CodeSettings
 
 
 def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> RewardApp:
-    """Put the code service together.
+    """Assemble the code service.
 
     Args:
-        settings: Its settings.
+        settings: The settings of the service.
         sandbox: Where programs run. None: start the one that the settings name.
 
     Raises:
-        ValueError: Programs cannot be isolated on this machine.
+        ValueError: The sandbox cannot be started, e.g. without isolation on this machine.
     """
     if sandbox is None:
         sandbox = load_attribute(SANDBOXES[settings.sandbox])(settings)
@@ -32,7 +32,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
 
 
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
-    """Return what the code service provides."""
+    """Return the parts of the code service that the server needs."""
     scorer = CodeScorer(settings.sandbox, sandbox, settings)
 
     @asynccontextmanager

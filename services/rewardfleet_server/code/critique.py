@@ -1,14 +1,15 @@
 r"""The overall judgment of a critique.
 
-What is decided; a critique is valid where all that it says overall comes to one judgment:
+A critique is valid if all its overall judgments are the same, and there is at least one:
 
-    Overall judgment: Correct            in any case, with `judgement`, `is`, markdown, tags or
-                                         \boxed{} around, or alone in a line below the mark
-    ...: Correct/Incorrect               none: the template, echoed, is both at once
-    ...: Correct  ...  ...: Incorrect    none, likewise; the same twice is one
-    ...: Incorrect. The correct sum is   incorrect: prose behind it is no second judgment
-    ...: not correct, partly correct     none: nothing but the word itself is explicit
-    what comes before a </think>         counts for nothing
+    Overall judgment: Correct            valid, also with `judgement`, `is`, markdown, tags or
+                                         \boxed{} around the word, or with the word alone on a
+                                         line below
+    ...: Correct/Incorrect               no judgment: a copy of the template, which is both
+    ...: Correct  ...  ...: Incorrect    no judgment, as the two differ; the same one twice is valid
+    ...: Incorrect. The correct sum is   incorrect: prose after the word is not a second judgment
+    ...: not correct, partly correct     no judgment: only the word itself is explicit
+    text before a </think>               ignored
 """
 
 import re
@@ -16,46 +17,47 @@ import re
 from rewardfleet.wire.code import CritiqueJudgment
 
 _THINKING = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
-_MARK = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE)
-#: Characters behind a mark that are looked at: bounds the time that each takes.
-_REACH = 200
+_MARKER = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE)
+#: Characters after a marker that are parsed. Limits the time per marker.
+_MAX_DISTANCE = 200
 
-#: What may stand around the word: markdown, brackets, tags, LaTeX's boxes; not what ends a clause.
-_AROUND = r"(?:</?\w{1,10} ?/?>|\\(?:boxed|text(?:bf)?)\b|[^\w\n,.;!?]|_)*"
+#: What may surround the word: markdown, brackets, tags, LaTeX boxes; nothing that ends a clause.
+_DECORATION = r"(?:</?\w{1,10} ?/?>|\\(?:boxed|text(?:bf)?)\b|[^\w\n,.;!?]|_)*"
 _WORD = r"((?:in)?correct)(?![^\W_])"
-_BESIDE = re.compile(rf"{_AROUND}(?:is\b{_AROUND})?{_WORD}", re.IGNORECASE)
-_BELOW = re.compile(
-    rf"{_AROUND}(?:\n{_AROUND})+{_WORD}(?={_AROUND}[.!]?{_AROUND}(?:\n|$))", re.IGNORECASE
+_ON_SAME_LINE = re.compile(rf"{_DECORATION}(?:is\b{_DECORATION})?{_WORD}", re.IGNORECASE)
+_ON_LINE_BELOW = re.compile(
+    rf"{_DECORATION}(?:\n{_DECORATION})+{_WORD}(?={_DECORATION}[.!]?{_DECORATION}(?:\n|$))",
+    re.IGNORECASE,
 )
-#: The judgment goes on: as a question, or with another word.
-_ASKED = re.compile(rf"{_AROUND}\?")
-_OTHER = re.compile(rf"([\W_]*(?:(?:or|and)\b[\W_]*)?){_WORD}", re.IGNORECASE)
-#: What joins the other word to the first; and what must follow it where nothing does.
+#: What may follow the word and change the judgment: a question mark, or a second word.
+_QUESTION = re.compile(rf"{_DECORATION}\?")
+_SECOND = re.compile(rf"([\W_]*(?:(?:or|and)\b[\W_]*)?){_WORD}", re.IGNORECASE)
+#: A second word counts if it is joined to the first, or if the clause ends after it.
 _JOINT = re.compile(r"[/|]|[^\W_]")
 _END = re.compile(r"[\W_]*(?:\n|$)|[\s*_]*[^\w\s]")
 
 
 def overall_judgment(critique: str) -> CritiqueJudgment | None:
-    """Return the one explicit overall judgment of a critique; None where there is none, or two.
+    """Return the overall judgment of a critique; None unless there is exactly one.
 
-    The time is linear in the text.
+    Takes time linear in the length of the text.
     """
     thinking = _THINKING.match(critique)
     start = thinking.end() if thinking else 0
-    said: set[str] = set()
-    for mark in _MARK.finditer(critique, start):
-        said |= _said(critique[mark.end() : mark.end() + _REACH])
-    if len(said) != 1:
+    found: set[str] = set()
+    for marker in _MARKER.finditer(critique, start):
+        found |= _judgments(critique[marker.end() : marker.end() + _MAX_DISTANCE])
+    if len(found) != 1:
         return None
-    return "correct" if said == {"correct"} else "incorrect"
+    return "correct" if found == {"correct"} else "incorrect"
 
 
-def _said(behind: str) -> set[str]:
-    """Return the judgments that stand behind a mark."""
-    first = _BESIDE.match(behind) or _BELOW.match(behind)
-    if first is None or _ASKED.match(behind, first.end()):
+def _judgments(text: str) -> set[str]:
+    """Return the judgments at the beginning of the text after a marker."""
+    first = _ON_SAME_LINE.match(text) or _ON_LINE_BELOW.match(text)
+    if first is None or _QUESTION.match(text, first.end()):
         return set()
-    other = _OTHER.match(behind, first.end())
-    if other is None or not (_JOINT.search(other[1]) or _END.match(behind, other.end())):
+    second = _SECOND.match(text, first.end())
+    if second is None or not (_JOINT.search(second[1]) or _END.match(text, second.end())):
         return {first[1].lower()}
-    return {first[1].lower(), other[2].lower()}
+    return {first[1].lower(), second[2].lower()}

@@ -1,4 +1,4 @@
-"""What the code service needs of this machine."""
+"""Checks of `rewardfleet doctor` for the code service."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ _FIXES = {
     "and apt-get install libseccomp2",
 }
 
-#: Lists the packages that programs can import.
-_PROGRAM = """
+#: Prints the packages that programs can import.
+_LIST_PACKAGES = """
 import importlib.metadata
 print(", ".join(sorted({d.name for d in importlib.metadata.distributions() if d.name})) or "none")
 """
@@ -45,17 +45,17 @@ def checks() -> Iterator[Check]:
 
 
 async def _package_check(pool: JailPool) -> Check:
-    """Run a program that lists its packages."""
+    """Run a program that prints the packages that it can import."""
     results: list[RunResult] = []
 
     def on_result(result: RunResult) -> bool:
         results.append(result)
         return False
 
-    await pool.run(Job(_PROGRAM, [ProgramRun()], _LIMITS), on_result)
+    await pool.run(Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS), on_result)
     packages = results[0].stdout.decode(errors="replace").strip() or "none"
     python = find_python(None)
     what = f"code: packages in the jail (Python at {python.path}): {packages[:300]}"
     if "numpy" in packages:
         return Check("ok", what)
-    return Check("ok", what, "numpy is not there; --python names an interpreter that has it")
+    return Check("ok", what, "numpy is missing; use --python with an interpreter that has it")

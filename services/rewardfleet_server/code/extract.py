@@ -1,39 +1,40 @@
-"""The program in a model's text.
+"""Extraction of the program from a model's text.
 
-The text is read line by line. What is decided:
+The text is read line by line:
 
-    no fence                    the whole text is the program, as is one whose strings hold fences
-    <think> ... </think>        is passed over, fences and all; where it never ends, there is no
-                                program, and the text will not compile
-    several fences              `python`, `py`, `python3`, ... before one without a language, before
-                                any other. Of equals the last that defines something (but tests)
-                                or reads its input: an example of use does neither
+    no fence                    all of the text is the program, also if it has fences in strings
+    <think> ... </think>        is ignored, with its fences; if it never ends, there is no program,
+                                and the text will not compile
+    several fences              `python`, `py`, `python3`, ... come before one without a language,
+                                which comes before any other language. Among equals, the last one
+                                that defines something (except tests) or reads its input, because
+                                an example of use does neither
     a fence in a string         is part of the program around it
-    an unclosed fence           runs to the end, or to the next one that names a language
-    fences among words          need no line of their own, and may be indented, or in a list
-    ~~~, and longer fences      end with their like
+    an unclosed fence           extends to the end, or to the next fence that names a language
+    fences within prose         need not begin a line, and may be indented, quoted or in a list
+    ~~~, and longer fences      end with a fence of the same kind, at least as long
 
-It never fails: what a model wrote is the model's affair.
+Extraction never fails: any text of a model gets a score.
 """
 
 import re
 from dataclasses import dataclass, field
 
-_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_THOUGHT = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_THOUGHT_AT_END_OF_LINE = re.compile(r"</think(?:ing)?>[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_THINKING_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
+_THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THINKING_END_OF_LINE = re.compile(r"</think(?:ing)?>[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _PYTHON = re.compile(r"[{.\s]*(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
-#: What may follow a fence among words, if it opens one.
+#: What may follow a fence that opens a block in the middle of a line.
 _LANGUAGE = re.compile(r"[\w+#.-]{0,20}")
-#: What a whole program has, and an example of its use has not.
-_STANDS = re.compile(
+#: What a complete program has, and an example of its use has not.
+_COMPLETE = re.compile(
     r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(?![tT]est)|\binput[ \t]*\(|\bstdin\b|\bopen\(0",
     re.MULTILINE,
 )
 _STRING_OR_COMMENT = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?")
 _STRING_ENDS = {quote: re.compile(rf"\\.|{quote}") for quote in ('"""', "'''")}
-#: Blocks that may end inside a string, before strings are not heeded at all: bounds the time.
-_MOST_BROKEN = 4
+#: Blocks that may end inside a string before strings are ignored altogether. Limits the time.
+_MAX_BROKEN = 4
 
 
 def extract_program(text: str) -> str:
@@ -47,7 +48,7 @@ def extract_program(text: str) -> str:
         return answer
     broken: set[int] = set()
     while True:
-        blocks, line = _blocks(lines, broken, heeds_strings=len(broken) < _MOST_BROKEN)
+        blocks, line = _blocks(lines, broken, track_strings=len(broken) < _MAX_BROKEN)
         if line is None:
             break
         broken.add(line)
@@ -57,36 +58,42 @@ def extract_program(text: str) -> str:
 
 
 def _after_thinking(text: str) -> str | None:
-    """Return what follows the thinking; None where that never ends."""
-    begun = _THINKING.search(text)
-    if begun is None:  # or the prompt began it
-        ended = _THOUGHT_AT_END_OF_LINE.search(text)
-    elif text[: begun.start()].strip():  # a text about thinking
+    """Return what follows the thinking; None if the thinking never ends."""
+    start = _THINKING_START.search(text)
+    if start is None:  # there is no thinking, or it began in the prompt
+        end = _THINKING_END_OF_LINE.search(text)
+    elif text[: start.start()].strip():  # a text about thinking
         return text
     else:
-        ended = _THOUGHT.search(text)
-        if ended is None:
+        end = _THINKING_END.search(text)
+        if end is None:
             return None
-    return text[ended.end() :] if ended else text
+    return text[end.end() :] if end else text
 
 
 @dataclass(frozen=True)
 class _Fence:
-    """The last run of three or more back-ticks in a line, or the tildes that it begins with."""
+    """The last run of three or more back-ticks in a line, or the tildes at its beginning.
 
-    before: str  #: what comes before it in its line
+    Attributes:
+        before: The line before the fence.
+        marks: The back-ticks or tildes.
+        after: The line after the fence, stripped.
+    """
+
+    before: str
     marks: str
-    after: str  #: what follows it, without space around
+    after: str
 
     @property
-    def leads(self) -> bool:
-        """Whether its line begins with it, but for space and marks of quotation."""
+    def begins_line(self) -> bool:
+        """Return whether only white space and quotation marks come before it in its line."""
         return not self.before.strip(" \t>")
 
 
 @dataclass
 class _Block:
-    """What stands in a fence that was opened in a line."""
+    """The lines in a fence that was opened in line `line` of the text."""
 
     fence: _Fence
     line: int
@@ -102,36 +109,39 @@ class _Block:
         return self.is_python or not self.fence.after
 
     def rank(self, number: int) -> tuple[int, bool, int]:
-        """Say how likely the block, the `number`th, is the program: the more, the likelier."""
+        """Return a sort key: the more likely the `number`th block is the program, the larger."""
         text = "\n".join(self.lines)
-        named = 3 if self.is_python else 0 if self.fence.after else 2 if self.closed else 1
-        stands = bool(_STANDS.search(text))
+        language = 3 if self.is_python else 0 if self.fence.after else 2 if self.closed else 1
+        is_complete = bool(_COMPLETE.search(text))
         # Without a language, what comes after a short program may be its output.
-        late = number if stands or self.is_python else -number
-        return named if text.strip() else -1, stands, late
+        order = number if is_complete or self.is_python else -number
+        return language if text.strip() else -1, is_complete, order
 
     def program(self) -> str:
-        """Return its text, without what its fence is indented by."""
-        before = self.fence.before if self.fence.leads else ""
+        """Return its text, without the indentation of the fence and of the first line."""
+        before = self.fence.before if self.fence.begins_line else ""
         lines = [line.removeprefix(before) for line in self.lines]
         first = next((line for line in lines if line.strip()), "")
         if not self.fence.after and _PYTHON.fullmatch(first.strip()):
-            lines = lines[lines.index(first) + 1 :]  # the language, a line too late
+            lines = lines[lines.index(first) + 1 :]  # the language is on the line after the fence
             first = next((line for line in lines if line.strip()), "")
         indent = first[: len(first) - len(first.lstrip(" \t"))]
         return "\n".join(line.removeprefix(indent) for line in lines) + "\n"
 
 
 def _blocks(
-    lines: list[str], broken: set[int], *, heeds_strings: bool
+    lines: list[str], broken: set[int], *, track_strings: bool
 ) -> tuple[list[_Block], int | None]:
-    """Return the blocks; or where one begins that ends inside a string, and so is no Python.
+    """Return the blocks, and the line of one that ends inside a string, so is not valid Python.
 
     Args:
-        broken: Where such ones begin: what they hold is read without heed of strings.
+        lines: The lines of the text.
+        broken: The lines of the blocks that are known to end inside a string. Strings in them are
+            ignored.
+        track_strings: Whether a fence in a string is part of the program.
     """
     blocks: list[_Block] = []
-    block: _Block | None = None  # the one that is open
+    block: _Block | None = None  # the open one
     quote = ""
     for number, line in enumerate(lines):
         fence = None if quote else _fence_of(line)
@@ -141,13 +151,13 @@ def _blocks(
                 blocks.append(opened)
                 block = None if opened.closed else opened
         elif fence and _closes(fence, block.fence):
-            if not fence.leads:
+            if not fence.begins_line:
                 block.lines.append(fence.before)
             block.closed, block = True, None
         else:
             block.lines.append(line)
-            if heeds_strings and block.may_be_python and block.line not in broken:
-                quote = _quote_after(line, quote)
+            if track_strings and block.may_be_python and block.line not in broken:
+                quote = _open_quote(line, quote)
     return blocks, block.line if block is not None and quote else None
 
 
@@ -165,13 +175,13 @@ def _fence_of(line: str) -> _Fence | None:
 
 
 def _opened(fence: _Fence, number: int) -> _Block | None:
-    """Return the block that a fence outside of all others opens, if it does."""
-    if fence.leads:
+    """Return the block that a fence outside all other blocks opens, if it opens one."""
+    if fence.begins_line:
         return _Block(fence, number)
     before, opening, inline = fence.before.partition("```")
     if not opening:
         return _Block(fence, number) if _LANGUAGE.fullmatch(fence.after) else None
-    if fence.after or before.strip(" \t>"):  # words in back-ticks
+    if fence.after or before.strip(" \t>"):  # inline code in prose
         return None
     language = _PYTHON.match(inline)  # ```python print(1)```
     inline = inline[language.end() :] if language else inline
@@ -180,44 +190,44 @@ def _opened(fence: _Fence, number: int) -> _Block | None:
 
 
 def _closes(fence: _Fence, opening: _Fence) -> bool:
-    is_in_code = "#" in fence.before or _quote_after(fence.before, "")
+    is_in_code = "#" in fence.before or _open_quote(fence.before, "")
     return fence.marks.startswith(opening.marks) and not fence.after and not is_in_code
 
 
 def _interrupts(fence: _Fence, block: _Block) -> bool:
-    """Whether a fence opens a block inside another, which was never closed, or is no program."""
-    is_its_own = block.is_python and len(fence.marks) < len(block.fence.marks)
-    return fence.leads and bool(fence.after) and not is_its_own
+    """Return whether a fence opens a new block in one that was not closed, or is not a program."""
+    is_nested = block.is_python and len(fence.marks) < len(block.fence.marks)
+    return fence.begins_line and bool(fence.after) and not is_nested
 
 
 def _is_program(lines: list[str]) -> bool:
-    """Whether there are fences in strings only."""
+    """Return whether all fences are in strings."""
     quote = ""
     for line in lines:
         fence = None if quote else _fence_of(line)
         if fence and _opened(fence, 0):
             return False
-        quote = _quote_after(line, quote)
+        quote = _open_quote(line, quote)
     return not quote
 
 
-def _quote_after(line: str, quote: str) -> str:
-    """Return the mark of the string of several lines that a line leaves open, if it does.
+def _open_quote(line: str, quote: str) -> str:
+    """Return the quotation mark of the triple-quoted string that is open after a line, or "".
 
     Args:
-        line: Of Python.
-        quote: What the line before left open.
+        line: A line of Python.
+        quote: The mark that is open before the line.
     """
-    place = 0
+    position = 0
     while True:
         if quote:
-            ends = _STRING_ENDS[quote].finditer(line, place)
+            ends = _STRING_ENDS[quote].finditer(line, position)
             end = next((end for end in ends if end[0] == quote), None)
             if end is None:
                 return quote
-            place = end.end()
-        token = _STRING_OR_COMMENT.search(line, place)
+            position = end.end()
+        token = _STRING_OR_COMMENT.search(line, position)
         if token is None:
             return ""
-        place = token.end()
+        position = token.end()
         quote = token[0] if token[0] in _STRING_ENDS else ""

@@ -1,7 +1,7 @@
-"""`POST /run_code` and `POST /submit` in SandboxFusion's wire format: its users change a URL only.
+"""`POST /run_code` and `POST /submit` in SandboxFusion's wire format: clients only change the URL.
 
-Programs run in this service's own sandbox. An internal failure is an HTTP error, never a `Failed`.
-docs/sandbox-fusion.md lists the differences.
+Programs run in this service's own sandbox. An internal failure is an HTTP error, never the status
+`Failed`. docs/sandbox-fusion.md lists the differences to SandboxFusion.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rewardfleet.wire.fusion import (
     EvalTestCase,
     RunCodeRequest,
     RunCodeResponse,
-    StdioFiles,
+    StdioTest,
     SubmitRequest,
 )
 from rewardfleet.wire.validation import format_validation_error, validate
@@ -32,26 +32,26 @@ from .scorer import CodeScorer
 from .settings import CodeSettings
 from .verdict import failure
 
-#: Wall seconds of a run per CPU second: less than its users wait for an answer.
+#: Wall time limit of a run as a multiple of its CPU time limit: less than clients wait.
 _WALL_FACTOR = 2.0
-#: Seconds of a test if the request names none, as in SandboxFusion.
+#: CPU seconds per test if the request gives no limit, as in SandboxFusion.
 _OJ_SECONDS, _LCB_SECONDS = 20.0, 6.0
-#: Tolerance of numbers, likewise.
+#: Tolerance of numbers, as in SandboxFusion.
 _TOLERANCE = 1e-5
-#: Exit status of a run that ended well but wrote too much: that of SIGXFSZ.
-_WROTE_TOO_MUCH = -25
+#: Exit code of a run that exited normally but wrote too much: that of SIGXFSZ.
+_OUTPUT_LIMIT_CODE = -25
 
-_CASES = TypeAdapter(list[StdioFiles])
+_CASES = TypeAdapter(list[StdioTest])
 
 
 class SandboxFusionApi:
-    """Translates SandboxFusion's requests and responses.
+    """Converts SandboxFusion's requests to this service's, and the results back.
 
     Args:
         engine: Scores submissions.
         scorer: Checks limits.
-        sandbox: Runs programs that are not scored.
-        settings: The ceilings of limits.
+        sandbox: Runs the programs of `/run_code`, which are not scored.
+        settings: Has the ceilings of limits.
     """
 
     def __init__(
@@ -86,7 +86,11 @@ class SandboxFusionApi:
         )
 
     async def run_code(self, request: RunCodeRequest, context: RequestContext) -> RunCodeResponse:
-        """Run a program once. Nothing is scored."""
+        """Run a program once, without a score.
+
+        Raises:
+            RewardFleetError: A limit exceeds its ceiling, or the program cannot be run.
+        """
         limits = self._scorer.run_limits(self._limits(request.run_timeout, request.memory_limit_MB))
         run = ProgramRun(stdin=(request.stdin or "").encode())
         responses: list[RunCodeResponse] = []
@@ -100,7 +104,11 @@ class SandboxFusionApi:
         return responses[0]
 
     async def submit(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
-        """Score a completion on the tests that came with it."""
+        """Score a completion on the tests in its request.
+
+        Raises:
+            RewardFleetError: The tests are invalid, or there is no score.
+        """
         if request.config.dataset_type.startswith("CommonOJ"):
             return await self._common_oj(request, context)
         return await self._livecodebench(request, context)
@@ -169,27 +177,27 @@ class SandboxFusionApi:
         return limits.model_copy(update={"memory_mb": memory_mb})
 
 
-def _cases(given: Any) -> list[StdioFiles]:
+def _cases(tests: Any) -> list[StdioTest]:
     """Read the tests of a row of `CommonOJDataset`: a list, or its JSON."""
     try:
-        is_text = isinstance(given, str)
-        return _CASES.validate_json(given) if is_text else _CASES.validate_python(given)
+        is_text = isinstance(tests, str)
+        return _CASES.validate_json(tests) if is_text else _CASES.validate_python(tests)
     except ValidationError as error:
         raise InvalidRequest(
-            f"config.provided_data.test: {format_validation_error(error, StdioFiles)}"
+            f"config.provided_data.test: {format_validation_error(error, StdioTest)}"
         ) from None
 
 
-def _decoded(given: Any) -> Any:
-    """Decode a row's tests; SandboxFusion has some as pickled objects."""
+def _decoded(tests: Any) -> Any:
+    """Decode the tests of a row of `LiveCodeBenchDataset`, some of which are pickled objects."""
     try:
-        return decode_column(given, "config.provided_data.test", may_be_object=True)
+        return decode_column(tests, "config.provided_data.test", may_be_object=True)
     except RowError as error:
         raise InvalidRequest(str(error)) from None
 
 
 def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> CodeRequest:
-    # An empty completion has failed its tests, as in SandboxFusion.
+    # An empty completion fails its tests, as in SandboxFusion; an empty `revision` is invalid.
     fields = {"revision": revision or "\n", "tests": tests, "mode": mode, "limits": limits}
     return validate(CodeRequest, fields)
 
@@ -204,7 +212,7 @@ def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
 def _run_response(result: RunResult, failed: Outcome | None) -> RunCodeResponse:
     return_code = None if failed is Outcome.TIME_LIMIT else result.exit_code
     if failed is Outcome.OUTPUT_LIMIT:
-        return_code = return_code or _WROTE_TOO_MUCH
+        return_code = return_code or _OUTPUT_LIMIT_CODE
     return _response(
         return_code,
         seconds=(result.fork_ms + result.run_ms) / 1000,
@@ -215,7 +223,7 @@ def _run_response(result: RunResult, failed: Outcome | None) -> RunCodeResponse:
 
 
 def _verdict_response(verdict: Verdict) -> RunCodeResponse:
-    """Return how a run went, as far as its verdict says."""
+    """Convert a verdict to the result of a run, as far as possible."""
     ran_well = verdict.verdict in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER}
     is_late = verdict.verdict in {Outcome.TIME_LIMIT, Outcome.SKIPPED}
     return _response(

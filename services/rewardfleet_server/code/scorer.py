@@ -1,4 +1,4 @@
-"""Scoring a program: run it on its tests, and return the verdicts."""
+"""Scoring of a program: run it on its tests, and return the verdicts."""
 
 import asyncio
 import hashlib
@@ -31,10 +31,11 @@ from .settings import CodeSettings
 from .submission import Submission, SubmissionRun
 from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
+#: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
-#: How many suspicions one answer lists.
+#: Maximum number of suspicions that one score lists.
 _MAX_SUSPICIONS = 20
-#: Characters of texts that are parsed on the event loop, as that takes less than a millisecond.
+#: Characters of texts that are parsed on the event loop, which takes less than a millisecond.
 _SHORT_TEXT = 20_000
 
 
@@ -42,9 +43,9 @@ class CodeScorer:
     """Scores programs in a sandbox.
 
     Args:
-        name: The sandbox's name, which scores give as their backend.
+        name: The name of the sandbox, which is the `backend` of scores.
         sandbox: Where programs run.
-        settings: The ceilings of a request's limits.
+        settings: Has the ceilings of limits.
     """
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -71,7 +72,7 @@ class CodeScorer:
             submission = await asyncio.to_thread(Submission.of, request)
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, submission, limits)
-        if submission.critique_invalid:  # scored in no time
+        if submission.critique_invalid:  # scored without running anything
             return Plan(self._name, compute)
         return Plan(self._name, compute, await self._cache_policy(request, submission))
 
@@ -80,7 +81,7 @@ class CodeScorer:
     ) -> CachePolicy[CodeScore]:
         key = await self._keys.of(submission.program, request)
         with_original = submission.needs_original_run
-        if with_original:  # whether the judgment is right depends on the original program, too
+        if with_original:  # whether the judgment is right depends on the original program as well
             parts = f"{key} {submission.judgment} {submission.original_program}"
             key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
         return CachePolicy(
@@ -100,20 +101,20 @@ class CodeScorer:
 
     @property
     def isolation(self) -> str:
-        """How programs are isolated."""
+        """The isolation level of programs."""
         return str(self._sandbox.provenance["isolation"])
 
     def run_limits(self, limits: Limits) -> RunLimits:
-        """Return a request's limits as the sandbox takes them.
+        """Convert the limits of a request to those of the sandbox.
 
         Raises:
-            InvalidRequest: One exceeds its ceiling.
+            InvalidRequest: A limit exceeds its ceiling.
         """
-        for name, asked in limits:
+        for name, requested in limits:
             ceiling = getattr(self._settings, f"max_{name}")
-            if asked > ceiling:
+            if requested > ceiling:
                 raise InvalidRequest(
-                    f"limits.{name}: this service allows at most {ceiling:g} (got {asked:g})"
+                    f"limits.{name}: this service allows at most {ceiling:g} (got {requested:g})"
                 )
         memory_bytes, output_bytes = limits.memory_mb * 2**20, limits.output_kb * 2**10
         return RunLimits(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)
@@ -122,7 +123,7 @@ class CodeScorer:
         self, request: CodeRequest, submission: Submission, limits: RunLimits
     ) -> CodeScore:
         tests, limits = await self._plain_tests(request, limits)
-        planned = await _planned_runs(tests)  # also if nothing is run: invalid tests are an error
+        planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
         if submission.critique_invalid:
             return self._invalid_critique(submission.program, len(tests.cases))
         run = SubmissionRun(
@@ -147,7 +148,7 @@ class CodeScorer:
     async def _plain_tests(
         self, request: CodeRequest, limits: RunLimits
     ) -> tuple[PlainTests, RunLimits]:
-        """Read a dataset row as tests. Its time limit applies if the request gives none."""
+        """Read a dataset row as tests. Its time limit is used if the request gives none."""
         if not isinstance(request.tests, DatasetTests):
             return request.tests, limits
         tests, cpu_s = await asyncio.to_thread(read_row, request.tests)
@@ -155,30 +156,30 @@ class CodeScorer:
         if cpu_s is None or "cpu_s" in given.model_fields_set:
             return tests, limits
         changed = {"cpu_s": cpu_s}
-        if "wall_s" not in given.model_fields_set:  # it stays well above the CPU time, if it may
+        if "wall_s" not in given.model_fields_set:  # keep it well above the CPU time
             changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
         return tests, self.run_limits(given.model_copy(update=changed))
 
     async def _execute(self, program: str, run: SubmissionRun) -> None:
-        """Run a program on its tests."""
-        timing, whole = run.timing, Timing()
-        with stage(whole, "backend"):
+        """Run a program on its tests, and fill in the timing of the stages."""
+        timing, total = run.timing, Timing()
+        with stage(total, "backend"):
             queue_s = await self._sandbox.run(Job(program, run.runs, run.limits), run.on_result)
         timing.queue = round(queue_s * 1000, 3)
-        timing.backend = round(whole.backend - timing.queue, 3)
+        timing.backend = round(total.backend - timing.queue, 3)
         timing.judge = round(timing.backend - timing.fork - timing.run - timing.clean, 3)
 
     async def _passes(
         self, original_program: str, tests: PlainTests, before: SubmissionRun
     ) -> bool | None:
-        """Return whether the original program passes; None if its time is up before that is known.
+        """Return whether the original program passes; None if the time is up before that is known.
 
-        It gets the time that the revision left of the submission's.
+        It has the time that the run of the revision left over.
         """
         seconds = before.seconds_left
         if seconds <= 0:
             return None
-        planned = await _planned_runs(tests)
+        planned = await _plan_runs(tests)
         run = SubmissionRun(planned, before.limits, stop_at_failure=True, max_seconds=seconds)
         await self._execute(original_program, run)
         if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
@@ -186,7 +187,7 @@ class CodeScorer:
         return True if len(run.verdicts) == len(tests.cases) else None
 
     def _invalid_critique(self, program: str, count: int) -> CodeScore:
-        """Score a critique without exactly one judgment."""
+        """Return the score for a critique without exactly one judgment."""
         return CodeScore(
             score=0.0,
             status=Status.OK,
@@ -199,7 +200,7 @@ class CodeScorer:
 
     def _verdicts(self, run: SubmissionRun, mode: str, count: int) -> CodeScore:
         verdicts = run.verdicts
-        if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # so would the others
+        if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # as in all other tests
             rest = verdicts[-1].model_copy(update={"cpu_ms": 0.0, "wall_ms": 0.0})
         else:
             rest = Verdict(verdict=Outcome.SKIPPED)
@@ -221,7 +222,10 @@ class CodeScorer:
 
 
 def _audit_fields(mode: str, score: CodeScore) -> object:
-    """Return what two computations must agree in: for `all_pass`, up to the first failure."""
+    """Return the outcomes in which two computations must agree; see `CachePolicy`.
+
+    For `all_pass`, only those up to the first failure.
+    """
     outcomes = [verdict.verdict for verdict in score.verdicts]
     if mode == "all_pass":
         failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
@@ -230,7 +234,7 @@ def _audit_fields(mode: str, score: CodeScore) -> object:
 
 
 def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
-    """Adapt the verdicts of an equivalent program, or of the other mode, to this request."""
+    """Adapt the score of an equivalent program, or of the other mode, to this request."""
     passed = sum(verdict.verdict is Outcome.ACCEPTED for verdict in score.verdicts)
     rate = passed / len(score.verdicts)
     components = {"pass_rate": rate}
@@ -251,7 +255,7 @@ def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore)
     )
 
 
-async def _planned_runs(tests: PlainTests) -> Sequence[TestRun]:
+async def _plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     if isinstance(tests, StdioTests):
         return plan_runs(tests)
     return await asyncio.to_thread(plan_runs, tests)  # asserts are parsed

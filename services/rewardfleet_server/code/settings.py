@@ -10,7 +10,7 @@ from rewardfleet_server.settings import NameList, ServerSettings, setting
 
 
 def _default_cache_file() -> Path:
-    """Return a file in the user's cache folder: verdicts are worth more than one process's life."""
+    """Return a file in the user's cache folder, so that verdicts outlive the process."""
     folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 

@@ -1,4 +1,4 @@
-"""One submission: what a request asks for, and the verdicts as its runs end."""
+"""One submission: the programs in a request, and the verdicts on one of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from .verdict import TestRun
 
 @dataclass(frozen=True)
 class Submission:
-    """The programs in a request, and what its critique says.
+    """The programs in a request, and the judgment of its critique.
 
     Attributes:
         program: The program to run.
         original_program: The program that the critique judged, if it was given.
-        judgment: The critique's overall judgment, if it has exactly one.
-        critique_invalid: Whether there is a critique without one: then nothing is run.
-        needs_original_run: Whether the original program must be run to know if the judgment is
-            right.
+        judgment: The overall judgment of the critique, if it has exactly one.
+        critique_invalid: Whether the critique has no judgment. Then nothing is run.
+        needs_original_run: Whether the original program must be run to determine whether the
+            judgment is right.
     """
 
     program: str
@@ -47,11 +47,11 @@ class Submission:
 
 
 class SubmissionRun:
-    """The verdicts of one program, as its runs end. Used by one thread at a time.
+    """The verdicts on one program, collected while it runs. Used by one thread at a time.
 
     Args:
-        planned: The runs, and what is expected of each.
-        limits: Of one run.
+        planned: The runs, with what is expected of each.
+        limits: The limits of one run.
         stop_at_failure: Whether the runs after the first failure are skipped.
         max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time.
 
@@ -81,11 +81,11 @@ class SubmissionRun:
 
     @property
     def seconds_left(self) -> float:
-        """What another program may take, as `max_seconds`."""
+        """The remaining time, in the sense of `max_seconds`."""
         return min(self._cpu_ms_left / 1000, self._wall_ms_left / 1500)
 
     def on_result(self, result: RunResult) -> bool:
-        """Judge a run that ended; return whether to continue with the next one."""
+        """Judge the result of a run; return whether to continue with the next one."""
         judged = next(self._remaining).judge(result, self.limits)
         number = len(self.verdicts) + 1
         self.suspicions += [f"test {number}: {each}" for each in judged.suspicions]
@@ -93,7 +93,7 @@ class SubmissionRun:
         self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
         self.timing.run = round(self.timing.run + result.run_ms, 3)
         self.timing.clean = round(self.timing.clean + result.clean_ms, 3)
-        # A program that only ever times out must get its verdict before the deadline, too.
+        # A program that times out in all tests must still get its verdicts before the deadline.
         self._cpu_ms_left -= result.cpu_ms
         self._wall_ms_left -= result.fork_ms + result.run_ms
         outcomes = {verdict.verdict for verdict in judged.verdicts}

@@ -1,11 +1,12 @@
-"""Values that a program gave, as the warden writes them, compared with what was expected.
+"""Comparison of the values that a program returned with the expected ones.
 
-JSON's null, booleans, texts, lists and finite numbers are themselves; an object has one key,
-which names the kind: `tuple`, `set`, `dict` (a list of pairs), `int` (hexadecimal), `float`
-(nan or an infinity), `complex`, `bytes` (hexadecimal), `other` (a type's name: no plain value).
+The supervisor (warden.py) writes a value as JSON. Null, booleans, strings, lists and finite
+numbers are themselves; an object has one key, which names the kind of value: `tuple`, `set`,
+`dict` (a list of pairs), `int` (hexadecimal), `float` (nan or an infinity), `complex`, `bytes`
+(hexadecimal), `other` (the name of a type that is not built in).
 
-The comparison is by type and value, and no code of the program's takes part in it. A whole
-number and a floating-point one are alike where Python calls them equal; a boolean is no number.
+Values are compared by type and value, and none of the program's code takes part. An integer and a
+floating-point number are equal if Python says so. A boolean never equals a number.
 """
 
 import json
@@ -13,20 +14,19 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-_KINDS = {"tuple", "set", "dict", "int", "float", "complex", "bytes", "other"}
-
 
 def values_equal(  # noqa: PLR0911 - one for each kind
     given: Any, expected: Any, *, as_json: bool, tolerance: float = 0.0
 ) -> bool:
-    """Whether a program gave the value expected.
+    """Return whether a program returned the expected value.
 
     Args:
-        given: As the warden wrote it, or as the program did who wrote in its place.
-        expected: Of built-in types.
-        as_json: Whether tuples pass for lists, as what is expected came as JSON, which has none.
-        tolerance: By how much an expected floating-point number may be missed: absolute, or
-            relative to it. Not in sets, nor by keys.
+        given: As the supervisor wrote it, or as a program forged it.
+        expected: A value of built-in types.
+        as_json: Whether tuples equal lists, as the expected value came as JSON, which has no
+            tuples.
+        tolerance: Tolerance of expected floating-point numbers: absolute, or relative to a number
+            above 1. Does not apply to keys and to items of sets.
     """
     if expected is None or isinstance(expected, bool):
         return bool(given is expected)
@@ -42,43 +42,43 @@ def values_equal(  # noqa: PLR0911 - one for each kind
     if isinstance(expected, bytes):
         return bool(_content(given, "bytes") == expected.hex())
     if isinstance(expected, list | tuple):
-        listed = given if isinstance(given, list) and isinstance(expected, list) else None
-        if listed is None and (as_json or isinstance(expected, tuple)):
-            listed = _content(given, "tuple")
+        items = given if isinstance(given, list) and isinstance(expected, list) else None
+        if items is None and (as_json or isinstance(expected, tuple)):
+            items = _content(given, "tuple")
         return (
-            isinstance(listed, list)
-            and len(listed) == len(expected)
+            isinstance(items, list)
+            and len(items) == len(expected)
             and all(
                 values_equal(one, other, as_json=as_json, tolerance=tolerance)
-                for one, other in zip(listed, expected, strict=True)
+                for one, other in zip(items, expected, strict=True)
             )
         )
     if isinstance(expected, dict):
         pairs = _content(given, "dict")
-        return _same_dict(pairs, expected, as_json=as_json, tolerance=tolerance)
+        return _dicts_equal(pairs, expected, as_json=as_json, tolerance=tolerance)
     if isinstance(expected, set | frozenset):
         items = _content(given, "set")
         return (
             isinstance(items, list)
-            and len(items) == len(expected)  # and so no more work than the test is worth
+            and len(items) == len(expected)  # limits the work to the size of the test
             and set(map(_key, items)) == set(map(_key_of_literal, expected))
         )
     return False
 
 
 def is_plain(given: Any) -> bool:
-    """Whether a value is of built-in types, at its top at least."""
+    """Return whether a value is of a built-in type, its items aside."""
     return _content(given, "other") is None
 
 
 def _close(number: complex, expected: float, tolerance: float) -> bool:
     try:
         return isfinite(expected) and abs(number - expected) <= tolerance * max(1, abs(expected))
-    except OverflowError:  # a whole number beyond all floating-point ones
+    except OverflowError:  # an integer too large for a float
         return False
 
 
-def _same_dict(pairs: Any, expected: dict[Any, Any], *, as_json: bool, tolerance: float) -> bool:
+def _dicts_equal(pairs: Any, expected: dict[Any, Any], *, as_json: bool, tolerance: float) -> bool:
     if not isinstance(pairs, list) or len(pairs) != len(expected):
         return False
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
@@ -97,7 +97,7 @@ def _content(given: Any, kind: str) -> Any:
     return None
 
 
-def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - likewise
+def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - one for each kind
     if isinstance(given, bool):
         return None
     if isinstance(given, int | float):
@@ -116,10 +116,10 @@ def _number(given: Any) -> int | float | complex | None:  # noqa: PLR0911 - like
 
 
 def _key(given: Any) -> str:
-    """An item of a set, or a key, as a text: alike where it is the same, unlike otherwise.
+    """Return an item of a set, or a key, as a string: equal strings for equal values.
 
-    A text, because its hash is keyed: a program that chooses numbers or tuples of one hash would
-    make a set of them take hours.
+    Python's hash of strings is keyed. With numbers or tuples, a program could choose values with
+    the same hash, and building a set of them would take hours.
     """
     if given is None or isinstance(given, bool | str):
         return json.dumps(given)
@@ -146,14 +146,14 @@ def _key_of_literal(value: Any) -> str:
 
 
 def _key_of_number(number: complex) -> str:
-    """Alike for numbers that are equal, whatever their types."""
+    """Return equal strings for equal numbers, whatever their types."""
     if isinstance(number, complex) and number.imag == 0:
         number = number.real
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, int):
-        return hex(number)  # in decimal, it could be too long
-    return repr(number + 0)  # of the zeros that a complex one has, none is negative
+        return hex(number)  # Python refuses to write very long numbers in decimal
+    return repr(number + 0)  # turns the negative zeros of a complex number into positive ones
 
 
 def _key_of_items(kind: str, keys: Iterable[str]) -> str:

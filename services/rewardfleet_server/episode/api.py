@@ -13,19 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 
-from rewardfleet.episodes import Measured, Running, measure, settle
-from rewardfleet.episodes.temperatures import Bin, by_temperature
+from rewardfleet.episodes import (
+    Rewards,
+    RunningMeanStd,
+    TemperatureBin,
+    aggregate,
+    by_temperature,
+    compute_rewards,
+    validate_batch,
+)
 from rewardfleet.wire.episode import (
     MAX_EPISODES,
-    CollectAnswer,
-    CollectRequest,
-    EpisodeAnswer,
-    EpisodeBatch,
+    EpisodeBatchRequest,
+    EpisodeBatchResponse,
     EpisodeOptions,
     EpisodeRequest,
     EpisodeScore,
-    TemperaturesAnswer,
+    GroupMemberRequest,
+    GroupMemberResponse,
     TemperaturesRequest,
+    TemperaturesResponse,
 )
 from rewardfleet.wire.score import Status
 from rewardfleet_server.engine import Engine
@@ -35,43 +42,43 @@ from rewardfleet_server.telemetry import RequestContext
 from rewardfleet_server.threads import run_in_thread
 
 from . import encode
-from .decode import Batch, decode_batch
+from .decode import DecodedBatch, decode_batch
 from .group_collector import GroupCollector
 from .running_stats import RunningStatsStore
 from .temperature_schedule import TemperatureScheduler
 
 T = TypeVar("T")
 
-#: Fields and values of a batch: room for actions of 100 x 7 in every episode.
+#: Limits on the JSON fields and values of a batch: enough for actions of 100 x 7 in each episode.
 _MAX_BATCH_FIELDS, _MAX_BATCH_VALUES = 40 * MAX_EPISODES, 1_000 * MAX_EPISODES
-#: Fields of any other body.
+#: Limit on the JSON fields of any other body.
 _MAX_FIELDS = 1_000
 
 
 class TemperatureMetrics:
-    """The outcome of the last batches by temperature; one label with at most 21 values."""
+    """Metrics by sampling temperature, whose label has at most 21 values."""
 
     def __init__(self) -> None:
         label = ("temperature",)
-        # Not in prometheus_client's own registry: each service has one.
+        # registry=None: each service has its own registry, not the global one.
         self.episodes = Counter("rewardfleet_episodes", "Episodes scored.", label, registry=None)
         self._gauges = {
             name: Gauge(f"rewardfleet_episode_{name}", documentation, label, registry=None)
             for name, documentation in (
-                ("success_rate", "Success rate in the last batch with that temperature."),
-                ("steps", "Mean steps, likewise."),
-                ("reward_mean", "Mean reward, likewise."),
-                ("reward_variance", "Variance of the reward, likewise."),
+                ("success_rate", "Success rate in the last batch with this temperature."),
+                ("steps", "Mean steps in the last batch with this temperature."),
+                ("reward_mean", "Mean reward in the last batch with this temperature."),
+                ("reward_variance", "Reward variance in the last batch with this temperature."),
             )
         }
 
     @property
     def collectors(self) -> tuple[Any, ...]:
-        """The metrics, to be registered."""
+        """The metrics to register."""
         return (self.episodes, *self._gauges.values())
 
-    def observe(self, bins: Sequence[Bin]) -> None:
-        """Count the episodes of each temperature, and set its gauges."""
+    def observe(self, bins: Sequence[TemperatureBin]) -> None:
+        """Add the episodes of each temperature to its counter, and set its gauges."""
         for each in bins:
             self.episodes.labels(each.temperature).inc(each.episodes)
             for name, gauge in self._gauges.items():
@@ -80,7 +87,7 @@ class TemperatureMetrics:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """An encoded response, and what is counted of it. See `engine.ScoredBatch`."""
+    """An encoded response, and what metrics count of it; an `engine.ScoredBatch`."""
 
     content: bytes
     statuses: Mapping[Status, int]
@@ -88,13 +95,13 @@ class _Encoded:
 
 
 class EpisodeApi:
-    """Answers the routes besides `POST /score`.
+    """The routes besides `POST /score`.
 
     Args:
-        engine: Holds permits, and counts results.
+        engine: Admits and counts.
         store: The state of training runs.
-        metrics: Told of each temperature's outcome.
-        thread: Where batches are computed. One, as computing holds the interpreter.
+        metrics: Updated with each batch.
+        thread: Computes batches. A single thread: the computation holds the GIL.
     """
 
     def __init__(
@@ -117,8 +124,8 @@ class EpisodeApi:
             Route(
                 "/score/batch",
                 "Score a rollout batch with its groups",
-                EpisodeBatch,
-                EpisodeAnswer,
+                EpisodeBatchRequest,
+                EpisodeBatchResponse,
                 self.score_batch,
                 decode_batch,
                 max_fields=_MAX_BATCH_FIELDS,
@@ -127,8 +134,8 @@ class EpisodeApi:
             Route(
                 "/groups/members",
                 "Add one episode to its group; repeat until the group is released",
-                CollectRequest,
-                CollectAnswer,
+                GroupMemberRequest,
+                GroupMemberResponse,
                 self.add_member,
                 max_fields=_MAX_FIELDS,
             ),
@@ -136,69 +143,72 @@ class EpisodeApi:
                 "/temperatures",
                 "Return the temperature of each sample of a prompt",
                 TemperaturesRequest,
-                TemperaturesAnswer,
+                TemperaturesResponse,
                 self.temperatures,
                 max_fields=_MAX_FIELDS,
             ),
         )
 
-    async def score_batch(self, batch: Batch, context: RequestContext) -> bytes:
-        """Score a batch as a whole."""
+    async def score_batch(self, batch: DecodedBatch, context: RequestContext) -> bytes:
+        """Score a batch as a whole; return the encoded response."""
         scored = await self._engine.score_together(
             encode.BACKEND, context, lambda: self._score(batch, context)
         )
         return scored.content
 
-    async def _score(self, batch: Batch, context: RequestContext) -> _Encoded:
-        options = batch.head.options
-        if options.normalise != "running":
+    async def _score(self, batch: DecodedBatch, context: RequestContext) -> _Encoded:
+        options = batch.header.options
+        if options.normalize != "running":
             return await self._in_thread(
                 batch, lambda: self._encode(_compute(batch), options, context)
             )
-        measured = await self._in_thread(batch, lambda: _compute(batch))
-        running = await self._running_stats.update(batch.head, measured)
+        rewards = await self._in_thread(batch, lambda: _compute(batch))
+        running = await self._running_stats.update(batch.header, rewards)
         return await self._in_thread(
-            batch, lambda: self._encode(measured, options, context, running)
+            batch, lambda: self._encode(rewards, options, context, running)
         )
 
     def _encode(
         self,
-        measured: Measured,
+        rewards: Rewards,
         options: EpisodeOptions,
         context: RequestContext,
-        running: Running | None = None,
+        running: RunningMeanStd | None = None,
     ) -> _Encoded:
-        settled = settle(measured, options, running)
-        bins = by_temperature(settled)
+        """Aggregate by group, and encode."""
+        result = aggregate(rewards, options, running)
+        bins = by_temperature(rewards)
         self._metrics.observe(bins)
-        content = encode.encode_batch(settled, bins, running, context)
-        scores = settled.scores[np.isfinite(settled.scores)]
-        return _Encoded(content, encode.statuses(settled), scores)
+        content = encode.encode_batch(result, bins, running, context)
+        scores = result.scores[np.isfinite(result.scores)]
+        return _Encoded(content, encode.statuses(result), scores)
 
-    async def _in_thread(self, batch: Batch, work: Callable[[], T]) -> T:
+    async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
-    async def add_member(self, request: CollectRequest, context: RequestContext) -> bytes:
-        """Add one episode to its group."""
+    async def add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
+        """Add one episode to its group; return the encoded response."""
 
-        async def collect() -> _Encoded:
-            answer = await self._groups.collect(request, context.request_id)
+        async def add() -> _Encoded:
+            response = await self._groups.add_member(request, context.request_id)
             statuses, scores = {}, []
-            if answer["released"]:
-                statuses = {Status(answer["result"]["status"]): 1}
-                scores = [score for score in [answer["result"]["score"]] if score is not None]
-            return _Encoded(msgspec.json.encode(answer), statuses, np.array(scores, float))
+            if response["released"]:
+                result = response["result"]
+                statuses = {Status(result["status"]): 1}
+                scores = [] if result["score"] is None else [result["score"]]
+            return _Encoded(msgspec.json.encode(response), statuses, np.array(scores, float))
 
-        scored = await self._engine.score_together(encode.BACKEND, context, collect)
+        scored = await self._engine.score_together(encode.BACKEND, context, add)
         return scored.content
 
     async def temperatures(
         self, request: TemperaturesRequest, context: RequestContext
-    ) -> TemperaturesAnswer:
-        """Return the temperatures of a prompt's samples."""
+    ) -> TemperaturesResponse:
+        """Return the temperatures of the samples of a prompt."""
         async with self._engine.permit(context):
-            return await self._temperatures.answer(request)
+            return await self._temperatures.temperatures(request)
 
 
-def _compute(batch: Batch) -> Measured:
-    return measure(batch.items, batch.head.options, batch.invalid)
+def _compute(batch: DecodedBatch) -> Rewards:
+    options = batch.header.options
+    return compute_rewards(validate_batch(batch.items, options, batch.invalid), options)

@@ -1,11 +1,12 @@
-"""`POST /collect`: groups whose members come one by one, from trainers that call once a sample.
+"""`POST /groups/members`: groups collected member by member, for trainers that call per sample.
 
-A member is sent until its group is released: when all have come, or when the first one's patience
-is over. Nobody waits here, so that no place is held and no two groups can block each other. All is
-in the run-state store: members and answers by (run, step, uid), and for each run a list of its open
-groups, which is short.
+A caller sends its episode again until the group is released: when all members have arrived, or when
+`wait_s` has passed since the first one. No request waits for another, so requests hold no permits
+while their group is incomplete, and groups cannot block each other. Everything is in the run-state
+store: members and released groups by (run, step, uid), and for each run its open groups.
 """
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,21 +14,27 @@ from typing import Any
 import msgspec
 from pydantic import JsonValue
 
-from rewardfleet.episodes import measure, settle
-from rewardfleet.episodes.temperatures import Bin, by_temperature
-from rewardfleet.wire.episode import CollectRequest, EpisodeOptions, EpisodeRequest
+from rewardfleet.episodes import (
+    TemperatureBin,
+    aggregate,
+    by_temperature,
+    compute_rewards,
+    validate_batch,
+)
+from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest, GroupMemberRequest
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from rewardfleet_server.run_state import RunState, Scope
 
 from . import encode
 
-#: Open groups of a run. One that nobody asks for any more is evicted a minute after its wait.
+#: Limit on the open groups of a run.
 MAX_OPEN = 1024
+#: At that limit, groups are evicted that should have been released this long ago: no caller asked.
 _EVICTED_AFTER_SECONDS = 60.0
-#: Seconds after which callers retry: soon if the group may soon be complete, else later.
+#: Limits of `retry_after_s`: short if the group may soon be complete, else long.
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
-#: For so many steps the members of a run's groups are kept: they are large, and soon of no use.
-#: Trainers that overlap rollouts with training are a few steps apart.
+#: Number of the last steps whose members are stored, as they are large. Trainers that overlap
+#: rollouts with training are a few steps apart.
 _KEEP_STEPS = 16
 
 
@@ -35,44 +42,38 @@ class GroupCollector:
     """Collects the members of groups, and releases each group once.
 
     Args:
-        store: Where groups are kept.
+        store: Where groups are stored.
         on_temperatures: Called with the temperature bins of each released group.
     """
 
-    def __init__(self, store: RunState, on_temperatures: Callable[[list[Bin]], None]) -> None:
+    def __init__(
+        self, store: RunState, on_temperatures: Callable[[list[TemperatureBin]], None]
+    ) -> None:
         self._store = store
         self._on_temperatures = on_temperatures
 
-    async def collect(self, request: CollectRequest, request_id: str | None) -> dict[str, Any]:
-        """Add a member, once. Return its result if its group is released, else when to retry.
+    async def add_member(
+        self, request: GroupMemberRequest, request_id: str | None
+    ) -> dict[str, Any]:
+        """Add a member, once; return a `GroupMemberResponse` as plain values.
 
         Raises:
-            InvalidRequest: The group's other members gave another size or other options.
+            InvalidRequest: The first member had another group size or other options.
             DeadlineExceeded: The group was released without this member.
             Overloaded: The run has too many open groups.
         """
         scope, step = Scope(request.run, "groups"), request.step
         group, uid = str(request.item.group), request.item.uid
-        released: Any = await self._store.answer(scope, step, _released_uid(group))
+        released: Any = await self._store.answer(scope, step, _key("released", group))
         if released is None:
-            await self._store.apply_once(
-                scope,
-                step,
-                _member_uid(group, uid),
-                lambda state: _add_member(state, request),
-                keep_steps=_KEEP_STEPS,
-            )
-            state: Any = await self._store.read(scope)
-            opened = (state or {}).get(_key(step, group))
-            if opened is not None:
-                missing, patience = opened["size"] - len(opened["uids"]), opened["until"] - _now()
-                if missing > 0 and patience > 0:
-                    pause = min(max(patience / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
-                    retry_after_s = round(min(pause, patience), 3)
-                    return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
+            opened = await self._add(scope, request)
+            if opened is None:  # released or evicted in the meantime
+                released = await self._store.answer(scope, step, _key("released", group))
+            elif (retry_after_s := _retry_after_s(opened)) is not None:
+                missing = _missing(opened)
+                return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
+            else:
                 released = await self._release(scope, step, group, opened, request_id)
-            else:  # it was released, or evicted, in the meantime
-                released = await self._store.answer(scope, step, _released_uid(group))
         if released is None or uid not in released["results"]:
             raise DeadlineExceeded(
                 f"uid {uid[:60]!r} is late: group {group[:60]!r} of step {step} was released "
@@ -85,24 +86,29 @@ class GroupCollector:
             "group": released["group"],
         }
 
+    async def _add(self, scope: Scope, request: GroupMemberRequest) -> dict[str, Any] | None:
+        """Add a member to its group; return the group, or None if it is no longer open."""
+        group = str(request.item.group)
+        await self._store.apply_once(
+            scope,
+            request.step,
+            _key("member", group, request.item.uid),
+            lambda state: _with_member(state, request),
+            keep_steps=_KEEP_STEPS,
+        )
+        groups: Any = await self._store.read(scope)
+        opened: dict[str, Any] | None = (groups or {}).get(_key(request.step, group))
+        return opened
+
     async def _release(
         self, scope: Scope, step: int, group: str, opened: dict[str, Any], request_id: str | None
     ) -> Any:
-        """Score a group. If several callers do, the first one's answer is everyone's."""
+        """Score a group. If several requests do, all of them return the result of the first."""
         members = [
-            await self._store.answer(scope, step, _member_uid(group, uid)) for uid in opened["uids"]
+            await self._store.answer(scope, step, _key("member", group, uid))
+            for uid in opened["uids"]
         ]
-        items = [EpisodeRequest.model_validate(member) for member in members]
-        options = EpisodeOptions.model_validate(opened["options"])
-        settled = settle(measure(items, options), options)
-        results = msgspec.to_builtins(encode.results(settled, request_id))
-        stats = encode.groups(settled)
-        self._on_temperatures(by_temperature(settled))
-        answer = {
-            "results": dict(zip(opened["uids"], results, strict=True)),
-            "missing": opened["size"] - len(items),
-            "group": stats[0] if stats else None,
-        }
+        answer = self._scored(members, opened, request_id)
 
         def close(state: JsonValue) -> tuple[JsonValue, JsonValue]:
             groups: Any = dict(state) if isinstance(state, dict) else {}
@@ -110,50 +116,72 @@ class GroupCollector:
             return groups, answer
 
         return await self._store.apply_once(
-            scope, step, _released_uid(group), close, keep_steps=_KEEP_STEPS
+            scope, step, _key("released", group), close, keep_steps=_KEEP_STEPS
         )
 
+    def _scored(
+        self, members: list[JsonValue], opened: dict[str, Any], request_id: str | None
+    ) -> dict[str, Any]:
+        items = [EpisodeRequest.model_validate(member) for member in members]
+        options = EpisodeOptions.model_validate(opened["options"])
+        rewards = compute_rewards(validate_batch(items, options), options)
+        result = aggregate(rewards, options)
+        self._on_temperatures(by_temperature(rewards))
+        results = msgspec.to_builtins(encode.results(result, request_id))
+        stats = encode.group_stats(result)
+        return {
+            "results": dict(zip(opened["uids"], results, strict=True)),
+            "missing": opened["size"] - len(items),
+            "group": stats[0] if stats else None,
+        }
 
-def _member_uid(group: str, uid: str) -> str:
-    return f"member\0{group}\0{uid}"
+
+def _key(*parts: str | int) -> str:
+    return json.dumps(parts)
 
 
-def _released_uid(group: str) -> str:
-    return f"released\0{group}"
+def _missing(opened: dict[str, Any]) -> int:
+    missing: int = opened["size"] - len(opened["uids"])
+    return missing
 
 
-def _add_member(state: JsonValue, request: CollectRequest) -> tuple[JsonValue, JsonValue]:
-    """Note a member in its open group, and keep the item as the answer to its name."""
+def _retry_after_s(opened: dict[str, Any]) -> float | None:
+    """Return when to ask for the group again; None if it is time to release it."""
+    remaining_s: float = opened["until"] - _now()
+    if _missing(opened) <= 0 or remaining_s <= 0:
+        return None
+    pause_s = min(max(remaining_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+    return round(min(pause_s, remaining_s), 3)
+
+
+def _with_member(state: JsonValue, request: GroupMemberRequest) -> tuple[JsonValue, JsonValue]:
+    """Add a member to its open group. The answer of the transition is the member's episode."""
     groups: Any = dict(state) if isinstance(state, dict) else {}
     key = _key(request.step, str(request.item.group))
     options = request.options.model_dump(mode="json")
     if key not in groups:
         if len(groups) >= MAX_OPEN:
-            groups = _evict_abandoned(groups)
+            groups = _without_abandoned(groups)
         until = _now() + request.wait_s
         groups[key] = {"size": request.group_size, "until": until, "uids": [], "options": options}
     opened = groups[key]
     if (opened["size"], opened["options"]) != (request.group_size, options):
-        raise InvalidRequest("group_size, options: not what the group's first member said")
-    if len(opened["uids"]) >= opened["size"]:  # whole, and about to be released
-        raise DeadlineExceeded(f"uid {request.item.uid[:60]!r} is late: its group is whole already")
+        raise InvalidRequest("group_size, options: they differ from those of the first member")
+    if _missing(opened) <= 0:  # complete, and about to be released
+        raise DeadlineExceeded(f"uid {request.item.uid[:60]!r} is late: its group is complete")
     opened["uids"].append(request.item.uid)
     return groups, request.item.model_dump(mode="json", exclude_unset=True)
 
 
-def _evict_abandoned(groups: dict[str, Any]) -> dict[str, Any]:
-    kept = {
+def _without_abandoned(groups: dict[str, Any]) -> dict[str, Any]:
+    remaining = {
         key: opened
         for key, opened in groups.items()
         if opened["until"] + _EVICTED_AFTER_SECONDS > _now()
     }
-    if len(kept) >= MAX_OPEN:
-        raise Overloaded(f"{len(kept)} groups of this run are open already", retry_after=1)
-    return kept
-
-
-def _key(step: int, group: str) -> str:
-    return f"{step}\0{group}"
+    if len(remaining) >= MAX_OPEN:
+        raise Overloaded(f"this run has {len(remaining)} open groups already", retry_after=1)
+    return remaining
 
 
 def _now() -> float:

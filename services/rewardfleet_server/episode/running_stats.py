@@ -1,74 +1,74 @@
-"""The running mean and variance of a run's rewards."""
+"""The running mean and variance of the rewards of each training run."""
 
 import hashlib
 from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.episodes import Measured, Running
-from rewardfleet.wire.episode import EpisodeBatchHead
+from rewardfleet.episodes import Rewards, RunningMeanStd
+from rewardfleet.wire.episode import EpisodeBatchHeader
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import RunState, Scope
 
-#: For so many steps it is known which episodes were counted. Trainers that overlap rollouts with
+#: Number of the last steps whose counted episodes are stored. Trainers that overlap rollouts with
 #: training are a few steps apart.
 _STEPS = 8
 
 
 class RunningStatsStore:
-    """Takes up each episode of a run once, by (run, step, uid)."""
+    """Counts each episode of a run once, by (run, step, uid)."""
 
     def __init__(self, store: RunState) -> None:
         self._store = store
 
-    async def update(self, head: EpisodeBatchHead, measured: Measured) -> Running:
-        """Count the rewards of a batch; return what the run's were then, these included.
+    async def update(self, header: EpisodeBatchHeader, rewards: Rewards) -> RunningMeanStd:
+        """Count the rewards of a batch; return the statistics of the run, these included.
 
-        A batch that is sent again gets the answer that it was given first. Of one that overlaps
-        with others of its step, only the new episodes are counted.
+        A batch that is sent again gets the statistics it got the first time. Of a batch that
+        overlaps others of its step, only the new episodes are counted.
 
         Raises:
-            InvalidRequest: The step is so old that its episodes are not known any more.
+            InvalidRequest: The step is so old that its counted episodes are no longer stored.
         """
-        assert head.run is not None  # noqa: S101 - the model sees to both
-        assert head.step is not None  # noqa: S101
-        table, step = measured.table, head.step
-        names = [_digest(str(item.uid)) for item in table.items]
-        rewards = {
-            name: reward
-            for name, reward, good in zip(
-                names, measured.rewards.tolist(), table.ok & ~table.of_kind("rm"), strict=True
+        assert header.run is not None  # noqa: S101 - the model ensures both
+        assert header.step is not None  # noqa: S101
+        batch, step = rewards.batch, header.step
+        digests = [_digest(str(item.uid)) for item in batch.columns.items]
+        counted = {
+            digest: reward
+            for digest, reward, counts in zip(
+                digests, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True
             )
-            if good
+            if counts
         }
 
         def transition(state: JsonValue) -> tuple[JsonValue, JsonValue]:
-            return _counted(state, step, rewards)
+            return _updated(state, step, counted)
 
-        uid = _digest("\0".join(sorted(rewards)))
+        uid = _digest("\0".join(sorted(counted)))
         answer: Any = await self._store.apply_once(
-            Scope(head.run, "running_stats"), step, uid, transition
+            Scope(header.run, "running_stats"), step, uid, transition
         )
-        return Running(**answer)
+        return RunningMeanStd(**answer)
 
 
-def _counted(state: JsonValue, step: int, rewards: dict[str, float]) -> tuple[JsonValue, JsonValue]:
-    known: Any = state or {"moments": {}, "seen": {}}
-    seen: dict[str, list[str]] = known["seen"]
+def _updated(state: JsonValue, step: int, rewards: dict[str, float]) -> tuple[JsonValue, JsonValue]:
+    stored: Any = state or {"moments": {}, "seen": {}}
+    seen: dict[str, list[str]] = stored["seen"]
     newest = max(map(int, seen), default=step)
     if step <= newest - _STEPS:
         raise InvalidRequest(
-            f"step {step} is too old: the run is at {newest}, and which episodes were counted is "
-            f"known of the last {_STEPS} steps"
+            f"step {step} is too old: the run is at step {newest}, and counted episodes are stored "
+            f"for the last {_STEPS} steps"
         )
     before = set(seen.get(str(step), []))
-    new = [reward for name, reward in rewards.items() if name not in before]
-    running = Running(**known["moments"]).with_batch(new)
+    new = [reward for digest, reward in rewards.items() if digest not in before]
+    running = RunningMeanStd(**stored["moments"]).updated(new)
     moments: JsonValue = dict(vars(running))
     newest = max(newest, step)
-    kept = {each: names for each, names in seen.items() if int(each) > newest - _STEPS}
-    kept[str(step)] = sorted(before | set(rewards))
-    return {"moments": moments, "seen": kept}, moments  # type: ignore[dict-item] # a dict of lists of str is JSON
+    recent = {each: digests for each, digests in seen.items() if int(each) > newest - _STEPS}
+    recent[str(step)] = sorted(before | set(rewards))
+    return {"moments": moments, "seen": recent}, moments  # type: ignore[dict-item] # a dict of lists of str is JSON
 
 
 def _digest(text: str) -> str:

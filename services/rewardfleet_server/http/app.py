@@ -19,6 +19,7 @@ from rewardfleet.wire.errors import (
     RewardFleetError,
     Unavailable,
 )
+from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet.wire.score import Score
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache import open_cache
@@ -34,9 +35,6 @@ from .routes import Route, Service, all_routes
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
-
-#: Names the service in every response, so that a client with the wrong URL can say so.
-SERVICE_HEADER = "x-rewardfleet-service"
 
 _MIB = 2**20
 _PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -44,16 +44,19 @@ class BodyReader:
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
 
-    def announced_bytes(self, headers: Mapping[str, str], *, accepts_form: bool) -> int:
+    def announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say about the body; return how many bytes it may have.
+
+        Args:
+            headers: Of the request, with names in lower case.
+            is_form: Whether it is a form that the route accepts.
 
         Raises:
             InvalidRequest: Its type or encoding is not accepted.
             Forbidden: A web page of another origin sent it.
             TooLarge: It is too large.
         """
-        is_form = accepts_form and _media_type(headers) == "multipart/form-data"
-        if not is_form and _media_type(headers) != "application/json":
+        if not is_form and media_type(headers) != "application/json":
             content_type = headers.get("content-type", "")[:60]
             raise InvalidRequest(f"send `Content-Type: application/json` (got {content_type!r})")
         # Web pages can post forms anywhere. Browsers send the page's origin, programs do not.
@@ -69,9 +72,15 @@ class BodyReader:
         return announced
 
     async def read(
-        self, request: Request, route: Route[DecodedT], deadline: float | None
+        self, request: Request, route: Route[DecodedT], deadline: float | None, *, is_form: bool
     ) -> DecodedT:
-        """Read and decode a body before `deadline`, a time of the event loop's clock.
+        """Read and decode a body.
+
+        Args:
+            request: Its body has not been read.
+            route: How to decode it.
+            deadline: Time of the event loop's clock by which it must be decoded.
+            is_form: As above.
 
         Raises:
             InvalidRequest: It cannot be decoded.
@@ -81,7 +90,7 @@ class BodyReader:
         arrival = asyncio.get_running_loop().time() + _BODY_SECONDS
         async with asyncio.timeout_at(arrival if deadline is None else min(deadline, arrival)):
             stream = self._limited(request)
-            if route.decode_form and _media_type(request.headers) == "multipart/form-data":
+            if is_form and route.decode_form is not None:
                 return route.decode_form(await _read_form(request.headers, stream))
             body = b"".join([chunk async for chunk in stream])
         if len(body) <= _SMALL_BODY:
@@ -125,7 +134,7 @@ def check_complexity(body: bytes, max_fields: int, max_values: int) -> None:
         raise InvalidRequest(f"the body has too many fields or values; at most {max_fields} fields")
 
 
-def _media_type(headers: Mapping[str, str]) -> str:
+def media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

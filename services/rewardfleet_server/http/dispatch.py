@@ -12,22 +12,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
 
 from .auth import ApiKeys
-from .body import BodyReader
-from .disconnect import ClientDisconnected, cancel_on_disconnect
+from .body import BodyReader, media_type
+from .guard import ClientDisconnected, Guard
 from .problems import problem_response
 from .routes import Route
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_HEADER = "x-request-timeout"
-
-#: Seconds after its deadline at which a handler is cancelled.
-_BACKSTOP_SECONDS = 2.0
 
 
 class Dispatcher:
@@ -63,7 +60,7 @@ class Dispatcher:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
-        context = RequestContext(route.path, new_request_id(headers.get("x-request-id")))
+        context = RequestContext(route.path, new_request_id(headers.get(REQUEST_ID_HEADER)))
         REQUEST_ID.set(context.request_id)
         task = asyncio.current_task()
         self._requests.add(task)
@@ -83,7 +80,7 @@ class Dispatcher:
             self._requests.discard(task)
         self._telemetry.record_response(context, 200, None)
         return Response(
-            content, media_type="application/json", headers={"x-request-id": context.request_id}
+            content, media_type="application/json", headers={REQUEST_ID_HEADER: context.request_id}
         )
 
     async def _answer(
@@ -95,13 +92,11 @@ class Dispatcher:
     ) -> str | bytes:
         self._keys.check(headers.get("authorization"))
         context.timeout_s = self._timeout_s(headers)
-        accepts_form = route.decode_form is not None
-        size = self._bodies.announced_bytes(headers, accepts_form=accepts_form)
-        with self._admission.admit(size):
-            decoded = await self._bodies.read(request, route, context.deadline)
-            # A backstop: handlers keep the deadline themselves, item by item.
-            backstop = asyncio.timeout(context.timeout_s + _BACKSTOP_SECONDS)
-            async with cancel_on_disconnect(request), backstop:
+        deadline = context.deadline
+        is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
+        with self._admission.admit(self._bodies.announced_bytes(headers, is_form=is_form)):
+            decoded = await self._bodies.read(request, route, deadline, is_form=is_form)
+            async with Guard(request, deadline):
                 response = await route.handler(decoded, context)
         return response if isinstance(response, bytes) else response.model_dump_json()
 

@@ -3,13 +3,14 @@
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import ErrorKind, RewardFleetError
+from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
 
 def problem_response(error: RewardFleetError, request_id: str | None = None) -> Response:
     """Return a failure as `application/problem+json` (RFC 9457)."""
     headers = {}
     if request_id is not None:
-        headers["x-request-id"] = request_id
+        headers[REQUEST_ID_HEADER] = request_id
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.kind is ErrorKind.UNAUTHORIZED:

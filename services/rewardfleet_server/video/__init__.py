@@ -1,1 +1,1 @@
-"""The video service: a rollout's clip goes in, the judgment of a backend comes out."""
+"""The video service: a judge scores the clip of a rollout."""

@@ -20,11 +20,11 @@ from .sources import VideoFiles
 
 
 def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = None) -> RewardApp:
-    """Put the video service together.
+    """Create the application of the video service.
 
     Args:
         settings: Its settings.
-        judges: The judges by name; the first is the default. None: load those of the settings.
+        judges: The judges by name, the default one first; None to load those of the settings.
 
     Raises:
         ValueError: The settings name a judge that does not exist or cannot be loaded.
@@ -35,7 +35,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
 def video_service(
     settings: VideoSettings, judges: Mapping[str, Judge]
 ) -> Service[VideoRequest, VideoScore]:
-    """Return what the video service provides."""
+    """Return the declaration of the video service; the first judge is the default."""
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decoders = ThreadPoolExecutor(

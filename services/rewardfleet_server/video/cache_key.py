@@ -1,4 +1,4 @@
-"""The cache key of a judgment: everything that it depends on."""
+"""The cache key of a judgment: a digest of everything that the judgment depends on."""
 
 import hashlib
 import json
@@ -10,18 +10,18 @@ from rewardfleet.wire.video import VideoRequest
 
 
 def fingerprint(provenance: Mapping[str, JsonValue]) -> str:
-    """Return the digest of a judge's provenance."""
+    """Return the SHA-256 of a judge's provenance, in hex."""
     return hashlib.sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()
 
 
 def cache_key(judge: str, judge_fingerprint: str, clip_digest: str, request: VideoRequest) -> str:
-    """Return the key of a judgment.
+    """Return the cache key of a judgment: a SHA-256, in hex.
 
     Args:
         judge: The judge's name.
-        judge_fingerprint: The digest of its provenance.
+        judge_fingerprint: `fingerprint` of the judge's provenance.
         clip_digest: The digest of the clip's content.
-        request: The task, the sampling and the judge's options are taken from it.
+        request: Task, number and size of frames, and `backend_kwargs` are part of the key.
     """
     parts = [
         judge,

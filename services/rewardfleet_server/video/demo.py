@@ -1,9 +1,9 @@
-"""`make demo`: real rollouts, scored over real HTTP by a service started for the purpose.
+"""`make demo`: start a video service, score real rollouts over HTTP, and print a table.
 
     python -m rewardfleet_server.video.demo FOLDER
 
-FOLDER holds labelled rollouts: `manifest.jsonl`, one `{"file", "task_text", "success",
-"failure_kind"}` a line, and the video files.
+FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"file", "task_text",
+"success", "failure_kind"}` per line.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from rich.table import Table
 from rewardfleet import RewardFleet, RewardFleetError, VideoScore
 
 _STOP_SECONDS = 60
-#: Rollout workers that ask at the same time.
+#: Concurrent requests.
 _CALLERS = 8
 _THRESHOLD = 0.5
 _TASK_WIDTH = 27
@@ -44,7 +44,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service said of a rollout, and how long it took, first and again."""
+    """A rollout's score, and the times of the first and of the repeated request."""
 
     rollout: Rollout
     score: VideoScore
@@ -54,7 +54,7 @@ class Answer:
 
 
 def main(folder: Path) -> int:
-    """Start a service, have every rollout of `folder` scored, and say how good the scores are."""
+    """Score every rollout of `folder` with a new service; print scores and their accuracy."""
     console = Console()
     rollouts = _read_manifest(folder)
     console.print(f"Starting a video service for the {len(rollouts)} rollouts in {folder} …")
@@ -85,9 +85,9 @@ def _read_manifest(folder: Path) -> list[Rollout]:
 
 @contextmanager
 def _service(folder: Path) -> Iterator[str]:
-    """Run `rewardfleet serve video` on a free port; end it afterwards."""
+    """Run `rewardfleet serve video` on a free port for the block; give its URL."""
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = subprocess.Popen(  # noqa: S603 - a fixed command
         [*command, "--video-root", str(folder)], stderr=subprocess.PIPE, text=True
     )
     try:
@@ -98,25 +98,25 @@ def _service(folder: Path) -> Iterator[str]:
 
 
 def _listening_on(process: subprocess.Popen[str]) -> str:
-    """Read the service's log up to the line that says where it listens."""
-    said = []
+    """Read the service's log up to the line with its URL; return the URL."""
+    lines = []
     for line in process.stderr or ():
-        said.append(line)
+        lines.append(line)
         message = json.loads(line).get("message", "") if line.startswith("{") else ""
         if message.startswith("serving "):
-            # The log goes on; a pipe that nobody reads would fill and block the service.
+            # Keep reading: a full pipe would block the service.
             threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
             return str(message).partition(" on ")[2]
-    raise RuntimeError(f"the service did not start:\n{''.join(said)}")
+    raise RuntimeError(f"the service did not start:\n{''.join(lines)}")
 
 
 async def _score_all(url: str, rollouts: Sequence[Rollout], console: Console) -> list[Answer]:
-    places = asyncio.Semaphore(_CALLERS)
+    slots = asyncio.Semaphore(_CALLERS)
     with Progress(console=console, transient=False) as progress:
         bar = progress.add_task("Scoring", total=2 * len(rollouts))
 
         async def ask(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
-            async with places:
+            async with slots:
                 started = time.monotonic()
                 score = await fleet.video.score(rollout.task_text, rollout.path)
                 progress.advance(bar)
@@ -162,7 +162,7 @@ def _table(answers: Sequence[Answer]) -> Table:
 
 
 def _shortened(task_text: str) -> str:
-    """Leave out the middle: tasks differ in what and where."""
+    """Cut the middle: tasks differ at both ends, in the object and in the target."""
     if len(task_text) <= _TASK_WIDTH:
         return task_text
     half = (_TASK_WIDTH - 1) // 2
@@ -195,9 +195,10 @@ def _print_summary(console: Console, answers: Sequence[Answer], folder: Path) ->
 
 
 def auroc(successes: Sequence[float], failures: Sequence[float]) -> float:
-    """Chance that a success scores above a failure, ties counted half; NaN where a side is empty.
+    """Return the area under the ROC curve; NaN if there are no successes or no failures.
 
-    Source: Hanley and McNeil, Radiology 143 (1982): the area under the ROC curve.
+    It is the probability that a success scores above a failure, with ties counted half (Hanley and
+    McNeil, Radiology 143, 1982).
     """
     pairs = [(success > failure) + (success == failure) / 2
              for success in successes for failure in failures]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the video service needs of this machine."""
+"""What the video service needs on this machine."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from .settings import gpu_count
 
 
 def checks() -> Iterator[Check]:
-    """Check the judges' packages, and the GPUs."""
+    """Check the packages of the judges, and the GPUs."""
     yield Check("ok", "video: judges reference and openai")
     yield check_extra("vllm", "video: judges qwen2_5_vl_vllm and PRIMO-R1", "vllm")
     modules = ("torch", "torchvision", "transformers")

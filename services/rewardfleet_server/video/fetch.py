@@ -1,4 +1,4 @@
-"""Fetching `video_url`: over https, from hosts that were named, at public addresses only."""
+"""Fetch `video_url`: over https, only from hosts of `--video-url-host`, at public addresses."""
 
 import asyncio
 import ipaddress
@@ -20,23 +20,24 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet_server.anonymous_file import AnonymousFile, temporary_file
 
+#: An IP address.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 _MAX_REDIRECTS = 3
 _CONCURRENT = 16
-#: Seconds for one video, redirects included, however slowly it comes.
+#: Seconds for one video in total, redirects included.
 _SECONDS = 30.0
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet, and stands for no other one."""
+    """Return whether an address is on the public internet and does not embed another address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
         if address.sixtofour or address.teredo or address in _NAT64:
-            return False  # each carries an IPv4 address, which a gateway would reach
+            return False  # each embeds an IPv4 address, which a gateway would connect to
     return address.is_global and not address.is_multicast
 
 
@@ -44,10 +45,10 @@ class Fetcher:
     """Fetches videos to temporary files.
 
     Args:
-        hosts: The host names that may be asked, exactly; with none, nothing is fetched.
+        hosts: The exact names of the allowed hosts; if there are none, nothing is fetched.
         max_bytes: The largest video accepted.
-        allowed: Which addresses may be connected to.
-        certificates: What servers are trusted by; by default the usual authorities.
+        allowed: Returns whether an address may be connected to.
+        certificates: The trusted certificate authorities; by default those of the system.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class Fetcher:
         self._hosts = {host.lower() for host in hosts}
         self._max_bytes = max_bytes
         self._allowed = allowed
-        self._places = asyncio.Semaphore(_CONCURRENT)
+        self._slots = asyncio.Semaphore(_CONCURRENT)
         self._http = httpx.AsyncClient(
-            # The authorities take 20 ms to read, for nothing where nothing is fetched.
+            # Reading the certificate authorities takes 20 ms.
             verify=certificates or (ssl.create_default_context() if hosts else False),
             trust_env=False,
             timeout=_SECONDS,
-            # A connection belongs to one address and is not kept for a later look-up of its name.
+            # No keep-alive: the address of a host is checked for every request.
             limits=httpx.Limits(max_connections=_CONCURRENT, max_keepalive_connections=0),
         )
 
@@ -75,17 +76,17 @@ class Fetcher:
         """Fetch one video.
 
         Raises:
-            Forbidden: The host, or the address that it has now, may not be asked.
-            InvalidRequest: It is no https URL.
-            NotFound: There is nothing.
-            TooLarge: It is larger than `max_bytes`.
+            Forbidden: The host or its current address is not allowed.
+            InvalidRequest: The URL is not an https URL.
+            NotFound: The host has no such video.
+            TooLarge: The video has more than `max_bytes`.
             BackendFailed: The host failed.
             DeadlineExceeded: It took longer than 30 s.
         """
         if not self._hosts:
-            raise Forbidden("video_url is switched off here (--video-url-host); send the video")
+            raise Forbidden("video_url is not enabled here (--video-url-host); send the video")
         try:
-            async with asyncio.timeout(_SECONDS), self._places:
+            async with asyncio.timeout(_SECONDS), self._slots:
                 return await self._follow_redirects(url)
         except TimeoutError:
             raise DeadlineExceeded(f"video_url was not fetched within {_SECONDS:g} s") from None
@@ -108,27 +109,27 @@ class Fetcher:
         raise BackendFailed(f"video_url is redirected more than {_MAX_REDIRECTS} times")
 
     def _checked(self, url: str) -> SplitResult:
-        """Look at each URL afresh, those that redirects lead to included."""
+        """Check a URL, whether from the caller or from a redirect."""
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError as error:
-            raise InvalidRequest(f"video_url is no URL: {error}") from None
+            raise InvalidRequest(f"video_url is not a URL: {error}") from None
         if parts.scheme != "https" or not host or parts.username is not None:
             raise InvalidRequest("video_url must be an https URL, without user or password")
         if host.lower() not in self._hosts:
-            raise Forbidden(f"video_url: the host {host[:100]} is not one that may be asked")
+            raise Forbidden(f"video_url: the host {host[:100]} is not allowed (--video-url-host)")
         return parts
 
     async def _request(self, parts: SplitResult) -> httpx.Request:
-        """Ask the address that was checked: a second look-up of the name might give another."""
+        """Make a request to the checked address: a second DNS lookup might give another one."""
         host, port = parts.hostname or "", parts.port or 443
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM
             )
         except OSError:
-            raise BackendFailed(f"video_url: the host {host} is not known") from None
+            raise BackendFailed(f"video_url: the host {host} cannot be resolved") from None
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
         if not addresses or not all(map(self._allowed, addresses)):
             raise Forbidden(f"video_url: the host {host} has an address that is not public")

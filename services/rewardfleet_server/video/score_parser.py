@@ -1,33 +1,34 @@
-r"""The one strict readout of a score from what a vision-language model wrote.
+r"""Parse a score from the text of a vision-language model, strictly.
 
-The text is read in four stages, each narrower than the one before: closed tags (`<think>` away,
-`<answer>` alone), then clauses that are marked as the answer, then numbers with their units, then
-a verdict in words. A clause is understood entirely or not at all: one unknown word in it, and
-nothing in it is read. So `100% certain that it failed`, `almost 80%` and `20% left` need no rules.
+The text is parsed in four stages, each narrower than the one before: closed tags (`<think>` is
+removed, only `<answer>` counts), then clauses that are marked as the answer, then numbers with
+their units, then a verdict in words. A clause is understood completely or not at all: if it has one
+unknown word, nothing in it counts. Therefore `100% certain that it failed`, `almost 80%` and
+`20% left` need no rules.
 
-What is decided; the words are English, and a dash is an abstention:
+The decisions. Words are English; a dash is an abstention:
 
-    85%   85 percent   50/100   8 out of 10    as said: a written unit holds in every mode
+    85%   85 percent   50/100   8 out of 10    as written: a unit in the text holds in every mode
     1   85   0.85   0   in percentage          .01  .85  -  0    0.85 and 1.0 look like 0-1
     1   85   0.85   0   in unit                1  -  .85  0
-    1   85   0.85   0   in auto                -  .85  .85  0    1 may be 1 % or all of it
-    Score (0-1): 1   Score (1-10): 8           1  -    a stated scale replaces the mode
-    60-70%   between 60 and 70                 .65     a range wider than 20 points says too little
-    ~80%   about 80%   80-ish   >90%           .8  .8  .8  -    a bound is not a value
-    140%   -5   +5   1,000   3.1.2   5cm   1e2 -       not a share, or not surely one
+    1   85   0.85   0   in auto                -  .85  .85  0    1 may mean 1 % or 100 %
+    Score (0-1): 1   Score (1-10): 8           1  -    a scale in the text replaces the mode
+    60-70%   between 60 and 70                 .65     a range wider than 20 points is too vague
+    ~80%   about 80%   80-ish   >90%           .8  .8  .8  -    a limit is not a value
+    140%   -5   +5   1,000   3.1.2   5cm   1e2 -       not a share, or ambiguous
     0,85   digits of other scripts             .85     decimal comma; but not "squared", halves, IV
     nan   inf   eighty   half                  -
-    40% then ... Final answer: 70              .7      final answer > score, answer, ... > no mark
-    [[85]]   \boxed{85}   {"score": 85}        .85     the first two are final answers, as is GLM's
-    Score: 40 ... Score: 70   two <answer>s    -       what has the same rank must agree
-    Score: no idea ... 40%                     -       a mark is not replaced by a guess
-    80% (step 3 of 5)   step 3   3 bowls       .8 - -  a count is no score, nor a rival of one
-    The bowl fell. 85   1. It fell. 85         .85  -  without mark or unit: the only number
-    <answer> open, nested or empty             -       announced, and did not come
-    cut by the token limit                     -       but for an <answer> closed outside <think>
-    success   yes   failed   no                1 1 0 0 said alone, or after a mark
-    not completed   incomplete                 0       the verdict is on the whole task
-    did not fail   partly done   done          -       no verdict on the whole task
+    40% then ... Final answer: 70              .7      final answer > score, answer, ... > no marker
+    [[85]]   \boxed{85}   {"score": 85}        .85     the first two are final answers, as GLM's
+    Score: 40 ... Score: 70   two <answer>s    -       markers of the same rank must agree
+    Score: no idea ... 40%                     -       a marker without a score is not replaced
+    80% (step 3 of 5)   step 3   3 bowls       .8 - -  a count is not a score and does not conflict
+    The bowl fell. 85   1. It fell. 85         .85  -  no marker or unit: it must be the only number
+    <answer> open, nested or empty             -       an answer was announced, but not given
+    cut by the token limit                     -       unless an <answer> is closed outside <think>
+    success   yes   failed   no                1 1 0 0 alone, or after a marker
+    not completed   incomplete                 0       the verdict is on the complete task
+    did not fail   partly done   done          -       not a verdict on the complete task
 """
 
 import re
@@ -37,19 +38,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-#: Raised with every change of what is read: judges tell it, and old cached scores are let go.
+#: Increased with every change of the decisions. It is part of cache keys, so scores parsed by an
+#: older version are not used any more.
 PARSER_VERSION = 1
 
+#: What a number without a unit means: 0 to 100, 0 to 1, or whichever of the two is certain.
 ScoreMode = Literal["auto", "percentage", "unit"]
 
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """What was read.
+    """The result of parsing a text.
 
     Attributes:
-        score: In [0, 1], or None: the readout abstains.
-        reason: A short sentence: what was read, or why nothing was.
+        score: In [0, 1], or None if the text has no clear score.
+        reason: A short sentence: what was parsed, or why nothing was.
     """
 
     score: float | None
@@ -57,36 +60,36 @@ class ParsedScore:
 
 
 def parse_score(text: str, *, mode: ScoreMode = "auto", truncated: bool = False) -> ParsedScore:
-    """Read the score of a text, or abstain; never raises, in time linear in the text.
+    """Parse the score of a text. It never raises, and takes time linear in the text.
 
     Args:
-        text: What the model wrote.
-        mode: What a number without a unit means: 0 to 100, 0 to 1, or whichever is certain.
-        truncated: The token limit cut the text. Only a closed `<answer>` may count then.
+        text: The output of the model.
+        mode: What a number without a unit means.
+        truncated: Whether the token limit cut the text; then only a closed `<answer>` counts.
     """
     text = _fold(text)
     if not text.strip():
         return ParsedScore(None, "The text is empty.")
-    said = _after_thinking(text)
-    if said is None:
-        return ParsedScore(None, "The thinking is never closed.")
-    answers = _answers(said)
+    output = _after_thinking(text)
+    if output is None:
+        return ParsedScore(None, "The <think> tag is not closed.")
+    answers = _answers(output)
     if answers is None:
         return ParsedScore(None, "The <answer> tags are not closed, or not paired.")
     if not answers and truncated:
-        return ParsedScore(None, "The token limit cut the text before an answer was closed.")
-    readings = [_read(passage, mode) for passage in answers or [said]]
-    abstained = next((reading for reading in readings if reading.score is None), None)
-    if abstained is None and len({reading.score for reading in readings}) > 1:
+        return ParsedScore(None, "The token limit cut the text before an <answer> was closed.")
+    parsed = [_parse(passage, mode) for passage in answers or [output]]
+    abstention = next((each for each in parsed if each.score is None), None)
+    if abstention is None and len({each.score for each in parsed}) > 1:
         return ParsedScore(None, "The <answer>s disagree.")
-    return abstained or readings[0]
+    return abstention or parsed[0]
 
 
-# Stage 0: one spelling
+# Stage 0: normalize characters
 
 
 def _fold(text: str) -> str:
-    """Write everything in lower case, in one alphabet of digits and signs, on plain lines."""
+    """Convert to lower case, ASCII digits and signs, and plain line breaks."""
     return "".join(map(_fold_char, text)).lower()
 
 
@@ -105,8 +108,8 @@ _SIGNS = {
 }
 
 _CATEGORIES = {
-    "Cf": "",  # zero-width and direction marks: nobody sees them
-    "Cs": "\ufffd",  # half a character: it must not join or end a number unseen
+    "Cf": "",  # zero-width and direction marks, which are invisible
+    "Cs": "\ufffd",  # half of a surrogate pair: it must neither join nor end a number
     "Zl": "\n",
     "Zp": "\n",
     "Cc": " ",
@@ -124,7 +127,7 @@ def _fold_char(char: str) -> str:
     if category in _CATEGORIES:
         return _CATEGORIES[category]
     plain = unicodedata.normalize("NFKC", char)
-    # 10 squared is not 102: what only compatibility makes a digit stays as it is, unknown.
+    # 10 squared is not 102: characters that are digits only by compatibility stay unknown.
     return char if any(map(str.isdigit, plain)) else plain
 
 
@@ -135,9 +138,9 @@ _ANSWER = re.compile(r"<\s{0,4}(/?)\s{0,4}answer\b[^<>]{0,80}>")
 
 
 def _after_thinking(text: str) -> str | None:
-    """Return what follows the last thought, or None where one is still open.
+    """Return the text after the last `</think>`, or None if a `<think>` is still open.
 
-    Many chat templates open the thought in the prompt, so a close without an open is one too.
+    Many chat templates put the opening tag into the prompt, so it may be missing.
     """
     depth = end = 0
     for tag in _THINK.finditer(text):
@@ -147,7 +150,7 @@ def _after_thinking(text: str) -> str | None:
 
 
 def _answers(text: str) -> list[str] | None:
-    """Return what the <answer> tags hold, or None where they do not pair."""
+    """Return the contents of the <answer> tags, or None if they are not paired."""
     tags = list(_ANSWER.finditer(text))
     opens, closes = tags[::2], tags[1::2]
     if len(tags) % 2 or any(tag[1] for tag in opens) or not all(tag[1] for tag in closes):
@@ -155,11 +158,13 @@ def _answers(text: str) -> list[str] | None:
     return [text[begin.end() : end.start()] for begin, end in zip(opens, closes, strict=True)]
 
 
-# Stage 2: marks. A passage becomes clauses, and each is read by itself.
+# Stage 2: markers. A passage is split into clauses, and each is parsed by itself.
 
-_NUMBER = r"(?:\d++(?:[.,]\d++)*+|\.\d++)"
+# Python before 3.11.5 does not undo what the last, failed round of a possessive group consumed
+# (CPython gh-106052), so a round of this one begins with a lookahead for all that it needs.
+_NUMBER = r"(?:\d++(?:(?=[.,]\d)[.,]\d++)*+|\.\d++)"
 
-#: A scale that the text itself names: "(0-100)", "out of 10" in brackets, "max_score": 10.
+#: A scale that the text states: "(0-100)", "out of 10" in parentheses, "max_score": 10.
 _SCALE = re.compile(
     rf"(?:\bon an? )?\bscale (?:of|from) [01](?:\.0)? ?(?:to|-) ?({_NUMBER})%?"
     rf"|\(? ?\b(?:on an? )?[01](?:\.0)? ?(?:to|-) ?({_NUMBER})%? ?(?:scale\b|\))"
@@ -167,7 +172,7 @@ _SCALE = re.compile(
     rf"|\bmax\w{{0,20}}[\" ]{{0,3}}[:=] ?({_NUMBER})"
 )
 
-#: What is written for the eye, and what of it is said. In this order.
+#: Replacements of markup, in this order.
 _MARKUP: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -181,17 +186,17 @@ _MARKUP: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"[\"`*_{}\[\]]|(?<!\w)'|'(?!\w)", " "),
         (r" ++", " "),
         (r"(?m)^ ?[-#\u2022]++ ", " "),
-        # "1. The robot" opens a list, or gives a score and goes on: no telling.
+        # "1. The robot" starts a list item, or is a score with a sentence after it: ambiguous.
         (r"(?m)^ ?(\d{1,3})[.)] (?=\S)", r"item \1 ; "),
         (r"\b(?:because|since|given that)\b", ";"),
         (r"\bfail(?:s|ed)? to (?:complete|finish|succeed|accomplish|achieve)\b", "failed"),
-        (r"\?", " ? ; "),  # a question is not an answer, and its sign is no known word
+        (r"\?", " ? ; "),  # a question is not an answer; "?" is an unknown word
         (r"=", ":"),
-        (r": ?\s++", ": "),  # the answer may stand on the line below its mark
+        (r": ?\s++", ": "),  # the answer may be on the line below its marker
     )
 ]
 
-#: A comma before a number may be a list of numbers, which must not fall apart into answers.
+#: A comma before a number does not end a clause: a list of numbers is not several answers.
 _END_OF_CLAUSE = re.compile(r"[;!\n()]|\.(?!\d)|,(?! ?\d)| - (?=[a-z])")
 
 
@@ -199,28 +204,31 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# No "at" and "by" ("at 50%, it drops the bowl"), no "video" and "episode", which also just end.
-_LIGHT = _words(
+# Words that do not change a clause's meaning. Not "at" and "by" ("at 50%, it drops the bowl"), and
+# not "video" and "episode", which are also "finished" after a failure.
+_FILLER = _words(
     "a an the this that it it's its is was are has have been did does do of for my i we "
     "so therefore thus hence only just now yet current currently value"
 )
 _SUBJECT = _words("task robot")
-_AIM = _words("goal objective")  # "goal achieved", but "the goal is 100%"
+_GOAL = _words("goal objective")  # "goal achieved", but "the goal is 100%"
 _HEDGE = _words(
     "about around approximately approx roughly circa between exactly point points pts "
     "would say give rate rated think estimated assign i'd"
 )
-#: What may stand around a number that is neither marked nor said of the task.
-_GIVING = _HEDGE | _words("a an this it it's is i so therefore thus hence only just")
+#: Words that may surround a number which has no marker and is not said of the task.
+_AROUND_NUMBER = _HEDGE | _words("a an this it it's is i so therefore thus hence only just")
 _FINAL = _words("final overall")
 _LABEL = _FINAL | _words(
     "score answer rating grade percentage percent completion completeness progress probability "
     "estimate reward result verdict outcome conclusion judgment judgement"
 )
-_GOOD = _words("success successful succeeded completed accomplished achieved pass passed yes true")
-#: No verdict by themselves: "complete the task" repeats the order, "done." ends the talk.
-_BASE = _words("complete finish finished succeed accomplish achieve done successfully")
-_BAD = _words(
+_POSITIVE = _words(
+    "success successful succeeded completed accomplished achieved pass passed yes true"
+)
+#: Not a verdict alone: "complete the task" repeats the instruction, "done." ends the output.
+_COMPLETION = _words("complete finish finished succeed accomplish achieve done successfully")
+_NEGATIVE = _words(
     "fail fails failed failing failure unsuccessful unsuccessfully incomplete unfinished "
     "unaccomplished"
 )
@@ -228,9 +236,9 @@ _NO = _words("no false")
 _NOT = _NO | _words("not never without isn't wasn't didn't doesn't hasn't")
 _AUXILIARY = _words("is was are has have did does do")
 
-_HEAVY = _SUBJECT | _GOOD | _BASE
-_WITH_NUMBER = _LIGHT | _HEDGE | _LABEL | _HEAVY
-_WITHOUT_NUMBER = _LIGHT | _LABEL | _HEAVY | _AIM | _BAD | _NOT
+_ABOUT_TASK = _SUBJECT | _POSITIVE | _COMPLETION
+_WITH_NUMBER = _FILLER | _HEDGE | _LABEL | _ABOUT_TASK
+_WITHOUT_NUMBER = _FILLER | _LABEL | _ABOUT_TASK | _GOAL | _NEGATIVE | _NOT
 
 _REFUSAL = re.compile(
     r"\b(?:cannot|can't|can not|could not|couldn't|unable to|impossible to|hard to|don't|do not) "
@@ -242,12 +250,13 @@ _RESERVATION = re.compile(r"\b(?:but|however|although|though|except|unless)\b")
 
 @dataclass(frozen=True)
 class _Clause:
-    """A clause and what it says.
+    """A parsed clause.
 
     Attributes:
-        rank: 2 for a final answer, 1 for a score, 0 without a mark.
-        share: In [0, 1], or why there is none.
-        unit: The value was a percentage, a number, or a verdict in words.
+        text: The clause.
+        rank: 2 if marked as a final answer, 1 if marked as a score, 0 without a marker.
+        share: The score in [0, 1], or the reason why there is none.
+        unit: Whether the score was a percentage, a number without a unit, or words.
     """
 
     text: str
@@ -256,8 +265,8 @@ class _Clause:
     unit: Literal["percent", "number", "words"] = "words"
 
 
-def _read(passage: str, mode: ScoreMode) -> ParsedScore:
-    """Read the strongest marks of a passage; without any, what it says unmarked."""
+def _parse(passage: str, mode: ScoreMode) -> ParsedScore:
+    """Parse the clauses with the highest rank of marker, or all clauses if none has a marker."""
     scale = _stated_scale(passage, mode)
     text = _SCALE.sub(" ", passage)
     for pattern, replacement in _MARKUP:
@@ -274,7 +283,10 @@ def _read(passage: str, mode: ScoreMode) -> ParsedScore:
 
 
 def _stated_scale(passage: str, mode: ScoreMode) -> ScoreMode | None:
-    """Return what a bare number means: as the text says itself, or else as the mode says."""
+    """Return what a number without a unit means: by a scale in the text, or else by the mode.
+
+    None if the text states another scale than 0-100 or 0-1.
+    """
     tops = {next(filter(None, found.groups())) for found in _SCALE.finditer(passage)}
     if not tops:
         return mode
@@ -284,31 +296,31 @@ def _stated_scale(passage: str, mode: ScoreMode) -> ScoreMode | None:
 
 
 def _unmarked(clauses: list[_Clause], passage: str) -> ParsedScore:
-    """Read a passage in which nothing is marked: all that it says must agree."""
+    """Combine the clauses of a passage without markers: all must agree."""
     if _REFUSAL.search(passage):
         return ParsedScore(None, "The text says that it cannot tell.")
-    read = [clause for clause in clauses if isinstance(clause.share, float)]
+    scored = [clause for clause in clauses if isinstance(clause.share, float)]
     rest = [clause for clause in clauses if not isinstance(clause.share, float)]
-    units = {clause.unit for clause in read}
-    if "percent" in units:  # counts beside a percentage are no rivals: "80% (step 3 of 5)"
+    units = {clause.unit for clause in scored}
+    if "percent" in units:  # counts do not conflict with a percentage: "80% (step 3 of 5)"
         rest = [clause for clause in rest if re.search(r"%|\bpercent|\bpct\b", clause.text)]
     elif "number" in units:
         rest = [clause for clause in rest if re.search(r"\d", clause.text)]
-    if read and rest:
-        return ParsedScore(None, f"Beside {_quote(read[0])} stands {_quote(rest[0])}.")
-    return _agreed(read or rest[:1])
+    if scored and rest:
+        return ParsedScore(None, f"{_quote(scored[0])} is not clear beside {_quote(rest[0])}.")
+    return _agreed(scored or rest[:1])
 
 
 def _agreed(clauses: list[_Clause]) -> ParsedScore:
-    """Read clauses that must all say the same."""
+    """Combine clauses that must all have the same score."""
     for clause in clauses:
         if isinstance(clause.share, str):
             return ParsedScore(None, f"{_quote(clause)}: {clause.share}.")
         if clause.share != clauses[0].share:
             return ParsedScore(None, f"{_quote(clauses[0])} and {_quote(clause)} disagree.")
     if not clauses or isinstance(clauses[0].share, str):
-        return ParsedScore(None, "The text says nothing.")
-    return ParsedScore(clauses[0].share, f"Read {_quote(clauses[0])} as {clauses[0].share:g}.")
+        return ParsedScore(None, "The text has no score.")
+    return ParsedScore(clauses[0].share, f"Parsed {_quote(clauses[0])} as {clauses[0].share:g}.")
 
 
 def _quote(clause: _Clause) -> str:
@@ -329,7 +341,7 @@ _TOKEN = re.compile(
     )?
     (?P<unit>[ ]?(?:%|percent\b|per[ ]cent\b|pct\b))?
     (?:[ ]?-?ish\b)?
-    (?![\w%+]|[-.,:/]\d|[ ]\d)      # part of a date, a time, a version, a word: no number
+    (?![\w%+]|[-.,:/]\d|[ ]\d)      # part of a date, time, version or word: not a number
     |(?P<silent>[:,~\u2248\s]|(?<=[a-z][ ])-[ ])
     |(?P<other>.)
     """,
@@ -347,15 +359,15 @@ class _Quantity:
     percent: bool
 
     def share(self, scale: ScoreMode | None) -> float | str:
-        """Return its share of the whole, or why it is none."""
-        on = "percent" if self.percent else scale
+        """Return the score in [0, 1], or the reason why it is none."""
+        unit = "percent" if self.percent else scale
         if self.high is None:
-            return _share(self.low, on)
+            return _share(self.low, unit)
         if self.join == "of":
             return "a count, not a score"
         if self.join in {"/", "out of"}:
             return "two units" if self.percent else _fraction(self.low, self.high)
-        return _middle(_share(self.low, on), _share(self.high, on))
+        return _middle(_share(self.low, unit), _share(self.high, unit))
 
 
 def _fraction(low: str, high: str) -> float | str:
@@ -369,19 +381,19 @@ def _middle(low: float | str, high: float | str) -> float | str:
     if isinstance(low, str) or isinstance(high, str):
         return low if isinstance(low, str) else high
     if not low <= high <= low + 0.2 + 1e-9:
-        return "a range this wide says too little"
+        return "a range too wide to be a score"
     return round((low + high) / 2, 9)
 
 
 def _float(digits: str) -> float | None:
-    """Return the number, or None: 1,000 may be a thousand or one, and 3.1.2 is neither."""
+    """Return the number, or None if it is ambiguous like 1,000 or invalid like 3.1.2."""
     if re.fullmatch(r"0,\d{1,9}|\d{1,9},\d\d?", digits):
         digits = digits.replace(",", ".")
     return float(digits) if re.fullmatch(r"\d{0,9}\.?\d{1,18}", digits) else None
 
 
 def _share(digits: str, scale: ScoreMode | Literal["percent"] | None) -> float | str:
-    """Return the share that a number is on a scale, or why it is none."""
+    """Return the score of a number on a scale, or the reason why it is none."""
     number = _float(digits)
     if number is None or number < 0 or number > 100:
         return "not a number from 0 to 100"
@@ -394,16 +406,16 @@ def _share(digits: str, scale: ScoreMode | Literal["percent"] | None) -> float |
 
 def _on_scale(number: float, scale: ScoreMode, *, whole: bool) -> float | str:
     if scale == "percentage":
-        return number / 100 if number > 1 or whole else "0-1, where 0-100 was asked for"
+        return number / 100 if number > 1 or whole else "0-1, where 0-100 was requested"
     if scale == "unit":
         return number if number <= 1 else "not a number from 0 to 1"
     if number == 1:
-        return "1 % or all of it: set the score mode"
+        return "1 % or 100 %: set score_mode"
     return number if number < 1 else number / 100
 
 
 def _clause(text: str, scale: ScoreMode | None) -> _Clause:
-    """Read one clause: all of it or nothing."""
+    """Parse one clause, completely or not at all."""
     tokens: list[str | _Quantity] = []
     for found in _TOKEN.finditer(text):
         if found["low"]:
@@ -423,7 +435,7 @@ def _clause(text: str, scale: ScoreMode | None) -> _Clause:
 
 
 def _rank(text: str, words: list[str], share: float | str) -> int:
-    """Say how a clause is marked. What cannot be read is a mark only before a colon."""
+    """Return the rank of a clause's marker. A clause without a score has one only with a colon."""
     head, colon, _ = text.partition(":")
     if colon:
         words = head.split()
@@ -437,7 +449,7 @@ def _rank(text: str, words: list[str], share: float | str) -> int:
 def _value(
     tokens: list[str | _Quantity], quantities: list[_Quantity], scale: ScoreMode | None
 ) -> float | str:
-    """Read a clause with numbers, which must agree."""
+    """Return the score of a clause with numbers, which must agree, or the reason for none."""
     words = [token for token in tokens if isinstance(token, str)]
     if not _WITH_NUMBER.issuperset(words):
         return "not understood as a score"
@@ -449,23 +461,23 @@ def _value(
     if len(set(shares)) > 1:
         return "the numbers disagree"
     if not _is_score(tokens, percent=all(quantity.percent for quantity in quantities)):
-        return "a number, but not of a score"
+        return "a number that is not a score"
     return shares[0]
 
 
 def _is_score(tokens: list[str | _Quantity], *, percent: bool) -> bool:
-    """Whether a number is a score, not a count or a moment.
+    """Return whether a number is a score, and not a count or a point in time.
 
-    A percentage must be marked or said of the task. Any other number must follow a mark, and
-    nothing that can be counted may stand between or behind: "task 3" and "1 result" are counts.
+    A percentage needs a label or a word about the task in its clause. Any other number must follow
+    a label, with nothing that can be counted between or behind: "task 3" and "1 result" are counts.
     """
     words = {token for token in tokens if isinstance(token, str)}
-    if words <= _GIVING:
+    if words <= _AROUND_NUMBER:
         return True
     if percent:
-        return bool(words & (_LABEL | _HEAVY))
-    heavy = max((index for index, token in enumerate(tokens) if token in _HEAVY), default=-1)
-    rest = tokens[heavy + 1 :]
+        return bool(words & (_LABEL | _ABOUT_TASK))
+    last = max((index for index, token in enumerate(tokens) if token in _ABOUT_TASK), default=-1)
+    rest = tokens[last + 1 :]
     first = next((index for index, token in enumerate(rest) if isinstance(token, _Quantity)), 0)
     return any(token in _LABEL for token in rest[:first])
 
@@ -474,28 +486,28 @@ def _is_score(tokens: list[str | _Quantity], *, percent: bool) -> bool:
 
 
 def _verdict(words: list[str], *, marked: bool) -> float | str:
-    """Read a clause without numbers: what it says of the whole task after its last mark."""
+    """Return the verdict of a clause without numbers, after its last label, or why it has none."""
     if not _WITHOUT_NUMBER.issuperset(words):
         return "neither a score nor a verdict"
     labels = [index for index, word in enumerate(words) if word in _LABEL]
-    said = words[labels[-1] + 1 :] if labels else words
-    if not said or (labels and not marked and said[0] not in _AUXILIARY):
+    verdict = words[labels[-1] + 1 :] if labels else words
+    if not verdict or (labels and not marked and verdict[0] not in _AUXILIARY):
         return "no score"
-    negations = sum(word in _NOT for word in said)
-    if not labels and not negations and said[0] in _AUXILIARY:
+    negations = sum(word in _NOT for word in verdict)
+    if not labels and not negations and verdict[0] in _AUXILIARY:
         return "a question"
-    return _polarity(frozenset(said), said[-1], negations)
+    return _polarity(frozenset(verdict), verdict[-1], negations)
 
 
-def _polarity(said: frozenset[str], last: str, negations: int) -> float | str:
-    """Weigh words that are all known."""
-    good, base, bad = said & _GOOD, said & _BASE, said & _BAD
-    if negations + bool(bad) > 1 or (bad and good):
-        return "no plain verdict"
-    if bad or (negations and (good or base)):
+def _polarity(words: frozenset[str], last: str, negations: int) -> float | str:
+    """Return 1 for success, 0 for failure, or the reason for no verdict; all words are known."""
+    positive, completion, negative = words & _POSITIVE, words & _COMPLETION, words & _NEGATIVE
+    if negations + bool(negative) > 1 or (negative and positive):
+        return "not a clear verdict"
+    if negative or (negations and (positive or completion)):
         return 0.0
     if negations:
-        return 0.0 if last in _NO and not said & _SUBJECT else "no plain verdict"
-    if good or (base and said & (_AIM | {"task"}) and said & _AUXILIARY):
+        return 0.0 if last in _NO and not words & _SUBJECT else "not a clear verdict"
+    if positive or (completion and words & (_GOAL | {"task"}) and words & _AUXILIARY):
         return 1.0
     return "no score"

@@ -1,4 +1,4 @@
-"""The video service's part of the journey: find the clip, decode it, ask the judge."""
+"""Score a video request: find the clip, decode it, call the judge."""
 
 import asyncio
 import logging
@@ -27,8 +27,8 @@ from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment
 from .sources import (
     AnonymousSource,
     DecodeSpec,
+    ImagesSource,
     PathSource,
-    PicturesSource,
     Source,
     VideoFiles,
 )
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Characters of a judge's own words in a problem.
+#: Characters of a judge's output in an error message.
 _MAX_QUOTED = 500
 
 
 class FrameMemoryLimiter:
-    """Limits the memory of decoded frames. Requests that find none wait, in order.
+    """Limits the memory of decoded frames. Requests that exceed it wait, in order.
 
-    It counts the most that a request may take, in units, of which the common request needs one.
+    It counts the most memory that a request can take, in units; a default request needs one.
     """
 
     _UNIT = 16 * 2**20
@@ -56,30 +56,30 @@ class FrameMemoryLimiter:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserve `size` bytes."""
-        needed, held = min(math.ceil(size / self._UNIT), self._UNITS), 0
+        """Reserve `size` bytes for the block; a request for more than the limit takes all of it."""
+        needed, reserved = min(math.ceil(size / self._UNIT), self._UNITS), 0
         try:
             async with self._turn:
-                while held < needed:
+                while reserved < needed:
                     await self._units.acquire()
-                    held += 1
+                    reserved += 1
             yield
         finally:
-            for _ in range(held):
+            for _ in range(reserved):
                 self._units.release()
 
 
 class VideoScorer:
-    """Judges clips by one of several judges.
+    """Scores requests with one of the loaded judges.
 
     Args:
-        judges: The loaded judges by name.
-        default: The judge of requests that name none.
-        files: Where `video_path` may lead.
-        fetcher: Where `video_url` may lead.
-        readers: Where files are read and hashed, which must not wait for decoding.
-        decoders: Where clips are decoded.
-        max_video_bytes: The largest video accepted, whichever way it comes.
+        judges: The loaded judges, by name.
+        default: Name of the judge for requests that name none.
+        files: Opens `video_path`.
+        fetcher: Fetches `video_url`.
+        readers: Threads that read and hash files; separate, so that this never waits for decoding.
+        decoders: Threads that decode clips.
+        max_video_bytes: The largest video accepted, from any source.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class VideoScorer:
     async def plan(
         self, request: VideoRequest, upload: AnonymousFile | None = None
     ) -> Plan[VideoScore]:
-        """Find the judge, and the digest of the clip.
+        """Find the judge and the digest of the clip.
 
         Raises:
-            InvalidRequest: The judge is not loaded or does not accept the options, or the video
-                is not one.
-            Forbidden, NotFound, TooLarge: See `VideoFiles.open`.
+            InvalidRequest: The judge is not loaded or does not accept the options, or the file is
+                not a video.
+            RewardFleetError: See `VideoFiles.open` and `Fetcher.fetch`.
         """
         name = self._loaded_name(request.backend or self._default)
         judge = self._judges.get(name)
@@ -136,12 +136,12 @@ class VideoScorer:
         return Plan(name, lambda: self._score(name, request, source, digest), policy)
 
     def _loaded_name(self, name: str) -> str:
-        """An alias stands for the judge's name, and the name for a judge loaded by its alias."""
+        """Return the name under which a judge is loaded; `name` may be one of its aliases."""
         same = {name, ALIASES.get(name, name), *(a for a, n in ALIASES.items() if n == name)}
         return next((loaded for loaded in self._judges if loaded in same), name)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
-        """Return what all judgments of `backend` have in common."""
+        """Return the provenance that all judgments of `backend` share."""
         return dict(self._provenance[backend])
 
     def check_ready(self) -> None:
@@ -154,12 +154,12 @@ class VideoScorer:
             return PathSource(self._files, request.video_path)
         if request.video_base64 is not None:
             content = request.video_base64
-            held = await _in_thread(self._readers, lambda: spool_bytes(content))
-            return AnonymousSource(held, "video_base64", self._max_video_bytes)
+            video = await _in_thread(self._readers, lambda: spool_bytes(content))
+            return AnonymousSource(video, "video_base64", self._max_video_bytes)
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
             return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
-        return PicturesSource(request.frames_base64 or [], request.fps)
+        return ImagesSource(request.frames_base64 or [], request.fps)
 
     async def _score(
         self, name: str, request: VideoRequest, source: Source, digest: str
@@ -172,7 +172,7 @@ class VideoScorer:
                 return await self._score_file(name, judge, request, source, spec)
             return await self._score_clip(name, judge, request, source, spec)
         finally:
-            stop.set()  # where the caller has gone, a decoding thread need not go on
+            stop.set()  # if the request was cancelled, its decoding thread ends
 
     async def _score_clip(
         self,
@@ -206,7 +206,7 @@ class VideoScorer:
         source: Source,
         spec: DecodeSpec,
     ) -> VideoScore:
-        """Have the judge read the file itself, which also selects the frames."""
+        """Let the judge read the file and select the frames."""
         timing = Timing()
         with stage(timing, "decode") as decoding:
             async with self._file(source, spec) as path:
@@ -224,14 +224,14 @@ class VideoScorer:
 
     @asynccontextmanager
     async def _file(self, source: Source, spec: DecodeSpec) -> AsyncIterator[str]:
-        """A source as a file with a path, for as long as it is needed."""
+        """Give the path of a source's video file for the block."""
         file = source.file(spec)
         entering = asyncio.ensure_future(_in_thread(self._decoders, file.__enter__))
         try:
             path = await asyncio.shield(entering)
         except asyncio.CancelledError:
-            # The thread cannot be stopped: what it makes is cleared away when it is done.
-            entering.add_done_callback(lambda made: _leave(file) if not made.exception() else None)
+            # A thread cannot be stopped: the file is removed when it is complete.
+            entering.add_done_callback(lambda done: _leave(file) if not done.exception() else None)
             raise
         try:
             yield path
@@ -242,7 +242,7 @@ class VideoScorer:
 async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
     try:
         return await run_in_thread(threads, work)
-    except OSError as error:  # what is the caller's fault was told where it was seen
+    except OSError as error:  # invalid input raises a RewardFleetError instead
         log.exception("a file could not be read")
         raise Unavailable(f"files cannot be read now: {error.strerror}", retry_after=1) from None
 
@@ -263,7 +263,7 @@ def _frame_metadata(clip: Clip) -> dict[str, JsonValue]:
 
 
 async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
-    """Wait for a judgment; what the judge raises, or answers wrongly, is the backend's failure."""
+    """Wait for a judgment; other exceptions and invalid judgments become `BackendFailed`."""
     try:
         judgment = await judging
     except RewardFleetError:
@@ -272,10 +272,10 @@ async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
         log.exception("judge %s failed", name)
         message = f"judge {name} failed: {type(error).__name__}: {error}"
         raise BackendFailed(message[:_MAX_QUOTED]) from error
-    if not _is_sound(judgment):
+    if not _is_valid(judgment):
         raise BackendFailed(
-            f"judge {name} answered {str(judgment)[:_MAX_QUOTED]}; a judgment has a score in "
-            "[0, 1] or none, a text, and finite components"
+            f"judge {name} returned {str(judgment)[:_MAX_QUOTED]}; a judgment has a score in "
+            "[0, 1] or None, a text, and finite components"
         )
     return judgment
 
@@ -295,8 +295,8 @@ def _score_of(
     )
 
 
-def _is_sound(judgment: object) -> bool:
-    """Check what a type checker cannot know of somebody else's judge."""
+def _is_valid(judgment: object) -> bool:
+    """Return whether a judgment is valid; a judge that a user provides is not type-checked."""
     if not isinstance(judgment, Judgment) or not isinstance(judgment.text, str):
         return False
     score, components = judgment.score, judgment.components.values()

@@ -17,20 +17,21 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import NameList, ServerSettings, setting
 
-#: Marks the processes of an engine that a rewardfleet service started.
-_MARK = "REWARDFLEET_ENGINE"
+#: Environment variable that marks the processes of an engine started by a rewardfleet service.
+_ENGINE_MARKER = "REWARDFLEET_ENGINE"
 
 
 def _split(value: object) -> object:
-    """Paths in one text are joined as in PATH; repeated flags come joined by commas."""
+    """Split paths joined as in PATH, or by commas, as repeated flags are."""
     return re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
 
 
+#: A list of folders.
 PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
 
 
 class VideoSettings(ServerSettings):
-    """`rewardfleet serve video`."""
+    """The settings of `rewardfleet serve video`."""
 
     most_used = (
         "port", "video_root", "backend", "model_path", "gpu_ids",
@@ -39,34 +40,34 @@ class VideoSettings(ServerSettings):
 
     # One line per setting.
     # fmt: off
-    video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat it for several. Default: video_path is not accepted.", group="Inputs")
-    video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat it for several. Default: video_url is not accepted.", group="Inputs")
+    video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat the flag for several folders. Default: video_path is not accepted.", group="Inputs")
+    video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat the flag for several hosts. Default: video_url is not accepted.", group="Inputs")
     max_video_mb: PositiveInt = setting(64, "MiB of one video file.", group="Inputs")
-    backend: NameList = setting([], "Judge to load. Repeat it for several; the first is the default of requests.", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
+    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests.", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
     model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", group="Judges")
     references: DirectoryPath | None = setting(None, "Folder of labeled rollouts for the judge `reference`.", shown="the library in the package", group="Judges")
     custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. It is loaded under the name that --backend gives.", group="Judges")
-    prompt_template: str | None = setting(None, "Prompt of the model, with {task} in it.", shown="the readout's own", group="Judges")
-    readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text.", group="Judges")
+    prompt_template: str | None = setting(None, "Prompt of the model; {task} stands for the task's text.", shown="that of the readout", group="Judges")
+    readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text only.", group="Judges")
     temperature: float = setting(0.0, "Sampling temperature of the model. Scores sampled above 0 are not cached.", ge=0, le=2, group="Sampling")
     top_p: float = setting(0.001, "Nucleus sampling of the model.", gt=0, le=1, group="Sampling")
-    max_tokens: PositiveInt = setting(64, "Tokens of the model's answer. A truncated answer is an abstention.", group="Sampling")
+    max_tokens: PositiveInt = setting(64, "Most tokens of the model's answer. If a longer answer is cut, the judge abstains.", group="Sampling")
     openai_url: HttpUrl | None = setting(None, "Base URL of the endpoint of the judge `openai`, e.g. http://127.0.0.1:8000/v1.", group="OpenAI-compatible endpoint")
     openai_model: str | None = setting(None, "Model to request there.", group="OpenAI-compatible endpoint")
     openai_api_key_file: FilePath | None = setting(None, "File with the endpoint's API key.", shown="the environment variable OPENAI_API_KEY", group="OpenAI-compatible endpoint")
     openai_media: Literal["images", "video"] = setting("images", "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts video_url.", group="OpenAI-compatible endpoint")
     openai_concurrency: PositiveInt = setting(32, "Requests at the endpoint at the same time.", group="OpenAI-compatible endpoint")
     gpu_ids: str = setting("0,1", "GPUs for all judges, by number, e.g. 0 or 0,1.", shown="the GPUs that CUDA shows", group="Models in the process")
-    tensor_parallel_size: PositiveInt = setting(2, "GPUs that one replica of the model is spread over. Use 1, and more replicas, if it fits on one.", group="Models in the process")
+    tensor_parallel_size: PositiveInt = setting(2, "GPUs per replica of the model. If the model fits on one GPU, use 1 and more replicas.", group="Models in the process")
     data_parallel_size: PositiveInt = setting(1, "Replicas of the model, each on its own GPUs.", group="Models in the process")
     max_model_len: PositiveInt = setting(16384, "Tokens of prompt, frames and answer together.", group="Models in the process")
     gpu_memory_utilization: float = setting(0.8, "Share of a GPU's memory for the model.", gt=0, le=1, group="Models in the process")
-    enforce_eager: bool = setting(False, "Start sooner and run slower: vLLM compiles nothing.", group="Models in the process")
+    enforce_eager: bool = setting(False, "Start faster and run slower: vLLM compiles nothing.", group="Models in the process")
     mm_processor_cache_gb: float = setting(0.0, "GiB of vLLM's cache of processed frames. Useful only if clips repeat.", ge=0, group="Models in the process")
-    frame_resize: Literal["single", "qwen-vl-utils"] = setting("single", "How frames get the size of a local model. single: one resize. qwen-vl-utils: that library, which is slower.", group="Models in the process")
+    frame_resize: Literal["single", "qwen-vl-utils"] = setting("single", "How frames are resized for a model in the process. single: one resize. qwen-vl-utils: by that library, which is slower.", group="Models in the process")
     device: str = setting("auto", "Device of the judge `transformers`, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process")
-    batch_size: PositiveInt = setting(8, "Clips in one forward pass of the judge `transformers`.", group="Models in the process")
-    frame_pixels: PositiveInt = setting(50176, "Pixels of a frame for the judge `transformers`; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
+    batch_size: PositiveInt = setting(8, "Most clips in one forward pass of the judge `transformers`.", group="Models in the process")
+    frame_pixels: PositiveInt = setting(50176, "Most pixels per frame for the judge `transformers`; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
     primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", group="PRIMO-R1")
     primo_tensor_parallel_size: PositiveInt = setting(1, "Like --tensor-parallel-size.", group="PRIMO-R1")
     primo_max_model_len: PositiveInt = setting(16384, "Like --max-model-len.", group="PRIMO-R1")
@@ -74,9 +75,9 @@ class VideoSettings(ServerSettings):
     primo_temperature: float = setting(0.1, "Like --temperature.", ge=0, le=2, group="PRIMO-R1")
     primo_top_p: float = setting(0.001, "Like --top-p. Larger values garble its answers.", gt=0, le=1, group="PRIMO-R1")
     primo_max_tokens: PositiveInt = setting(4096, "Like --max-tokens. PRIMO-R1 thinks before it answers.", group="PRIMO-R1")
-    primo_prompts: FilePath | None = setting(None, "The authors' src/primo_prompts.py, whose prompts replace ours. It is parsed, not executed.", group="PRIMO-R1")
-    primo_system_prompt: str | None = setting(None, "System prompt.", shown="our wording of its format", group="PRIMO-R1")
-    primo_user_prompt: str | None = setting(None, "User prompt, with {task} in it.", shown="our wording of its format", group="PRIMO-R1")
+    primo_prompts: FilePath | None = setting(None, "The authors' src/primo_prompts.py, whose prompts replace the shipped ones. It is parsed, not executed.", group="PRIMO-R1")
+    primo_system_prompt: str | None = setting(None, "System prompt.", shown="the shipped prompt", group="PRIMO-R1")
+    primo_user_prompt: str | None = setting(None, "User prompt; {task} stands for the task's text.", shown="the shipped prompt", group="PRIMO-R1")
     # fmt: on
 
     @field_validator("gpu_ids")
@@ -89,53 +90,61 @@ class VideoSettings(ServerSettings):
 
     @property
     def backends(self) -> list[str]:
-        """The judges to load; the first is the default."""
+        """Names of the judges to load; the first is the default."""
         return self.backend or ["qwen2_5_vl_vllm" if self.model_path else "reference"]
 
     @property
     def openai_api_key(self) -> str | None:
-        """The endpoint's key. It has no flag, as other users could read it there."""
+        """The endpoint's key. There is no flag for it, as other users could read the command line."""
         if self.openai_api_key_file is not None:
             return self.openai_api_key_file.read_text().strip()
         return os.environ.get("OPENAI_API_KEY")
 
 
 def select_gpus(settings: VideoSettings) -> None:
-    """Show CUDA the GPUs of `--gpu-ids` alone; to be called before any judge is built.
+    """Set `CUDA_VISIBLE_DEVICES` to the GPUs of `--gpu-ids`; call it before any judge is built.
 
-    The numbers index the GPUs that `CUDA_VISIBLE_DEVICES` lists already, as schedulers set it.
+    The numbers index the GPUs that `CUDA_VISIBLE_DEVICES` already lists, if a scheduler set it.
+    Without the flag, the variable is left alone.
 
     Raises:
         ValueError: There is no such GPU.
     """
     if "gpu_ids" not in settings.model_fields_set:
         return
-    ids = [int(number) for number in settings.gpu_ids.split(",")]
-    count = gpu_count()
-    if count is not None and max(ids) >= count:
-        raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA shows {count} GPUs")
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    names = [visible[number] if number < len(visible) else str(number) for number in ids]
+    names = settings.gpu_ids.split(",")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        visible = [name for name in given.split(",") if name]
+        if max(map(int, names)) >= len(visible):
+            raise ValueError(
+                f"--gpu-ids {settings.gpu_ids}: CUDA_VISIBLE_DEVICES lists {len(visible)} GPUs"
+            )
+        names = [visible[int(name)] for name in names]
+    # Set before the GPUs are counted: counting may initialize CUDA, which reads it only once.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    count = gpu_count()
+    if count is not None and count < len(names):
+        raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA finds {count} of these GPUs")
 
 
 def check_gpu_count(settings: VideoSettings, needed: int) -> None:
-    """Check that there are GPUs enough, if there are any: vLLM may be a build for CPUs.
+    """Check that there are enough GPUs; with none at all, vLLM may be a build for CPUs.
 
     Raises:
-        ValueError: There are too few.
+        ValueError: There are some, but too few.
     """
     is_selected = "gpu_ids" in settings.model_fields_set
     count = len(settings.gpu_ids.split(",")) if is_selected else gpu_count()
     if gpu_count() and count is not None and count < needed:
         raise ValueError(
-            f"tensor times data parallel size needs {needed} GPUs, there are {count}; if one GPU "
-            "holds the model: --tensor-parallel-size 1"
+            f"tensor parallel size times data parallel size needs {needed} GPUs, there are "
+            f"{count}; if the model fits on one GPU, use --tensor-parallel-size 1"
         )
 
 
 def gpu_count() -> int | None:
-    """Return how many GPUs CUDA shows; None if torch is not installed."""
+    """Return the number of GPUs that CUDA finds; None if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch  # noqa: PLC0415 - takes seconds
@@ -144,12 +153,14 @@ def gpu_count() -> int | None:
 
 
 def prepare_engine_environment() -> None:
-    """Set what vLLM reads from the environment only, for it and the processes that it starts."""
-    os.environ[_MARK] = "1"
+    """Set the environment variables of vLLM, for this process and those that vLLM starts."""
+    os.environ[_ENGINE_MARKER] = "1"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # threads run here already
+    os.environ.setdefault(
+        "VLLM_WORKER_MULTIPROC_METHOD", "spawn"
+    )  # forking a process with threads may deadlock
 
 
 def started_by_service() -> bool:
     """Return whether this process belongs to an engine that a rewardfleet service started."""
-    return _MARK in os.environ
+    return _ENGINE_MARKER in os.environ

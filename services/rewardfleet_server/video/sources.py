@@ -1,4 +1,4 @@
-"""Where a clip comes from: named by its content, checked, and decoded."""
+"""The sources of a clip: each is checked, identified by its content, and decoded."""
 
 import contextlib
 import errno
@@ -20,32 +20,33 @@ from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet_server.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
-from .frames import Clip, as_mp4, decode_pictures, decode_video
+from .frames import Clip, as_mp4, decode_images, decode_video
 
-#: Files that changed this recently may change again without a new time stamp: not remembered.
+#: The digest of a file that changed more recently is not stored: the file may change again within
+#: the resolution of its time stamp.
 _SETTLED_SECONDS = 2.0
-_REMEMBERED_DIGESTS = 4096
+_MAX_DIGESTS = 4096
 _CHUNK = 1 << 20
-#: So much is hashed in a tenth of a millisecond.
-_QUICK_BYTES = 64 * 1024
+#: Images of this size are hashed in a tenth of a millisecond, so on the event loop.
+_MAX_INLINE_BYTES = 64 * 1024
 _LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 
-#: Errors of the machine, not of the file that the caller named.
-_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC}
+#: Failures of this machine, not of the file that the caller named.
+_INTERNAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC}
 
-#: Device, inode, size, times of the last change: equal only for an unchanged file.
+#: Device, inode, size and times of the last change; equal only for an unchanged file.
 _Identity = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What is spec of a source.
+    """What to decode of a source.
 
     Attributes:
-        digest: What `Source.digest` gave; the content must still be this.
-        count: How many frames, evenly spread.
-        max_pixels: The most pixels of a frame.
-        stop: Set when nobody waits any more.
+        digest: The result of `Source.digest`; the content must not have changed since.
+        count: Number of frames, evenly spread.
+        max_pixels: The most pixels per frame.
+        stop: Set when no caller waits any more.
     """
 
     digest: str
@@ -55,28 +56,32 @@ class DecodeSpec:
 
 
 class Source(Protocol):
-    """A clip before it is decoded. What is not `quick` blocks; call it off the event loop."""
+    """A clip before it is decoded. All methods but `cached_digest` block."""
 
     def cached_digest(self) -> str | None:
-        """Return what `digest` would, where that takes well under a millisecond, else None."""
+        """Return the digest if that takes well under a millisecond, else None."""
 
     def digest(self) -> str:
-        """Check what can be checked cheaply; return a name for the content."""
+        """Check the source without decoding it; return the SHA-256 of its content, in hex.
+
+        Raises:
+            RewardFleetError: See `VideoFiles.open`.
+        """
 
     def clip(self, spec: DecodeSpec) -> Clip:
-        """Decode what `digest` named; see `frames.decode_video`."""
+        """Decode frames; see `frames.decode_video` for errors."""
 
     def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
-        """Give the path of a video file of what `digest` named; entering it blocks."""
+        """Return a context that gives the path of a video file; entering it blocks."""
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A regular file held open, so that what was checked is what is read.
+    """A regular file that is kept open, so that the file read is the file that was checked.
 
     Attributes:
-        path: Reaches this very file while it is held open, whatever happens to its name.
-        digest: SHA-256 of its content.
+        path: Opens this file as long as it is kept open, even if its name changes.
+        digest: SHA-256 of its content, in hex.
     """
 
     path: str
@@ -84,27 +89,27 @@ class OpenFile:
 
 
 class VideoFiles:
-    """Files that callers name by path: only regular ones, only under the given folders.
+    """Opens files that callers name by path: only regular files, only under the given folders.
 
     Args:
-        roots: The folders, resolved once. With none, no path is accepted.
+        roots: The folders, resolved once. If there are none, no path is accepted.
         max_bytes: The largest file accepted.
     """
 
     def __init__(self, roots: Sequence[Path], *, max_bytes: int) -> None:
         self._roots = [os.path.realpath(root) for root in roots]
         self._max_bytes = max_bytes
-        # By path: what the file was, and its digest. See `_remember`.
+        # By path: the file's identity, and its digest; the least recently stored comes first.
         self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
         self._local_devices = _local_devices()
         self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
         self._lock = threading.Lock()
 
     def cached_digest(self, path: str) -> str | None:
-        """Return a file's digest where one look at a local disk can tell it.
+        """Return the stored digest of a file if the file has not changed, else None.
 
-        That is where the path still leads to the very file that was checked and read before.
-        Network file systems are not looked at here: they can hang.
+        It takes one `stat` on a local disk. On network file systems, which can hang, the result
+        is None.
         """
         if not self._all_local:
             return None
@@ -116,28 +121,28 @@ class VideoFiles:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[OpenFile]:
-        """Open the file that the caller calls `path`. Blocks; call it off the event loop.
+        """Open the file that a caller names. Blocks.
 
         Raises:
-            Forbidden: It lies outside the folders, or the service may not read it.
+            Forbidden: It is outside the folders, or the service may not read it.
             NotFound: There is no such file under the folders.
-            InvalidRequest: It is no regular file, or no video container by its first bytes.
-            TooLarge: It is larger than `max_bytes`.
+            InvalidRequest: It is not a regular file, or not a complete video container.
+            TooLarge: It has more than `max_bytes`.
         """
         with _opened(self._resolve(path), path) as fd:
-            # The path was checked before; this is where the open file really lies.
+            # Symlinks may have changed since the path was resolved: check the open file itself.
             if not self._is_inside(os.readlink(_path_of(fd))):
                 raise self._outside(path)
             status = os.fstat(fd)
             _check_regular(status, path)
             check_container(fd, f"video_path {path!r}", max_bytes=self._max_bytes)
             digest = _sha256(fd)
-            self._remember(path, status, digest)
+            self._store(path, status, digest)
             yield OpenFile(_path_of(fd), digest)
 
     def _resolve(self, path: str) -> str:
         if "\0" in path:
-            raise InvalidRequest("video_path holds a NUL character; give a plain path")
+            raise InvalidRequest("video_path contains a NUL character; give a plain path")
         if not self._roots:
             raise Forbidden(
                 "video_path is not accepted: the service was started without --video-root; "
@@ -154,30 +159,30 @@ class VideoFiles:
 
     @staticmethod
     def _outside(path: str) -> Forbidden:
-        # The same words whether the file exists or not: callers must not learn which.
+        # The same message whether the file exists or not: callers must not learn which.
         return Forbidden(
             f"video_path {path!r} is outside the folders that this service reads (--video-root)"
         )
 
-    def _remember(self, path: str, status: os.stat_result, digest: str) -> None:
-        """Remember a digest, unless the file may change again within its time stamp."""
+    def _store(self, path: str, status: os.stat_result, digest: str) -> None:
+        """Store a digest, unless the file changed too recently."""
         if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED_SECONDS:
             return
         with self._lock:
             self._digests[path] = (_identity(status), digest)
             self._digests.move_to_end(path)
-            if len(self._digests) > _REMEMBERED_DIGESTS:
+            if len(self._digests) > _MAX_DIGESTS:
                 self._digests.popitem(last=False)
 
 
 def _local_devices() -> frozenset[int]:
-    """The devices of mounted local file systems; a device not known here counts as remote."""
+    """Return the devices of mounted local file systems; any other device counts as remote."""
     devices = set()
     with open("/proc/self/mountinfo") as mounts:
         for mount in mounts:
-            place, _, kind = mount.partition(" - ")
+            location, _, kind = mount.partition(" - ")
             if kind.split(" ", 1)[0] in _LOCAL_FILE_SYSTEMS:
-                major, _, minor = place.split(" ")[2].partition(":")
+                major, _, minor = location.split(" ")[2].partition(":")
                 devices.add(os.makedev(int(major), int(minor)))
     return frozenset(devices)
 
@@ -215,7 +220,7 @@ class PathSource:
     @contextlib.contextmanager
     def file(self, spec: DecodeSpec) -> Iterator[str]:
         with self._unchanged(spec) as file:
-            # A path that other processes, too, can open.
+            # A path that other processes can open as well.
             yield os.readlink(file.path)
 
     @contextlib.contextmanager
@@ -231,54 +236,59 @@ class AnonymousSource:
     """A video file that was uploaded or fetched.
 
     Attributes:
-        held: The file.
-        what: What to call it in a problem.
-        max_bytes: The largest accepted.
+        video: The file.
+        label: How error messages call it.
+        max_bytes: The largest file accepted.
     """
 
-    held: AnonymousFile
-    what: str
+    video: AnonymousFile
+    label: str
     max_bytes: int
 
     def cached_digest(self) -> str | None:
         return None
 
     def digest(self) -> str:
-        check_container(self.held.fd, self.what, max_bytes=self.max_bytes)
-        return _sha256(self.held.fd)
+        check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
+        return _sha256(self.video.fd)
 
     def clip(self, spec: DecodeSpec) -> Clip:
-        return _decoded(self.held.path, spec)
+        return _decoded(self.video.path, spec)
 
     @contextlib.contextmanager
     def file(self, spec: DecodeSpec) -> Iterator[str]:
-        del spec  # what was sent cannot change
+        del spec  # the content cannot have changed
         with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
-            shutil.copyfile(self.held.path, file.name)
+            shutil.copyfile(self.video.path, file.name)
             yield file.name
 
 
 @dataclass(frozen=True)
-class PicturesSource:
-    """Frames that the caller sent as pictures."""
+class ImagesSource:
+    """Frames that the caller sent as JPEG or PNG images.
 
-    pictures: Sequence[bytes]
+    Attributes:
+        images: One per frame, in order.
+        fps: Frames per second, or None if unknown.
+    """
+
+    images: Sequence[bytes]
     fps: float | None
 
     def cached_digest(self) -> str | None:
-        return self.digest() if sum(map(len, self.pictures)) <= _QUICK_BYTES else None
+        return self.digest() if sum(map(len, self.images)) <= _MAX_INLINE_BYTES else None
 
     def digest(self) -> str:
         digest = hashlib.sha256(repr(self.fps).encode())
-        for picture in self.pictures:
-            # The lengths keep two lists apart whose pictures only join to the same bytes.
-            digest.update(len(picture).to_bytes(8, "big"))
-            digest.update(picture)
+        for image in self.images:
+            # Without the lengths, images cut at other positions would have the same digest.
+            digest.update(len(image).to_bytes(8, "big"))
+            digest.update(image)
         return digest.hexdigest()
 
     def clip(self, spec: DecodeSpec) -> Clip:
-        return decode_pictures(
-            self.pictures,
+        return decode_images(
+            self.images,
             fps=self.fps,
             count=spec.count,
             max_pixels=spec.max_pixels,
@@ -302,7 +312,7 @@ def _path_of(fd: int) -> str:
 @contextlib.contextmanager
 def _opened(real: str, path: str) -> Iterator[int]:
     try:
-        # Asked before opening, as opening a device or a FIFO can already do something.
+        # Checked before opening, because opening a device or a FIFO can have side effects.
         _check_regular(os.lstat(real), path)
         fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -310,7 +320,7 @@ def _opened(real: str, path: str) -> Iterator[int]:
     except PermissionError:
         raise Forbidden(f"video_path {path!r} may not be read by the service") from None
     except OSError as error:
-        if error.errno in _OURS:
+        if error.errno in _INTERNAL_ERRNOS:
             raise
         raise InvalidRequest(f"video_path {path!r} cannot be opened: {error.strerror}") from None
     try:

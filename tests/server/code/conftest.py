@@ -1,4 +1,4 @@
-"""The code service over real HTTP, at each level of isolation. A missing level is a failure."""
+"""The code service over real HTTP, at each isolation level. A missing level fails the tests."""
 
 import os
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from rewardfleet_server.testing import serving
 
 LEVELS = ("bubblewrap", "landlock")
 
-#: Enough for honest programs, and soon over for others.
+#: Enough for honest programs, and small so that tests of other programs end soon.
 LIMITS = {"cpu_s": 0.5, "wall_s": 1.5, "memory_mb": 256, "output_kb": 2048}
 
 
 class Service:
-    """A running service, and short ways to ask it."""
+    """A running service, with shortcuts for requests."""
 
     def __init__(self, client: httpx.Client, level: str) -> None:
         self.client = client
@@ -31,23 +31,23 @@ class Service:
         return self.client.post("/score", json=body)
 
     def score(self, revision: str, tests: dict[str, object], **fields: object) -> dict:
-        answer = self.post(revision, tests, **fields)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = self.post(revision, tests, **fields)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     def verdict(self, revision: str, tests: dict[str, object], **fields: object) -> str:
-        """The verdict of the first test."""
+        """Return the verdict of the first test."""
         return self.score(revision, tests, **fields)["verdicts"][0]["verdict"]
 
 
 def stdio(*cases: tuple[str, str], **fields: object) -> dict[str, object]:
-    listed = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in cases]
-    return {"kind": "stdio", "cases": listed, **fields}
+    items = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in cases]
+    return {"kind": "stdio", "cases": items, **fields}
 
 
 def functional(fn_name: str, *cases: tuple[list, object]) -> dict[str, object]:
-    listed = [{"args": args, "expected": expected} for args, expected in cases]
-    return {"kind": "functional", "fn_name": fn_name, "cases": listed}
+    items = [{"args": args, "expected": expected} for args, expected in cases]
+    return {"kind": "functional", "fn_name": fn_name, "cases": items}
 
 
 def asserts(*cases: str, **fields: object) -> dict[str, object]:
@@ -61,7 +61,8 @@ def served_code(
     sandbox_name: str = "jail",
     **settings: object,
 ) -> Iterator[Service]:
-    # Nothing is known from before, or an attack's aftermath would not be seen.
+    """Serve the code service for the duration of the block."""
+    # Without a cache, so that the effects of an attack on later programs are visible.
     uncached = {"cache_mb": 0, "cache_file": None}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
     app = create_app(CodeSettings(isolation=level, **settings), sandbox)
@@ -79,18 +80,17 @@ def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 
 def descendants(pid: int | None = None) -> set[int]:
-    """All processes below one, this one by default, that are not zombies."""
+    """Return all descendants of a process, this one by default, that are not zombies."""
     parents = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             try:
-                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             if fields[0] != "Z":
-                parents[int(place.name)] = int(fields[1])
-    found, grown = {pid or os.getpid()}, True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in found} - found
-        grown, found = bool(more), found | more
+                parents[int(process.name)] = int(fields[1])
+    found = {pid or os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
     return found - {pid or os.getpid()}

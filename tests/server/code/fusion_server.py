@@ -1,7 +1,7 @@
-"""A server on loopback that answers in SandboxFusion's shapes, and misbehaves in its ways.
+"""A server on loopback with SandboxFusion's interface, which can be made to misbehave.
 
-It runs what it is sent as SandboxFusion does without isolation: as a process of this user, in a
-folder of its own, of whose output it reads what its pipes hold. The tests' own programs only.
+It runs programs as SandboxFusion does without isolation: as a process of this user, in a folder of
+its own, with truncated output. Only for the programs in these tests.
 """
 
 import asyncio
@@ -20,49 +20,58 @@ from fastapi.responses import JSONResponse
 
 from rewardfleet_server.testing import serving
 
-#: What SandboxFusion returns of 300 kB, by our own measurement.
-CUT = 219_264
+#: Bytes that SandboxFusion returns of an output of 300 kB, as measured.
+TRUNCATED_BYTES = 219_264
 
 
 class FusionServer:
-    """Attributes to be set by tests: how to misbehave, and how often."""
+    """The server.
+
+    Attributes:
+        url: Its base URL.
+        misbehave: Returns a response, raises or hangs, instead of running the program.
+        misbehave_times: How many requests `misbehave` handles.
+        returns_files: Whether requested files are returned.
+        requests: The bodies of all requests.
+        max_concurrent: The largest number of requests at the same time.
+    """
 
     def __init__(self) -> None:
         self.url = ""
-        self.misbehave: Callable[[], Any] | None = None  #: gives a response, or raises, or hangs
-        self.times = 10**9  #: how many requests are treated so
-        self.keeps_files = True
-        self.seen: list[dict[str, Any]] = []
-        self.at_once = 0
-        self.most_at_once = 0
+        self.misbehave: Callable[[], Any] | None = None
+        self.misbehave_times = 10**9
+        self.returns_files = True
+        self.requests: list[dict[str, Any]] = []
+        self.max_concurrent = 0
+        self._concurrent = 0
 
     def app(self) -> FastAPI:
         app = FastAPI()
 
         @app.post("/run_code")
         async def run_code(request: Request) -> Response:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
+            self._concurrent += 1
+            self.max_concurrent = max(self.max_concurrent, self._concurrent)
             try:
-                return await self._answer(await request.json())
+                return await self._respond(await request.json())
             finally:
-                self.at_once -= 1
+                self._concurrent -= 1
 
         return app
 
-    async def _answer(self, asked: dict[str, Any]) -> Response:
-        self.seen.append(asked)
-        if self.misbehave is not None and self.times > 0:
-            self.times -= 1
-            answer = self.misbehave()
-            return await answer if asyncio.iscoroutine(answer) else answer
+    async def _respond(self, body: dict[str, Any]) -> Response:
+        self.requests.append(body)
+        if self.misbehave is not None and self.misbehave_times > 0:
+            self.misbehave_times -= 1
+            response = self.misbehave()
+            return await response if asyncio.iscoroutine(response) else response
         with tempfile.TemporaryDirectory() as folder:
-            return JSONResponse(await self._run(asked, Path(folder)))
+            return JSONResponse(await self._run(body, Path(folder)))
 
-    async def _run(self, asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-        for name, content in asked["files"].items():
+    async def _run(self, body: dict[str, Any], folder: Path) -> dict[str, Any]:
+        for name, content in body["files"].items():
             (folder / name).write_bytes(base64.b64decode(content))
-        (folder / "tmp.py").write_text(asked["code"])
+        (folder / "tmp.py").write_text(body["code"])
         process = subprocess.Popen(
             [sys.executable, "tmp.py"],
             cwd=folder,
@@ -71,26 +80,26 @@ class FusionServer:
             stderr=subprocess.PIPE,
         )
         started = time.monotonic()
-        given, seconds = (asked["stdin"] or "").encode(), asked["run_timeout"]
+        stdin, seconds = (body["stdin"] or "").encode(), body["run_timeout"]
         try:
-            out, err, is_late = await asyncio.to_thread(_communicate, process, given, seconds)
+            out, err, is_late = await asyncio.to_thread(_communicate, process, stdin, seconds)
         finally:
-            process.kill()  # a caller who has left ends it here
+            process.kill()  # also if the caller has disconnected
         result = {"status": "TimeLimitExceeded" if is_late else "Finished"}
         result["return_code"] = None if is_late else process.returncode
         result |= {
             "execution_time": time.monotonic() - started,
-            "stdout": out[:CUT].decode(),
-            "stderr": err[:CUT].decode(),
+            "stdout": out[:TRUNCATED_BYTES].decode(),
+            "stderr": err[:TRUNCATED_BYTES].decode(),
         }
-        good = result["status"] == "Finished" and result["return_code"] == 0
+        is_success = result["status"] == "Finished" and result["return_code"] == 0
         return {
-            "status": "Success" if good else "Failed",
+            "status": "Success" if is_success else "Failed",
             "message": "",
             "compile_result": None,
             "run_result": result,
             "executor_pod_name": None,
-            "files": self._fetched(asked["fetch_files"], folder) if self.keeps_files else {},
+            "files": self._fetched(body["fetch_files"], folder) if self.returns_files else {},
         }
 
     @staticmethod
@@ -103,10 +112,10 @@ class FusionServer:
 
 
 def _communicate(
-    process: subprocess.Popen[bytes], given: bytes, seconds: float
+    process: subprocess.Popen[bytes], stdin: bytes, seconds: float
 ) -> tuple[bytes, bytes, bool]:
     try:
-        return *process.communicate(given, seconds), False
+        return *process.communicate(stdin, seconds), False
     except subprocess.TimeoutExpired:
         process.kill()
         return *process.communicate(), True

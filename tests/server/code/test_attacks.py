@@ -1,7 +1,7 @@
-"""Attacks on the jail, each over HTTP at both levels.
+"""Attacks on the jail, each over HTTP at both isolation levels.
 
-Where a program tries what must not be, it prints `held` when it was refused: accepted means that
-the jail held. After each, the next program is unharmed, and no process is left.
+A program that attempts what is forbidden prints `held` if it was refused: accepted means that the
+jail held. After each attack, the next program must be unharmed, and no process may be left.
 """
 
 import os
@@ -21,13 +21,13 @@ from .conftest import LIMITS, Service, asserts, descendants, functional, stdio
 pytestmark = pytest.mark.slow
 
 HELD = stdio(("", "held"))
-#: For programs that a loaded machine makes slow.
-PATIENT = {**LIMITS, "cpu_s": 5, "wall_s": 20}
+#: For programs that are slow on a busy machine.
+LONG_LIMITS = {**LIMITS, "cpu_s": 5, "wall_s": 20}
 
 
 @pytest.fixture
 def service(level_service: Service):
-    """A service that must be unharmed when the test is over."""
+    """A service that must be unharmed after the test."""
     assert level_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
     before = len(descendants())
     yield level_service
@@ -42,8 +42,8 @@ def service(level_service: Service):
     wait_until(lambda: len(descendants()) == before)
 
 
-def tried(*attempts: str, setup: str = "") -> str:
-    """A program that prints `held` where each of these expressions raises OSError."""
+def program_of(*attempts: str, setup: str = "") -> str:
+    """Return a program that prints `held` if each of these expressions raises OSError."""
     listed = ", ".join(f"lambda: {attempt}" for attempt in attempts)
     return f"""
 import ctypes, glob, mmap, os, resource, signal, socket, subprocess, sys, threading
@@ -63,37 +63,45 @@ print("held")
 
 
 REFUSED = {
-    "fork": tried("os.fork()", "os.forkpty()", "call(57)", "call(58)", "call(56, 17, 0, 0, 0, 0)"),
-    "clone3": tried("call(435, (ctypes.c_uint64 * 11)(), 88)"),
-    "subprocess": tried("subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['t'], {})"),
-    "exec": tried("os.execv('/bin/true', ['true'])", "os.execv(sys.executable, ['python', '-V'])"),
-    "kill everybody": tried("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
-    "signals to every pid": tried(
+    "fork": program_of(
+        "os.fork()", "os.forkpty()", "call(57)", "call(58)", "call(56, 17, 0, 0, 0, 0)"
+    ),
+    "clone3": program_of("call(435, (ctypes.c_uint64 * 11)(), 88)"),
+    "subprocess": program_of(
+        "subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['t'], {})"
+    ),
+    "exec": program_of(
+        "os.execv('/bin/true', ['true'])", "os.execv(sys.executable, ['python', '-V'])"
+    ),
+    "kill everybody": program_of("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
+    "signals to every pid": program_of(
         *(f"os.kill({pid}, {number})" for pid in ("1", "2", "os.getppid()") for number in (0, 9)),
         "[os.kill(pid, 9) for pid in range(1, 400)]",
         "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
-        "call(222, 0, 0, ctypes.byref(ctypes.c_int()))",  # timer_create, which sends any
+        "call(222, 0, 0, ctypes.byref(ctypes.c_int()))",  # timer_create, which sends any signal
         "call(234, os.getppid(), os.getppid(), 9)",  # tgkill
         "call(129, os.getppid(), 9, (ctypes.c_char * 128)())",  # rt_sigqueueinfo
     ),
-    "signals by fcntl": tried(
+    "signals by fcntl": program_of(
         "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
         "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
         setup="import fcntl",
     ),
-    "ptrace": tried(
+    "ptrace": program_of(
         "call(101, 16, os.getppid(), 0, 0)",
         "call(101, 0, 0, 0, 0)",
         "call(310, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_readv
         "open(f'/proc/{os.getppid()}/mem', 'rb')",
     ),
-    "read /etc/passwd": tried("open('/etc/passwd')", "open('/etc/shadow')", "os.listdir('/root')"),
-    "read the host's environment": tried(
+    "read /etc/passwd": program_of(
+        "open('/etc/passwd')", "open('/etc/shadow')", "os.listdir('/root')"
+    ),
+    "read the host's environment": program_of(
         "open('/proc/1/environ', 'rb').read()",
         "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         setup="assert not set(os.environ) - {'LC_CTYPE'}, os.environ",
     ),
-    "read /proc of others": tried(
+    "read /proc of others": program_of(
         *(
             f"open(f'/proc/{{os.getppid()}}/{name}', 'rb').read()"
             for name in ("maps", "mem", "cmdline", "status")
@@ -101,12 +109,12 @@ REFUSED = {
         "os.listdir(f'/proc/{os.getppid()}/fd')",
         "os.listdir('/proc')",
     ),
-    "limits of others": tried(
+    "limits of others": program_of(
         "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
         "os.sched_setaffinity(os.getppid(), {0})",
         "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
     ),
-    "network": tried(
+    "network": program_of(
         "socket.socket()",
         "socket.socket(socket.AF_UNIX)",
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
@@ -115,12 +123,12 @@ REFUSED = {
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
     ),
-    "abstract sockets": tried(
+    "abstract sockets": program_of(
         "call(41, 1, 1, 0)",  # socket
         "call(42, 0, b'\\x01\\x00\\x00name', 7)",  # connect
         "call(49, 0, b'\\x01\\x00\\x00name', 7)",  # bind
     ),
-    "namespaces and mounts": tried(
+    "namespaces and mounts": program_of(
         "call(272, 0x10000000)",  # unshare(CLONE_NEWUSER)
         "call(272, 0x20000)",
         "call(308, 0, 0)",  # setns
@@ -129,10 +137,10 @@ REFUSED = {
         "os.chroot('/tmp')",
         "call(56, 0x10000000 | 17, 0, 0, 0, 0)",
     ),
-    "other users": tried(
+    "other users": program_of(
         "os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"
     ),
-    "leave something in the kernel": tried(
+    "leave something in the kernel": program_of(
         "call(29, 77, 4096, 0o1666)",  # shmget
         "call(64, 77, 1, 0o1666)",  # semget
         "call(68, 77, 0o1666)",  # msgget
@@ -142,17 +150,17 @@ REFUSED = {
         "call(321, 0, 0, 0)",  # bpf
         "os.memfd_create('more')",
     ),
-    "daemon": tried("os.setsid()", "os.fork()"),
-    "write elsewhere": tried(
+    "daemon": program_of("os.setsid()", "os.fork()"),
+    "write elsewhere": program_of(
         *(f"open({path!r}, 'w')" for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/x")),
         "os.mkdir('/usr/lib/x')",
         "os.symlink('/etc', '/dev/link')",
     ),
-    "raise its limits": tried(
+    "raise its limits": program_of(
         "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
         "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
         "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
-        # Above the hard limit is a ValueError to Python.
+        # Python raises ValueError for a limit above the hard limit.
         setup="""
 def raising(kind, limits, old=resource.setrlimit):
     try:
@@ -165,14 +173,14 @@ resource.setrlimit = raising""",
 
 
 @pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(service: Service, program: str):
+def test_forbidden_actions_are_refused(service: Service, program: str):
     score = service.score(program, HELD)
     assert score["score"] == 1.0, score["verdicts"]
     assert score["isolation"] == service.level
 
 
-def test_files_of_its_own_user_on_the_host(service: Service):
-    """Landlock watches neither modes nor times, and its first versions no truncation."""
+def test_files_of_the_same_user_on_the_host_are_out_of_reach(service: Service):
+    """Landlock covers neither modes nor times of files, and its first versions no truncation."""
     with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="rewardfleet-test-") as file:
         file.write(b"untouched")
         file.flush()
@@ -203,7 +211,7 @@ def refused(call, *args, **fields):
     except NotImplementedError as error:
         raise OSError from error
 """
-        assert service.score(tried(*attempts, setup=setup), HELD)["score"] == 1.0
+        assert service.score(program_of(*attempts, setup=setup), HELD)["score"] == 1.0
         after = os.stat(file.name)
         assert (after.st_mode, after.st_mtime, after.st_size) == (
             before.st_mode,
@@ -214,7 +222,7 @@ def refused(call, *args, **fields):
 
 @pytest.mark.parametrize("name", ["read /etc/passwd", "read /proc of others", "network"])
 def test_without_a_jail_the_same_program_escapes(name: str):
-    """So that the tests above can fail."""
+    """Show that the tests above can fail."""
     done = subprocess.run(
         [sys.executable, "-c", REFUSED[name]], capture_output=True, text=True, check=True
     )
@@ -242,7 +250,7 @@ ENDED = {
         "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
         {"output_limit"},
     ),
-    "endless stdout, told to stop": (
+    "endless stdout that ignores the limit": (
         (
             "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
             "while True:\n  try: os.write(1, b'x' * 1000)\n  except OSError: pass"
@@ -307,18 +315,18 @@ ENDED = {
 
 
 @pytest.mark.parametrize(("program", "verdicts"), ENDED.values(), ids=ENDED)
-def test_what_is_ended(service: Service, program: str, verdicts: set[str]):
+def test_programs_that_exceed_limits_are_ended(service: Service, program: str, verdicts: set[str]):
     started = time.monotonic()
-    # What must meet another limit than that of CPU gets enough of it.
-    limits = LIMITS if "time_limit" in verdicts else PATIENT
+    # A program that must exceed another limit than CPU time gets enough CPU time.
+    limits = LIMITS if "time_limit" in verdicts else LONG_LIMITS
     score = service.score(program, stdio(("", "x")), limits=limits)
     assert score["verdicts"][0]["verdict"] in verdicts, score
     assert score["score"] == 0.0
     assert time.monotonic() - started < 10
 
 
-def test_threads_of_one_are_not_the_next_ones_failure(service: Service):
-    """Where jails share a user, the kernel counts the threads of all of them together."""
+def test_threads_of_one_program_do_not_make_another_fail(service: Service):
+    """If jails share a user, the kernel counts the threads of all of them together."""
     bomb = """
 import threading, time
 threading.stack_size(32768)
@@ -327,26 +335,26 @@ try:
 except RuntimeError:
     time.sleep(9)
 """
-    patient = {**LIMITS, "wall_s": 4}
+    limits = {**LIMITS, "wall_s": 4}
     with ThreadPoolExecutor(1) as threads:
-        bombing = threads.submit(service.verdict, bomb, stdio(("", "x")), limits=patient)
+        bombing = threads.submit(service.verdict, bomb, stdio(("", "x")), limits=limits)
         seen = set()
         while not bombing.done():
-            answer = service.post("print(input())", stdio(("x", "x"), ("x", "x")))
-            seen.add((answer.status_code, answer.json()["score"]))
+            response = service.post("print(input())", stdio(("x", "x"), ("x", "x")))
+            seen.add((response.status_code, response.json()["score"]))
         assert bombing.result() == "time_limit"
     assert seen == {(200, 1.0)}
 
 
-def test_where_memory_runs_out_jails_go_first(service: Service):
+def test_jails_are_killed_first_if_memory_runs_out(service: Service):
     scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in descendants()]
-    assert scores.count("1000\n") >= 2  # other modules may serve jails, too
+    assert scores.count("1000\n") >= 2  # other test modules may run jails as well
 
 
-def test_input_is_not_the_programs_memory(service: Service):
+def test_input_does_not_count_as_memory_of_the_program(service: Service):
     tests = stdio(("7" * (24 << 20), str(24 << 20)))
     program = "import os\nprint(sum(iter(lambda: len(os.read(0, 65536)), 0)))"
-    limits = {**PATIENT, "memory_mb": 16}
+    limits = {**LONG_LIMITS, "memory_mb": 16}
     assert service.verdict(program, tests, limits=limits) == "accepted"
     program = "print(len(bytearray(12 << 20)))"
     assert service.verdict(program, stdio(("7" * (24 << 20), str(12 << 20))), limits=limits) == (
@@ -354,8 +362,8 @@ def test_input_is_not_the_programs_memory(service: Service):
     )
 
 
-def test_files_are_not_there_for_the_next_test(service: Service):
-    """Nor for the next test of the same submission, nor by a name that was kept open."""
+def test_files_are_removed_before_the_next_test(service: Service):
+    """Also between tests of the same submission."""
     program = """
 import glob, os
 folders = ["/tmp", "/dev/shm", "/var/tmp", "."]
@@ -374,8 +382,8 @@ for folder in folders:
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
-def test_a_folder_that_is_filled(service: Service, folder: str):
-    """At the limit of each file it goes on with the next, until there is no space."""
+def test_the_size_of_a_folder_is_limited(service: Service, folder: str):
+    """Many files, each below the limit of a file."""
     program = f"""
 import os
 written = 0
@@ -390,7 +398,7 @@ print(written <= 64 << 20)
     assert service.verdict(program, stdio(("", "True"))) == "accepted"
 
 
-def test_state_does_not_reach_the_next_test(service: Service):
+def test_state_does_not_leak_into_the_next_test(service: Service):
     program = """
 import builtins, os, sys, math
 print(getattr(builtins, "left", "none"), math.pi == 3, os.environ.get("LEFT"))
@@ -400,7 +408,7 @@ builtins.left, math.pi, os.environ["LEFT"] = "something", 3, "x"
     assert score["score"] == 1.0
 
 
-# Programs that would pass without having done their work
+# Programs that try to pass without solving the task
 
 
 FORGERIES = {
@@ -505,7 +513,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("program", HUGE.values(), ids=HUGE)
-def test_what_is_written_takes_the_service_no_time(service: Service, program: str):
+def test_large_reports_take_the_service_little_time(service: Service, program: str):
     find = (
         "import os\nfor number in range(3, 256):\n"
         "  try: os.write(number, b'')\n  except OSError: continue\n  break\n"
@@ -516,13 +524,13 @@ def test_what_is_written_takes_the_service_no_time(service: Service, program: st
     assert time.monotonic() - started < 5
 
 
-#: What no program above can know.
+#: The expected value, which no program above contains.
 SECRET = "73856093"
 
 
 @pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize("kind", ["functional", "compared assert", "assert in the jail", "stdio"])
-def test_what_would_pass_unearned(service: Service, program: str, kind: str):
+def test_forgeries_do_not_pass(service: Service, program: str, kind: str):
     tests = {
         "functional": functional("f", ([2, 3], int(SECRET))),
         "compared assert": asserts(f"assert f(2, 3) == {SECRET}"),
@@ -536,25 +544,25 @@ def test_what_would_pass_unearned(service: Service, program: str, kind: str):
     assert score["verdicts"][0]["verdict"] != "skipped"
 
 
-def test_an_early_end_is_suspicious(service: Service):
+def test_an_early_exit_is_reported_as_suspicious(service: Service):
     score = service.score(FORGERIES["os._exit at import"], asserts("assert f(1) == 2"))
     assert score["verdicts"][0]["verdict"] == "exited_early"
-    assert score["suspicions"] == ["test 1: ended, as if well, before it had answered"]
+    assert score["suspicions"] == ["test 1: exited, as if successful, before it had answered"]
 
 
-def test_forged_lines_are_suspicious(service: Service):
+def test_forged_lines_are_reported_as_suspicious(service: Service):
     score = service.score(FORGERIES["written descriptors"], functional("f", ([1], 5)))
-    assert "test 1: wrote where only the warden writes" in score["suspicions"]
+    assert "test 1: wrote to the report, where only the supervisor writes" in score["suspicions"]
 
 
-def test_an_assert_in_the_jail_says_so(service: Service):
+def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
     tests = asserts("assert f(2) == 4", "assert abs(f(2) - 4) < 1", "assert f(3) in range(5, 7)")
     score = service.score("def f(x): return 2 * x", tests)
     assert [each["verdict_by"] for each in score["verdicts"]] == ["service", "jail", "jail"]
     assert score["score"] == 1.0
 
 
-# Correct programs that other judges fail
+# Correct programs that other sandboxes fail
 
 
 def test_a_line_of_a_megabyte(service: Service):
@@ -566,7 +574,7 @@ def test_ten_megabytes_of_input(service: Service):
     text = "7" * 79 + "\n"
     tests = stdio((text * 131_072, str(131_072 * 79 * 7)))
     program = "import sys\nprint(sum(line.count('7') * 7 for line in sys.stdin))"
-    assert service.verdict(program, tests, limits=PATIENT) == "accepted"
+    assert service.verdict(program, tests, limits=LONG_LIMITS) == "accepted"
 
 
 def test_input_that_is_never_read(service: Service):
@@ -574,7 +582,7 @@ def test_input_that_is_never_read(service: Service):
     assert service.verdict("print('done')", tests) == "accepted"
 
 
-#: With PYTHONHASHSEED=0, in which the jails run.
+#: The order of a set with PYTHONHASHSEED=0, as in the jails.
 SET_ORDER = subprocess.run(
     [sys.executable, "-c", "print(''.join({'a', 'b', 'c', 'd', 'e'}))"],
     env={"PYTHONHASHSEED": "0"},
@@ -623,13 +631,13 @@ HONEST = {
 
 
 @pytest.mark.parametrize(("program", "printed"), HONEST.values(), ids=HONEST)
-def test_an_honest_program(service: Service, program: str, printed: str):
-    score = service.score(program, stdio(("in", printed)), limits=PATIENT)
+def test_honest_programs_pass(service: Service, program: str, printed: str):
+    score = service.score(program, stdio(("in", printed)), limits=LONG_LIMITS)
     assert score["score"] == 1.0, score
 
 
 @pytest.mark.slow
-def test_after_all_this_the_service_is_as_fast_as_before(level_service: Service):
+def test_the_service_is_as_fast_after_attacks_as_before(level_service: Service):
     def seconds() -> float:
         started = time.monotonic()
         for _ in range(10):
@@ -640,5 +648,5 @@ def test_after_all_this_the_service_is_as_fast_as_before(level_service: Service)
     before = min(seconds() for _ in range(3))
     for name in ("endless stdout", "4 GB at once", "thread bomb", "many files", "deep folders"):
         level_service.score(ENDED[name][0], stdio(("", "x")))
-    # Twice: other work on the machine comes and goes.
+    # A factor of two, because of other work on the machine.
     assert min(seconds() for _ in range(5)) < 2 * before

@@ -1,4 +1,4 @@
-"""Bad input gets a clear problem, and the service goes on. Over real HTTP."""
+"""Invalid input gets a clear problem, and the service keeps working. Over real HTTP."""
 
 import json
 
@@ -20,11 +20,11 @@ def service(one_service: Service):
     assert one_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
 
 
-GOOD = stdio(("", "1"))
+VALID_TESTS = stdio(("", "1"))
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "detail"),
     [
         ({"language": "c++"}, "'python' (got 'c++')"),
         ({"language": None}, "language"),
@@ -47,10 +47,10 @@ GOOD = stdio(("", "1"))
         ({"tests": functional("f; import os", ([], 1))}, "fn_name"),
         ({"tests": functional("f", ("x", 1))}, "args"),
         ({"tests": asserts("f(1) == 2")}, "one assert"),
-        ({"tests": asserts("assert f(1) ==")}, "no Python"),
+        ({"tests": asserts("assert f(1) ==")}, "not valid Python"),
         ({"tests": asserts("assert f('\0')")}, "NUL"),
         ({"tests": asserts("assert 1", setup="\0")}, "NUL"),
-        ({"tests": asserts("assert 1", setup="def (")}, "tests.setup: no Python"),
+        ({"tests": asserts("assert 1", setup="def (")}, "tests.setup: not valid Python"),
         ({"limits": {"cpu_s": 1000}}, "limits.cpu_s: this service allows at most 60 (got 1000)"),
         ({"limits": {"wall_s": 1000}}, "limits.wall_s"),
         ({"limits": {"memory_mb": 10**6}}, "limits.memory_mb"),
@@ -58,13 +58,13 @@ GOOD = stdio(("", "1"))
         ({"limits": {"cpu_s": 0}}, "cpu_s"),
         ({"limits": {"cpu_s": -1}}, "cpu_s"),
         ({"limits": {"seconds": 1}}, "seconds"),
-        ({"colour": 1}, "accepted: revision, tests"),
+        ({"color": 1}, "accepted: revision, tests"),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
 )
-def test_a_field_out_of_its_range(service: Service, fields: dict[str, object], said: str):
-    body = {"revision": "print(1)", "tests": GOOD, **fields}
-    check_problem(service.client.post("/score", json=body), "invalid", said)
+def test_an_invalid_field_is_named(service: Service, fields: dict[str, object], detail: str):
+    body = {"revision": "print(1)", "tests": VALID_TESTS, **fields}
+    check_problem(service.client.post("/score", json=body), "invalid", detail)
 
 
 @pytest.mark.parametrize(
@@ -80,29 +80,29 @@ def test_a_field_out_of_its_range(service: Service, fields: dict[str, object], s
     ],
     ids=["surrogate", "surrogate-expected", "nan", "deep"],
 )
-def test_a_body_that_is_not_the_json_asked_for(service: Service, content: bytes):
+def test_json_with_invalid_values_is_rejected(service: Service, content: bytes):
     headers = {"content-type": "application/json"}
     check_problem(service.client.post("/score", content=content, headers=headers), "invalid")
 
 
-def test_a_batch_of_ten_thousand(service: Service):
-    items = [{"revision": "print(1)", "tests": GOOD}] * 10_000
-    answer = service.client.post("/score/batch", json={"items": items})
-    check_problem(answer, "invalid")
+def test_a_batch_with_too_many_items_is_rejected(service: Service):
+    items = [{"revision": "print(1)", "tests": VALID_TESTS}] * 10_000
+    response = service.client.post("/score/batch", json={"items": items})
+    check_problem(response, "invalid")
 
 
-def test_a_bad_item_of_a_batch_fails_alone(service: Service):
+def test_an_invalid_item_of_a_batch_fails_individually(service: Service):
     items = [
-        {"revision": "print(1)", "tests": GOOD},
+        {"revision": "print(1)", "tests": VALID_TESTS},
         {"revision": "print(1)", "tests": stdio()},
-        {"revision": "print(2)", "tests": GOOD},
+        {"revision": "print(2)", "tests": VALID_TESTS},
     ]
     results = service.client.post("/score/batch", json={"items": items}).json()["results"]
     assert [each["score"] for each in results] == [1.0, None, 0.0]
     assert results[1]["error"]["kind"] == "invalid"
 
 
-def test_odd_text_in_tests_is_no_matter(service: Service):
-    """NUL bytes and all of Unicode are data, where no Python source is asked for."""
+def test_standard_input_and_output_may_contain_any_characters(service: Service):
+    """NUL characters are rejected in Python source only."""
     text = "\0 \x7f ü 漢 🙂 \u2028"
     assert service.verdict("print(input())", stdio((text, text), checker="exact")) == "accepted"

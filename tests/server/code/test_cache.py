@@ -1,4 +1,4 @@
-"""Verdicts that are known already: who shares them, and who must not."""
+"""Cached verdicts: which programs and requests share them, and which must not."""
 
 import concurrent.futures
 import re
@@ -37,8 +37,8 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def test_programs_that_are_alike_share_their_verdicts(cached: Service):
-    """Each answer tells its own program."""
+def test_equivalent_programs_share_their_verdicts(cached: Service):
+    """Each score has its own program."""
     first = cached.score(DOUBLE, TESTS)
     again = cached.score(RENAMED, TESTS)
     other = cached.score(OTHER, TESTS)
@@ -56,32 +56,28 @@ def test_programs_that_are_alike_share_their_verdicts(cached: Service):
         {"tests": asserts("assert double(1) == 2")},
     ],
 )
-def test_other_tests_or_limits_are_another_question(cached: Service, change: dict):
+def test_other_tests_or_limits_have_another_key(cached: Service, change: dict):
     body = {"revision": DOUBLE, "tests": TESTS, "limits": {"cpu_s": 0.5}}
     cached.client.post("/score", json=body)
     assert not cached.client.post("/score", json={**body, **change}).json()["cached"]
 
 
-def test_an_early_stop_never_answers_a_pass_rate(cached: Service):
-    """But all verdicts answer both modes."""
+def test_verdicts_up_to_the_first_failure_are_not_used_for_a_pass_rate(cached: Service):
+    """Verdicts on all tests serve both modes."""
     program = DOUBLE + "early = 1\n"
     tests = functional("double", ([1], 3), ([2], 4), ([3], 6))
     stopped = cached.score(program, tests, mode="all_pass")
     assert [each["verdict"] for each in stopped["verdicts"]][1:] == ["skipped", "skipped"]
     assert cached.score(program, tests, mode="all_pass")["cached"]
-    whole = cached.score(program, tests)
-    assert not whole["cached"] and whole["score"] == pytest.approx(2 / 3)
-    from_whole = served_by_whole(cached, program + "#\n", tests)
-    assert from_whole["cached"] and from_whole["score"] == 0.0
+    complete = cached.score(program, tests)
+    assert not complete["cached"] and complete["score"] == pytest.approx(2 / 3)
+    more_tests = {**tests, "cases": [*tests["cases"], {"args": [5], "expected": 10}]}
+    assert not cached.score(program + "#\n", more_tests)["cached"]
+    from_complete = cached.score(program + "#\n", more_tests, mode="all_pass")
+    assert from_complete["cached"] and from_complete["score"] == 0.0
 
 
-def served_by_whole(cached: Service, program: str, tests: dict) -> dict:
-    changed = {**tests, "cases": [*tests["cases"], {"args": [5], "expected": 10}]}
-    assert not cached.score(program, changed)["cached"]
-    return cached.score(program, changed, mode="all_pass")
-
-
-def test_a_critique_is_judged_anew_for_verdicts_that_are_known(cached: Service):
+def test_critique_fields_are_recomputed_for_cached_verdicts(cached: Service):
     program = DOUBLE + "critic = 1\n"
     plain = cached.score(program, TESTS)
     right = cached.score(
@@ -90,21 +86,21 @@ def test_a_critique_is_judged_anew_for_verdicts_that_are_known(cached: Service):
     wrong = cached.score(
         program, TESTS, critique="Overall judgment: Correct", original_passed=False
     )
-    void = cached.score(program, TESTS, critique="fine")
+    invalid = cached.score(program, TESTS, critique="fine")
     assert plain["critique_valid"] is None and plain["judgment"] is None
     assert right["cached"] and wrong["cached"]
     assert (right["judgment"], wrong["judgment"]) == ("incorrect", "correct")
     assert right["components"]["judgment_correct"] == 1.0
     assert wrong["components"]["judgment_correct"] == 0.0
-    assert void["score"] == 0.0 and void["critique_valid"] is False
+    assert invalid["score"] == 0.0 and invalid["critique_valid"] is False
 
 
-def test_an_originals_own_passing_is_part_of_the_question(cached: Service):
-    ask = {"critique": "Overall judgment: Correct"}
+def test_the_original_program_is_part_of_the_key(cached: Service):
+    fields = {"critique": "Overall judgment: Correct"}
     tests = functional("double", ([1], 2))
-    right = cached.score(DOUBLE, tests, original_program=DOUBLE, **ask)
-    wrong = cached.score(DOUBLE, tests, original_program=OTHER, **ask)
-    again = cached.score(DOUBLE, tests, original_program=OTHER, **ask)
+    right = cached.score(DOUBLE, tests, original_program=DOUBLE, **fields)
+    wrong = cached.score(DOUBLE, tests, original_program=OTHER, **fields)
+    again = cached.score(DOUBLE, tests, original_program=OTHER, **fields)
     assert right["components"]["judgment_correct"] == 1.0
     assert wrong["components"]["judgment_correct"] == 0.0
     assert again["cached"] and again["components"]["judgment_correct"] == 0.0
@@ -121,7 +117,7 @@ def test_an_originals_own_passing_is_part_of_the_question(cached: Service):
         "import typing; assert typing.get_type_hints(double) == {}",
     ],
 )
-def test_tests_that_look_closer_share_nothing(cached: Service, case: str):
+def test_tests_with_reflection_share_no_verdicts(cached: Service, case: str):
     program = "def _hidden(x):\n    return x\n" + DOUBLE
     tests = asserts(case)
     assert not cached.score(program, tests)["cached"]
@@ -132,17 +128,17 @@ def test_identical_programs_in_flight_run_once():
     sandbox = FakeSandbox(wait_s=0.3)
     with served_code(sandbox=sandbox) as service, concurrent.futures.ThreadPoolExecutor(8) as many:
         tests = stdio(("1", "1"))
-        asked = [many.submit(service.score, f"x{n} = 1\nprint(x{n})", tests) for n in range(8)]
-        assert {future.result()["score"] for future in asked} == {1.0}
+        futures = [many.submit(service.score, f"x{n} = 1\nprint(x{n})", tests) for n in range(8)]
+        assert {future.result()["score"] for future in futures} == {1.0}
     assert len(sandbox.jobs) == 1
 
 
-def test_an_audit_runs_known_programs_again_and_counts_disagreements():
+def test_an_audit_runs_cached_programs_again_and_counts_disagreements():
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
         for _ in range(3):
             assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
-        sandbox._ended = RunResult(stdout=b"2")
+        sandbox._result = RunResult(stdout=b"2")
         assert service.score("print(1)", stdio(("1", "1")))["score"] == 0.0
         metrics = service.client.get("/metrics").text
     assert len(sandbox.jobs) == 4
@@ -152,59 +148,59 @@ def test_an_audit_runs_known_programs_again_and_counts_disagreements():
     assert counts == {"agree": "2.0", "disagree": "1.0"}
 
 
-def kept(answer: dict, mode: str = "pass_rate", **more: bool) -> tuple[str, float | None]:
-    return store_policy("k", mode, CodeScore.model_validate(answer), **more)
+def policy_for(score: dict, mode: str = "pass_rate", **options: bool) -> tuple[str, float | None]:
+    return store_policy("k", mode, CodeScore.model_validate(score), **options)
 
 
-def test_what_hung_on_time_is_kept_briefly(cached: Service):
+def test_verdicts_that_depend_on_time_are_stored_briefly(cached: Service):
     timed = cached.score("while True: pass", stdio(("", "1")))
     assert timed["verdicts"][0]["verdict"] == "time_limit"
-    assert kept(timed) == ("k:all", 600.0)
+    assert policy_for(timed) == ("k:all", 600.0)
     wrong = cached.score("print(2)", stdio(("", "1")))
-    assert kept(wrong) == ("k:all", None)
+    assert policy_for(wrong) == ("k:all", None)
     assert lookup_keys("k", "pass_rate") == ("k:all",)
     assert lookup_keys("k", "all_pass") == ("k:first", "k:all")
 
 
-def test_a_submission_out_of_time_is_kept_briefly_in_both_modes():
-    """Its skipped tests are no failures: the right program is tried again."""
+def test_verdicts_of_a_submission_out_of_time_are_stored_briefly_in_both_modes():
+    """Its skipped tests are not failures, as the program is right."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1)"
     with served_code(max_submission_s=0.4, cache_mb=16) as service:
-        for mode, place in (("all_pass", "k:first"), ("pass_rate", "k:all")):
-            answer = service.score(busy, stdio(*[("", "1")] * 4), mode=mode)
-            assert answer["verdicts"][-1]["verdict"] == "skipped"
-            assert kept(answer, mode) == (place, 600.0)
+        for mode, key in (("all_pass", "k:first"), ("pass_rate", "k:all")):
+            score = service.score(busy, stdio(*[("", "1")] * 4), mode=mode)
+            assert score["verdicts"][-1]["verdict"] == "skipped"
+            assert policy_for(score, mode) == (key, 600.0)
 
 
-def test_a_judgment_of_an_original_that_ran_out_of_time_is_kept_briefly(cached: Service):
-    ask = {"critique": "Overall judgment: Incorrect", "original_program": "while True: pass"}
-    answer = cached.score("print(3)", stdio(("", "3")), **ask)
-    assert answer["components"]["judgment_correct"] == 1.0
-    assert kept(answer, with_original=True) == ("k:all", 600.0)
-    right = {**answer, "judgment": "correct"}  # then the original passed, which no clock can do
-    assert kept(right, with_original=True) == ("k:all", None)
+def test_a_judgment_on_an_original_program_out_of_time_is_stored_briefly(cached: Service):
+    fields = {"critique": "Overall judgment: Incorrect", "original_program": "while True: pass"}
+    score = cached.score("print(3)", stdio(("", "3")), **fields)
+    assert score["components"]["judgment_correct"] == 1.0
+    assert policy_for(score, with_original=True) == ("k:all", 600.0)
+    right = {**score, "judgment": "correct"}  # the original passed, whatever the machine's load
+    assert policy_for(right, with_original=True) == ("k:all", None)
 
 
-def test_a_jail_that_died_is_kept_briefly():
+def test_the_verdict_on_a_jail_that_died_is_stored_briefly():
     with served_code(sandbox=FakeSandbox(RunResult(exit_code=-9, stopped="died"))) as service:
-        assert kept(service.score("print(1)", stdio(("", "1")))) == ("k:all", 600.0)
+        assert policy_for(service.score("print(1)", stdio(("", "1")))) == ("k:all", 600.0)
 
 
-def test_a_row_that_is_refused_is_not_answered_for_another(cached: Service):
-    """NaN and infinities are no nulls."""
+def test_an_invalid_row_shares_no_key_with_a_valid_one(cached: Service):
+    """NaN and infinities are not null."""
     row = '{"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [[%s]]}}'
     tests = '{"kind": "dataset", "dataset": "apps", "row": ' + row + "}"
     statuses = []
     for value in ("Infinity", "null", "Infinity", "NaN"):
         body = '{"revision": "def f(x): return None", "tests": ' + tests % value + "}"
         headers = {"content-type": "application/json"}
-        answer = cached.client.post("/score", content=body, headers=headers)
-        statuses.append(answer.status_code)
-        assert not (answer.status_code == 200 and answer.json()["cached"])
+        response = cached.client.post("/score", content=body, headers=headers)
+        statuses.append(response.status_code)
+        assert not (response.status_code == 200 and response.json()["cached"])
     assert statuses == [422, 200, 422, 422]
 
 
-def test_other_packages_are_another_question():
+def test_other_packages_have_another_key():
     with served_code() as service:
         one = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
     with served_code(preload=["fractions"]) as service:
@@ -212,7 +208,7 @@ def test_other_packages_are_another_question():
     assert one != other
 
 
-def test_an_audit_of_an_early_stop_compares_what_both_ran():
+def test_an_audit_compares_the_tests_up_to_the_first_failure():
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
         tests = stdio(("1", "2"), ("3", "3"))
@@ -229,7 +225,7 @@ def test_an_audit_of_an_early_stop_compares_what_both_ran():
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = shutil.which("redis-server")
-    assert program, "install redis-server (make install does where it may)"
+    assert program, "install redis-server (`make install` does, if it has permission)"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     folder = tmp_path_factory.mktemp("redis")
@@ -251,7 +247,7 @@ def _listens(port: int) -> bool:
     return True
 
 
-def test_replicas_share_verdicts_by_redis(redis_url: str):
+def test_replicas_share_verdicts_through_redis(redis_url: str):
     one, two = FakeSandbox(), FakeSandbox()
     with (
         served_code(sandbox=one, cache_mb=16, cache_url=redis_url) as first,
@@ -262,7 +258,7 @@ def test_replicas_share_verdicts_by_redis(redis_url: str):
     assert len(one.jobs) == 1 and not two.jobs
 
 
-async def test_redis_forgets_in_time(redis_url: str):
+async def test_redis_deletes_expired_entries(redis_url: str):
     cache = RedisCache(redis_url, memory=MemoryCache(0))
     other = RedisCache(redis_url, memory=MemoryCache(1000))
     await cache.put("brief", b"value", 0.2)
@@ -278,45 +274,45 @@ async def test_redis_forgets_in_time(redis_url: str):
     await other.aclose()
 
 
-def test_a_redis_that_is_gone_costs_nothing_but_the_cache():
-    """Not even the time of waiting for it, after the first look."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts, and never answers
+def test_a_redis_that_does_not_respond_is_bypassed():
+    """Only the first lookup waits for it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections only
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         with served_code(sandbox=FakeSandbox(), cache_mb=16, cache_url=url) as service:
             assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
-            answers = [service.score(f"print({n})", stdio(("1", "1"))) for n in range(10)]
-    assert max(answer["timing_ms"]["total"] for answer in answers) < 200
+            scores = [service.score(f"print({n})", stdio(("1", "1"))) for n in range(10)]
+    assert max(score["timing_ms"]["total"] for score in scores) < 200
 
 
-def test_a_wrong_url_is_refused_at_start(tmp_path: Path):
+def test_an_invalid_cache_url_prevents_the_start(tmp_path: Path):
     with pytest.raises(ValueError, match="--cache-url"):
         served_code(sandbox=FakeSandbox(), cache_url="http://127.0.0.1").__enter__()
 
 
-def test_half_of_the_requests_being_known_is_seen_in_the_metrics(cached: Service):
-    before = _looked_up(cached.client)
+def test_the_metrics_count_hits_and_misses(cached: Service):
+    before = _lookups(cached.client)
     for _ in range(2):
         cached.score("print('metrics')", stdio(("", "metrics")))
-    after = _looked_up(cached.client)
+    after = _lookups(cached.client)
     assert after["hit"] - before["hit"] == 1 and after["miss"] - before["miss"] == 1
 
 
-def _looked_up(client: httpx.Client) -> dict[str, float]:
+def _lookups(client: httpx.Client) -> dict[str, float]:
     found = re.findall(
         r'_cache_lookups_total{result="(\w+)",service="code"} ([\d.]+)', client.get("/metrics").text
     )
     return {"hit": 0.0, "miss": 0.0} | {name: float(count) for name, count in found}
 
 
-def test_by_default_verdicts_outlive_the_process_in_the_users_cache(
+def test_by_default_verdicts_are_stored_in_the_users_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = CodeSettings(workers=1)
-    for known in (False, True):
+    for cached in (False, True):
         with serving(create_app(settings, FakeSandbox())) as url:
             body = {"revision": "print(1)", "tests": stdio(("1", "1"))}
-            answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
-        assert answer["cached"] is known
+            score = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+        assert score["cached"] is cached
     assert (tmp_path / "cache" / "rewardfleet" / "code.sqlite").exists()
     assert CodeSettings(cache_file="").cache_file is None

@@ -1,4 +1,4 @@
-"""The overall judgment of a critique, and what it decides. The second half is over real HTTP."""
+"""The overall judgment of a critique, and its effect on scores, the latter over real HTTP."""
 
 import time
 
@@ -34,7 +34,7 @@ JUDGMENTS = [
     ("Overall judgment: [Incorrect]", "incorrect"),
     ("Overall judgment: {Correct}", "correct"),
     ("The overall judgment is: incorrect", "incorrect"),
-    # prose behind it
+    # prose after the word
     ("Overall judgment: Incorrect. The correct sum is 5", "incorrect"),
     ("Overall judgment: Incorrect. Correct answers are 5", "incorrect"),
     ("Overall judgment: Incorrect (correct for n=1)", "incorrect"),
@@ -52,7 +52,7 @@ JUDGMENTS = [
     ("Overall judgment: Correct\nOverall judgment: Incorrect", None),
     ("Overall judgment: Correct/Incorrect\n\nOverall judgment: Correct", None),
     ("Overall judgment: Correct\n...\nOverall judgment: correct", "correct"),
-    # no explicit one
+    # no explicit judgment
     ("", None),
     ("It is correct.", None),
     ("Judgment: Correct", None),
@@ -71,7 +71,7 @@ JUDGMENTS = [
 
 
 @pytest.mark.parametrize(("critique", "judgment"), JUDGMENTS)
-def test_judgments(critique: str, judgment: str | None):
+def test_overall_judgment(critique: str, judgment: str | None):
     assert overall_judgment(critique) == judgment
 
 
@@ -87,7 +87,7 @@ def test_judgments(critique: str, judgment: str | None):
         "</think",
     ],
 )
-def test_its_time_is_linear(part: str):
+def test_it_takes_linear_time(part: str):
     started = time.process_time()
     overall_judgment(part * (1_000_000 // len(part)))
     assert time.process_time() - started < 5
@@ -97,7 +97,7 @@ def test_its_time_is_linear(part: str):
 
 RIGHT, WRONG = "print(input())", "print(1)"
 TESTS = stdio(("1", "1"), ("2", "2"))
-SAYS = {"correct": "Overall judgment: Correct", "incorrect": "Overall judgment: Incorrect"}
+CRITIQUES = {"correct": "Overall judgment: Correct", "incorrect": "Overall judgment: Incorrect"}
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,15 @@ def service():
         yield service
 
 
-def test_without_a_critique_none_is_checked(service: Service):
+def test_a_request_without_a_critique_is_scored_by_its_tests_only(service: Service):
     score = service.score(f"Sure:\n```python\n{RIGHT}\n```", TESTS)
     assert (score["score"], score["critique_valid"], score["judgment"]) == (1.0, None, None)
     assert score["code"] == f"{RIGHT}\n"
     assert score["components"] == {"pass_rate": 1.0}
 
 
-def test_a_critique_that_judges(service: Service):
-    score = service.score(RIGHT, TESTS, critique=SAYS["incorrect"])
+def test_a_valid_critique_reports_its_judgment(service: Service):
+    score = service.score(RIGHT, TESTS, critique=CRITIQUES["incorrect"])
     assert (score["score"], score["critique_valid"]) == (1.0, True)
     assert score["judgment"] == "incorrect"
     assert "judgment_correct" not in score["components"]
@@ -131,63 +131,70 @@ def test_a_critique_without_a_judgment_scores_0_and_nothing_runs(critique: str):
     assert sandbox.jobs == []
 
 
-def test_bad_tests_are_told_whatever_the_critique_says(service: Service):
+def test_invalid_tests_are_an_error_even_if_the_critique_is_invalid(service: Service):
     assert service.post(RIGHT, asserts("f(1)"), critique="").status_code == 422
 
 
 @pytest.mark.parametrize(
-    ("judgment", "original", "right"),
+    ("judgment", "original", "judgment_correct"),
     [
         ("correct", RIGHT, 1.0),
         ("correct", f"Like so:\n```py\n{RIGHT}\n```", 1.0),
         ("correct", WRONG, 0.0),
         ("incorrect", RIGHT, 0.0),
         ("incorrect", WRONG, 1.0),
-        ("incorrect", "no Python", 1.0),
+        ("incorrect", "not valid Python", 1.0),
         ("incorrect", "while True: pass", 1.0),
     ],
 )
-def test_the_original_tells_whether_a_judgment_is_right(
-    service: Service, judgment: str, original: str, right: float
+def test_running_the_original_program_determines_whether_the_judgment_is_right(
+    service: Service, judgment: str, original: str, judgment_correct: float
 ):
-    score = service.score(RIGHT, TESTS, critique=SAYS[judgment], original_program=original)
-    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, right)
+    score = service.score(RIGHT, TESTS, critique=CRITIQUES[judgment], original_program=original)
+    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, judgment_correct)
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_where_it_is_known_whether_the_original_passes_it_is_not_run(passed: bool):
+def test_an_original_program_that_is_known_to_pass_or_fail_is_not_run(passed: bool):
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox) as service:
         score = service.score(
-            RIGHT, TESTS, critique=SAYS["correct"], original_program=WRONG, original_passed=passed
+            RIGHT,
+            TESTS,
+            critique=CRITIQUES["correct"],
+            original_program=WRONG,
+            original_passed=passed,
         )
     assert score["components"]["judgment_correct"] == float(passed)
     assert [job.program for job in sandbox.jobs] == [RIGHT]
 
 
-def test_an_original_that_cannot_be_run_is_no_wrong_judgment():
-    """The failure is ours: the request fails, and may be tried again."""
+def test_an_original_program_that_cannot_be_run_is_an_internal_failure():
+    """The request fails and can be retried; the judgment is not counted as wrong."""
 
-    class FailsSecond(FakeSandbox):
+    class SecondJobFails(FakeSandbox):
         async def run(self, job, on_result):
             if self.jobs:
                 raise Unavailable("no jail")
             return await super().run(job, on_result)
 
-    with served_code(sandbox=FailsSecond()) as service:
-        answer = service.post(RIGHT, TESTS, critique=SAYS["correct"], original_program=RIGHT)
-    assert answer.status_code == 503
-    assert answer.json()["retryable"] is True
+    with served_code(sandbox=SecondJobFails()) as service:
+        response = service.post(RIGHT, TESTS, critique=CRITIQUES["correct"], original_program=RIGHT)
+    assert response.status_code == 503
+    assert response.json()["retryable"] is True
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tests", "known"), [(40, False), (1, True)])
-def test_an_original_has_what_time_the_revision_left(tests: int, known: bool):
-    """Where that ends before a test failed, nobody knows whether the judgment is right."""
+def test_the_original_program_has_the_time_that_the_revision_left(tests: int, known: bool):
+    """If that is up before a test fails, it is unknown whether the judgment is right."""
     sleepy = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.1: pass"
     with served_code(workers=1, max_submission_s=2) as service:
         score = service.score(
-            "pass", stdio(*[("", "")] * tests), critique=SAYS["correct"], original_program=sleepy
+            "pass",
+            stdio(*[("", "")] * tests),
+            critique=CRITIQUES["correct"],
+            original_program=sleepy,
         )
     assert score["score"] == 1.0
     assert ("judgment_correct" in score["components"]) is known

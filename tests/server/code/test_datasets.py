@@ -1,4 +1,4 @@
-"""Raw rows of data sets as tests. The last part is over real HTTP."""
+"""Raw rows of datasets as tests. The last part is over real HTTP."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.datasets.encoding import MAX_UNPACKED
+from rewardfleet_server.code.datasets.encoding import MAX_DECOMPRESSED
 from rewardfleet_server.code.datasets.rows import read_row
 
 from ..video.test_bad_input import check_problem
@@ -47,12 +47,12 @@ for i, (inp, exp) in enumerate(zip(inputs, results)):
 """
 
 
-def packed(value: object, protocol: int = 4) -> str:
-    """As LiveCodeBench packs it."""
-    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
+def encoded(value: object, protocol: int = 4) -> str:
+    """Encode a value as LiveCodeBench does."""
+    return compressed(pickle.dumps(value, protocol))
 
 
-def raw(pickled: bytes) -> str:
+def compressed(pickled: bytes) -> str:
     return base64.b64encode(zlib.compress(pickled)).decode()
 
 
@@ -76,7 +76,7 @@ def read(dataset: str, row: dict, first: int | None = None):
         ),
     ],
 )
-def test_code_contests(row: dict, cases: int):
+def test_code_contests_rows(row: dict, cases: int):
     tests = read("code_contests", row)
     assert [(case.stdin, case.stdout) for case in tests.cases] == [("1 2", "3")] * cases
     assert (tests.checker, tests.setup) == ("tokens", "")
@@ -89,9 +89,9 @@ def test_numbers_with_a_decimal_point_have_a_tolerance():
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_livecodebench_packed(protocol: int):
+def test_livecodebench_compressed_tests(protocol: int):
     text = json.dumps({"input_output": json.dumps({**IO, "inputs": ["\u00fc \U0001f642"]})})
-    tests = read("livecodebench", {"id": 1, "labels": "{}", "test": packed(text, protocol)})
+    tests = read("livecodebench", {"id": 1, "labels": "{}", "test": encoded(text, protocol)})
     assert [(case.stdin, case.stdout) for case in tests.cases] == [("\u00fc \U0001f642", "3\n")]
 
 
@@ -102,29 +102,29 @@ def test_livecodebench_packed(protocol: int):
         {"test": {"input_output": FN}},
         {
             "public_test_cases": json.dumps([]),
-            "private_test_cases": packed(
+            "private_test_cases": encoded(
                 json.dumps([{"input": FN["inputs"][0], "output": FN["outputs"][0]}])
             ),
             "metadata": '{"func_name": "f"}',
         },
     ],
 )
-def test_livecodebench_functional(row: dict):
+def test_livecodebench_functional_tests(row: dict):
     tests = read("livecodebench", row)
     assert tests.fn_name == "f"
     assert [(case.args, case.expected) for case in tests.cases] == [([[1, 2], "x"], {"a": [3]})]
 
 
-def test_livecodebench_raw_has_public_tests_first():
+def test_livecodebench_public_tests_come_first():
     row = {
         "public_test_cases": '[{"input": "a", "output": "b", "testtype": "stdin"}]',
-        "private_test_cases": packed('[{"input": "c", "output": "d", "testtype": "stdin"}]'),
+        "private_test_cases": encoded('[{"input": "c", "output": "d", "testtype": "stdin"}]'),
         "metadata": "{}",
     }
     assert [case.stdin for case in read("livecodebench", row).cases] == ["a", "c"]
 
 
-def test_mbppplus_values_are_compared_outside():
+def test_mbppplus_values_are_compared_outside_the_sandbox():
     tests = read("mbppplus", {"test": EVALPLUS, "test_list": ["assert f(1) == 1"]})
     assert tests.cases == [
         "assert f(*[1, (2,)]) == 0.3",
@@ -144,14 +144,14 @@ def test_mbppplus_values_are_compared_outside():
         "def check(f):\n    assert f(1)\ncheck(f)",
     ],
 )
-def test_mbppplus_other_scripts_stay_whole(script: str):
+def test_mbppplus_scripts_of_another_form_are_one_case(script: str):
     assert read("mbppplus", {"test": script}).cases == [script]
 
 
-def test_mbppplus_asserts():
-    listed = {"selected_uts": ["assert f(1) == 2", "assert f(2)"], "test_imports": ["import math"]}
-    tests = read("mbppplus", listed)
-    assert (tests.cases, tests.single_run) == (listed["selected_uts"], False)
+def test_mbppplus_lists_of_asserts():
+    row = {"selected_uts": ["assert f(1) == 2", "assert f(2)"], "test_imports": ["import math"]}
+    tests = read("mbppplus", row)
+    assert (tests.cases, tests.single_run) == (row["selected_uts"], False)
     assert "import math" in tests.setup
     text = read("mbppplus", {"test": "assert f(1) == 2\nassert(f(2))\n"})
     assert (text.cases, text.single_run) == (["assert f(1) == 2", "assert f(2)"], True)
@@ -165,12 +165,12 @@ def test_mbppplus_asserts():
         ({"inputs": [["x"]], "outputs": ["x"], "fn_name": "f"}, [(["x"], "x")]),
     ],
 )
-def test_apps_functional(io: dict, cases: list):
+def test_apps_functional_tests(io: dict, cases: list):
     tests = read("apps", {"input_output": json.dumps(io)})
     assert [(case.args, case.expected) for case in tests.cases] == cases
 
 
-def test_apps_other_forms():
+def test_apps_rows_of_other_forms():
     lines = {"inputs": [["1", "2"]], "outputs": [["3"]]}
     (case,) = read("apps", {"input_output": lines}).cases
     assert (case.stdin, case.stdout) == ("1\n2", "3")
@@ -179,7 +179,7 @@ def test_apps_other_forms():
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("time_limit", "seconds"),
     [
         (2, 2.0),
         (0.5, 0.5),
@@ -189,13 +189,13 @@ def test_apps_other_forms():
         ({"seconds": 1, "nanos": 500_000_000}, 1.5),
     ],
 )
-def test_time_limits(given: object, seconds: float | None):
-    row = {"selected_uts": PAIRS, "time_limit": given}
-    given_tests = DatasetTests(kind="dataset", dataset="code_contests", row=row)
-    assert read_row(given_tests)[1] == seconds
+def test_time_limits(time_limit: object, seconds: float | None):
+    row = {"selected_uts": PAIRS, "time_limit": time_limit}
+    tests = DatasetTests(kind="dataset", dataset="code_contests", row=row)
+    assert read_row(tests)[1] == seconds
 
 
-# What cannot be read
+# Rows that cannot be read
 
 
 class Evil:
@@ -231,43 +231,43 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_pickle_that_is_more_than_a_text(pickled: bytes, capsys):
+def test_a_pickle_of_anything_but_a_string_is_rejected(pickled: bytes, capsys):
     with pytest.raises(InvalidRequest, match="pickle"):
-        read("livecodebench", {"test": raw(pickled)})
+        read("livecodebench", {"test": compressed(pickled)})
     assert capsys.readouterr().out == ""
 
 
-def test_a_memo_that_would_take_all_memory_is_not_made():
-    """Python's own unpickler makes a table of so many places."""
+def test_a_huge_memo_index_takes_no_memory():
+    """Python's own unpickler allocates a table of that size."""
     pickled = b"\x80\x02X\2\0\0\0{}r\xff\xff\xff\x7f."
-    with pytest.raises(InvalidRequest, match="no `input_output`"):
-        read("livecodebench", {"test": raw(pickled)})
+    with pytest.raises(InvalidRequest, match="`input_output` is missing"):
+        read("livecodebench", {"test": compressed(pickled)})
 
 
 @pytest.mark.slow
-def test_what_unpacks_to_too_much_is_let_be():
-    bomb = base64.b64encode(zlib.compress(bytes(20 * MAX_UNPACKED))).decode()
+def test_a_decompression_bomb_is_rejected():
+    bomb = base64.b64encode(zlib.compress(bytes(20 * MAX_DECOMPRESSED))).decode()
     started = time.process_time()
-    with pytest.raises(InvalidRequest, match="above 32 MiB"):
+    with pytest.raises(InvalidRequest, match="larger than 32 MiB"):
         read("livecodebench", {"test": bomb})
     assert time.process_time() - started < 2
 
 
-BAD = [
+INVALID = [
     ("code_contests", {}, "no tests"),
     ("code_contests", {"selected_uts": []}, "no tests"),
     ("code_contests", {"selected_uts": "[]"}, "no tests"),
     ("code_contests", {"public_tests": {"input": [], "output": []}}, "no tests"),
     ("code_contests", {"public_tests": {"input": ["1"], "output": []}}, "as many outputs"),
     ("code_contests", {"public_tests": [1]}, "public_tests"),
-    ("code_contests", {"test": "{"}, "test: no JSON"),
-    ("code_contests", {"test": "[" * 100_000}, "test: no JSON"),
-    ("code_contests", {"test": {"input": 1}}, "give a list"),
-    ("code_contests", {"test": ["assert f()"]}, "test.0: give input.stdin"),
+    ("code_contests", {"test": "{"}, "test: not valid JSON"),
+    ("code_contests", {"test": "[" * 100_000}, "test: not valid JSON"),
+    ("code_contests", {"test": {"input": 1}}, "must be a list"),
+    ("code_contests", {"test": ["assert f()"]}, "test.0: must have input.stdin"),
     ("code_contests", {"test": [{"input": {"stdin": 1}, "output": {"stdout": ""}}]}, "stdin"),
-    ("code_contests", {"test": PAIRS * 501}, "1002 tests; ask for the `first` 1000"),
-    ("code_contests", {"test": PAIRS, "labels": "{bad"}, "labels: no JSON"),
-    ("code_contests", {"test": PAIRS, "labels": [1]}, "labels: give an object"),
+    ("code_contests", {"test": PAIRS * 501}, "1002 tests; use the `first` 1000"),
+    ("code_contests", {"test": PAIRS, "labels": "{bad"}, "labels: not valid JSON"),
+    ("code_contests", {"test": PAIRS, "labels": [1]}, "labels: must be an object"),
     ("code_contests", {"test": PAIRS, "labels": {"programming_language": "cpp"}}, "'cpp'"),
     ("code_contests", {"test": PAIRS, "time_limit": 0}, "time_limit"),
     ("code_contests", {"test": PAIRS, "time_limit": "soon"}, "time_limit"),
@@ -277,32 +277,36 @@ BAD = [
     ("livecodebench", {"test": ""}, "test"),
     ("livecodebench", {"test": "no base64!"}, "neither JSON nor base64"),
     ("livecodebench", {"test": "AAAA"}, "zlib"),
-    ("livecodebench", {"test": packed("{}" * 999)[:-4]}, "cut short"),
-    ("livecodebench", {"test": packed("no JSON")}, "test: no JSON"),
-    ("livecodebench", {"test": packed("[]")}, "no `input_output`"),
-    ("livecodebench", {"test": {"input_output": {**FN, "inputs": ["{"]}}}, "input 0: no JSON"),
+    ("livecodebench", {"test": encoded("{}" * 999)[:-4]}, "truncated"),
+    ("livecodebench", {"test": encoded("no JSON")}, "test: not valid JSON"),
+    ("livecodebench", {"test": encoded("[]")}, "`input_output` is missing"),
+    (
+        "livecodebench",
+        {"test": {"input_output": {**FN, "inputs": ["{"]}}},
+        "input 0: not valid JSON",
+    ),
     ("livecodebench", {"test": {"input_output": {**FN, "inputs": [7]}}}, "input 0"),
     ("livecodebench", {"test": {"input_output": {**FN, "outputs": ["NaN"]}}}, "expected"),
     ("livecodebench", {"test": {"input_output": {**FN, "outputs": []}}}, "as many outputs"),
     ("livecodebench", {"test": {"input_output": {**FN, "fn_name": "f()"}}}, "fn_name"),
-    ("livecodebench", {"public_test_cases": [1]}, "a test is an object"),
+    ("livecodebench", {"public_test_cases": [1]}, "each test must be an object"),
     ("livecodebench", {"public_test_cases": [{"testtype": "functional"}]}, "func_name"),
     ("mbppplus", {}, "no tests"),
     ("mbppplus", {"test": ""}, "no tests"),
-    ("mbppplus", {"test": "def f(:"}, "no Python"),
+    ("mbppplus", {"test": "def f(:"}, "not valid Python"),
     ("mbppplus", {"test_list": [1]}, "cases.0"),
     ("apps", {}, "no tests"),
     ("apps", {"input_output": ""}, "no tests"),
-    ("apps", {"input_output": "[]"}, "give an object"),
+    ("apps", {"input_output": "[]"}, "must be an object"),
     ("apps", {"input_output": {"inputs": [], "outputs": []}}, "no tests"),
 ]
 
 
-@pytest.mark.parametrize(("dataset", "row", "said"), BAD)
-def test_a_row_that_cannot_be_read(dataset: str, row: dict, said: str):
+@pytest.mark.parametrize(("dataset", "row", "detail"), INVALID)
+def test_a_row_that_cannot_be_read(dataset: str, row: dict, detail: str):
     with pytest.raises(InvalidRequest, match=r"^tests\.row: ") as caught:
         read(dataset, row)
-    assert said in str(caught.value)
+    assert detail in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
@@ -328,7 +332,7 @@ SOLUTION = """class Solution:
 @pytest.mark.parametrize(
     ("program", "score"),
     [
-        ("pass", 0.0),  # what the row's imports bring is no answer
+        ("pass", 0.0),  # a function that the row imports does not count
         ("gcd = gcd", 0.0),
         ("def gcd(a, b): return 1", 0.0),
         ("from math import gcd", 1.0),
@@ -336,22 +340,24 @@ SOLUTION = """class Solution:
         ("class Solution:\n  def gcd(self, a, b): return gcd(a, b)", 1.0),
     ],
 )
-def test_the_program_must_define_what_is_asked_for(service: Service, program: str, score: float):
+def test_the_program_itself_must_define_the_function(service: Service, program: str, score: float):
     row = {"input_output": {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}}
     assert service.score(program, dataset("apps", row))["score"] == score
 
 
-def test_a_method_of_livecodebench_with_the_imports_it_is_given(service: Service):
-    """Its name is that of a function that these imports bring."""
+def test_a_method_of_livecodebench_may_use_the_imports_of_the_dataset(service: Service):
+    """Here it has the name of an imported function."""
     io = {"inputs": ["[1, 2, 3]\n2", "[1]\n1"], "outputs": ["6", "2"], "fn_name": "permutations"}
-    tests = dataset("livecodebench", {"test": packed(json.dumps({"input_output": json.dumps(io)}))})
+    tests = dataset(
+        "livecodebench", {"test": encoded(json.dumps({"input_output": json.dumps(io)}))}
+    )
     score = service.score(f"```python\n{SOLUTION}```", tests)
     assert (score["pass_rate"], score["code"]) == (0.5, SOLUTION)
     verdicts = [(each["verdict"], each["verdict_by"]) for each in score["verdicts"]]
     assert verdicts == [("accepted", "service"), ("wrong_answer", "service")]
 
 
-def test_stdin_of_livecodebench(service: Service):
+def test_livecodebench_over_http(service: Service):
     tests = dataset("livecodebench", {"test": {"input_output": IO}})
     assert service.score("print(reduce(add, map(int, input().split())))", tests)["score"] == 1.0
 
@@ -362,7 +368,7 @@ def test_code_contests_over_http(service: Service):
 
 
 def test_mbppplus_over_http(service: Service):
-    """Of values that are nearly right, that are equal to everything; and of a script."""
+    """With values within the tolerance, values that equal everything, and a script."""
     tests = dataset("mbppplus", {"test": EVALPLUS})
     right = "def f(x, y): return 0.1 + 0.2 if x == 1 else (float('inf'), [None])"
     score = service.score(right, tests)
@@ -375,12 +381,12 @@ def test_mbppplus_over_http(service: Service):
     assert service.verdict("def f(x): return x", script) == "wrong_answer"
 
 
-def test_a_rows_time_limit_holds_where_the_request_gives_none(service: Service):
+def test_the_time_limit_of_a_row_is_used_if_the_request_gives_none(service: Service):
     tests = dataset("code_contests", {"test": PAIRS[:1], "time_limit": 0.2})
     busy = "import time\nwhile time.process_time() < 0.8: pass\nprint(3)"
     body = {"revision": busy, "tests": tests}
-    hurried = service.client.post("/score", json=body).json()
-    assert hurried["verdicts"][0]["verdict"] == "time_limit"
+    score = service.client.post("/score", json=body).json()
+    assert score["verdicts"][0]["verdict"] == "time_limit"
     body["limits"] = {"cpu_s": 5}
     assert service.client.post("/score", json=body).json()["score"] == 1.0
     tests["row"]["time_limit"] = 1000
@@ -391,17 +397,17 @@ def test_a_rows_time_limit_holds_where_the_request_gives_none(service: Service):
     )
 
 
-def test_nan_in_a_row_is_no_limit(service: Service):
-    """As pandas and `requests` send it."""
+def test_a_time_limit_of_nan_is_none(service: Service):
+    """pandas and `requests` send NaN for a missing value."""
     body = {
         "revision": "print(3)",
         "tests": dataset("code_contests", {"test": PAIRS, "time_limit": math.nan}),
     }
     headers = {"content-type": "application/json"}
-    answer = service.client.post("/score", content=json.dumps(body), headers=headers)
-    assert answer.json()["score"] == 1.0
+    response = service.client.post("/score", content=json.dumps(body), headers=headers)
+    assert response.json()["score"] == 1.0
 
 
 def test_a_row_that_cannot_be_read_is_a_clear_problem(service: Service):
-    tests = dataset("livecodebench", {"test": raw(HOSTILE["call"])})
-    check_problem(service.post("x", tests), "invalid", "more than a text")
+    tests = dataset("livecodebench", {"test": compressed(HOSTILE["call"])})
+    check_problem(service.post("x", tests), "invalid", "not exactly one string")

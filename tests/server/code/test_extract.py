@@ -1,4 +1,4 @@
-"""The program in a model's text: a table of what models write."""
+"""Extraction of the program from a model's text: a table of what models write."""
 
 import time
 
@@ -6,10 +6,10 @@ import pytest
 
 from rewardfleet_server.code.extract import extract_program
 
-#: A program that stands on its own, and another.
+#: Two complete programs.
 P = "def add(a, b):\n    return a + b\n"
 Q = "import sys\nfor line in sys.stdin:\n    print(line)\n"
-#: One whose docstring has a fence in it.
+#: Programs with a fence in a docstring.
 D = 'def f(x):\n    """Doubles.\n\n    ```python\n    f(2)\n    ```\n    """\n    return 2 * x\n'
 S = "def f(x):\n    '''\n```\nx\n```\n    '''\n    return x\n"
 USE = "print(add(2, 3))\n"
@@ -58,7 +58,7 @@ CASES = {
     "language-in-braces": (fence(P, "{.python .numberLines}"), P),
     "no-language": (fence(P, ""), P),
     "language-a-line-too-late": (fence("python\n" + P, ""), P),
-    "mislabelled": (fence(P, "cpp"), P),
+    "mislabeled": (fence(P, "cpp"), P),
     "prose-around": (f"Here's the fix:\n\n{fence(P)}\nIt's O(n).", P),
     "prose-with-triple-quotes-around": (f'Mind the """ here.\n{fence(P)}', P),
     "windows": (f"Sure!\n{fence(P)}".replace("\n", "\r\n"), P),
@@ -118,7 +118,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("text", "program"), CASES.values(), ids=CASES.keys())
-def test_the_program_is_found(text: str, program: str):
+def test_extraction(text: str, program: str):
     assert extract_program(text) == program
 
 
@@ -150,8 +150,8 @@ def test_the_program_is_found(text: str, program: str):
         "\t\r",
     ],
 )
-def test_its_time_is_linear(part: str):
-    """What is quadratic would take minutes."""
+def test_extraction_takes_linear_time(part: str):
+    """Quadratic time would be minutes."""
     started = time.process_time()
     extract_program(part * (200_000 // len(part)))
     extract_program("```python\n" + part * (200_000 // len(part)))

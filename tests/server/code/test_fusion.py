@@ -1,6 +1,6 @@
-"""Programs at a SandboxFusion server: judged as in a jail, and its outages are no verdicts.
+"""Programs on a SandboxFusion server get the same verdicts as in a jail; outages are errors.
 
-Over real HTTP on both sides: the code service asks a server on loopback.
+Over real HTTP on both sides: the code service sends requests to a server on loopback.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from rewardfleet_server.code.sandboxes import fusion
 
 from ..video.test_bad_input import check_problem
 from .conftest import Service, asserts, functional, served_code, stdio
-from .fusion_server import CUT, FusionServer, fusion_server
-from .test_facade import ADD, oj, submit
+from .fusion_server import TRUNCATED_BYTES, FusionServer, fusion_server
+from .test_sandbox_fusion_api import ADD, oj, submit
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +35,18 @@ def served_fusion(**settings: object) -> Iterator[tuple[Service, FusionServer]]:
 
 
 @pytest.fixture(scope="module")
-def sound():
+def fusion_service():
     with served_fusion() as (service, _):
         yield service
 
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch):
-    """A server that will misbehave, and short waits between tries."""
-    monkeypatch.setattr(fusion, "_MAX_WAIT", 0.01)
+    """A service and its server, which can misbehave; with short waits between attempts."""
+    monkeypatch.setattr(fusion, "_MAX_WAIT_S", 0.01)
     with served_fusion(fusion_concurrency=4) as (service, server):
-        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # it is probed
-        server.seen.clear()
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
+        server.requests.clear()
         yield service, server
 
 
@@ -79,13 +79,15 @@ def pair(monkeypatch: pytest.MonkeyPatch):
     ],
     ids=lambda value: value[:30].replace("\n", " ") if isinstance(value, str) else "",
 )
-def test_verdicts_as_in_a_jail(sound: Service, program: str, tests: dict, verdict: str):
-    assert sound.verdict(program, tests) == verdict
+def test_verdicts_are_those_of_a_jail(
+    fusion_service: Service, program: str, tests: dict, verdict: str
+):
+    assert fusion_service.verdict(program, tests) == verdict
 
 
-def test_answers_say_where_the_program_ran(sound: Service):
-    assert sound.client.get("/readyz").json()["isolation"] == "fusion"
-    score = sound.score("print(1)", stdio(("", "1")))
+def test_scores_report_where_the_program_ran(fusion_service: Service):
+    assert fusion_service.client.get("/readyz").json()["isolation"] == "fusion"
+    score = fusion_service.score("print(1)", stdio(("", "1")))
     assert (score["backend"], score["isolation"]) == ("fusion", "fusion")
     assert score["provenance"]["sandbox"] == "fusion"
     assert score["provenance"]["python"].startswith("3.")
@@ -93,35 +95,35 @@ def test_answers_say_where_the_program_ran(sound: Service):
     assert score["suspicions"] == []
 
 
-def test_outputs_that_sandboxfusion_cuts_off_come_whole(sound: Service):
-    """300 kB, of which it keeps 219,264 bytes and says Success; 1 MB, on which it hangs."""
+def test_outputs_that_sandboxfusion_truncates_are_complete(fusion_service: Service):
+    """SandboxFusion truncates 300 kB to 219,264 bytes with status Success, and hangs on 1 MB."""
     for size in (300_000, 1_000_000):
-        assert size > CUT
-        assert sound.verdict(f"print('x' * {size})", stdio(("", "x" * size))) == "accepted"
+        assert size > TRUNCATED_BYTES
+        assert fusion_service.verdict(f"print('x' * {size})", stdio(("", "x" * size))) == "accepted"
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-def test_a_large_input(sound: Service):
+def test_a_large_input_arrives(fusion_service: Service):
     tests = stdio(("x" * 10_000_000, "10000000"))
-    assert sound.verdict("print(len(input()))", tests) == "accepted"
+    assert fusion_service.verdict("print(len(input()))", tests) == "accepted"
 
 
-def test_our_own_facade_in_front_of_it(sound: Service):
-    assert submit(sound, ADD, oj(("1 2", "3")), "CommonOJ").accepted is True
+def test_the_sandbox_fusion_api_works_with_it(fusion_service: Service):
+    assert submit(fusion_service, ADD, oj(("1 2", "3")), "CommonOJ").accepted is True
 
 
-def test_a_program_that_removes_its_outputs_has_failed(sound: Service):
-    """The server is asked whether it is well; so that nobody can buy another try."""
+def test_a_program_that_removes_its_output_files_fails(fusion_service: Service):
+    """The server is probed, so that a program cannot cause a retry."""
     program = "import os\nfor each in os.listdir(): os.remove(each)"
-    score = sound.score(program, stdio(("", ""), ("", "")))
+    score = fusion_service.score(program, stdio(("", ""), ("", "")))
     assert (score["score"], score["verdicts"][0]["verdict"]) == (0.0, "runtime_error")
-    assert score["suspicions"] == ["test 1: broke its jail"]
+    assert score["suspicions"] == ["test 1: its sandbox died"]
 
 
 # Outages
 
 
-def nothing_but(status: int, body: bytes = b"oops") -> Any:
+def plain_response(status: int, body: bytes = b"oops") -> Any:
     return lambda: Response(body, status)
 
 
@@ -145,11 +147,11 @@ def html() -> Response:
     return Response("<html>busy</html>", media_type="text/html")
 
 
-MISBEHAVIOURS = {
-    "500": nothing_but(500),
-    "502": nothing_but(502),
-    "504": nothing_but(504),
-    "429": nothing_but(429),
+MISBEHAVIORS = {
+    "500": plain_response(500),
+    "502": plain_response(502),
+    "504": plain_response(504),
+    "429": plain_response(429),
     "SandboxError": sandbox_error,
     "malformed JSON": lambda: Response('{"status": ', media_type="application/json"),
     "another shape": lambda: JSONResponse(["Success"]),
@@ -158,89 +160,93 @@ MISBEHAVIOURS = {
 }
 
 
-@pytest.mark.parametrize("misbehave", MISBEHAVIOURS.values(), ids=MISBEHAVIOURS)
-def test_an_outage_is_an_error_and_no_verdict(pair: tuple, misbehave: Any):
+@pytest.mark.parametrize("misbehave", MISBEHAVIORS.values(), ids=MISBEHAVIORS)
+def test_an_outage_is_an_error_not_a_verdict(pair: tuple, misbehave: Any):
     service, server = pair
     server.misbehave = misbehave
-    answer = service.post("print(1)", stdio(("", "1")))
-    check_problem(answer, "unavailable", "failed 4 times")
-    assert answer.json()["retryable"] is True
-    assert len(server.seen) == fusion._TRIES
+    response = service.post("print(1)", stdio(("", "1")))
+    check_problem(response, "unavailable", "failed 4 times")
+    assert response.json()["retryable"] is True
+    assert len(server.requests) == fusion._MAX_ATTEMPTS
 
 
-@pytest.mark.parametrize("misbehave", MISBEHAVIOURS.values(), ids=MISBEHAVIOURS)
-def test_what_passes_is_tried_again(pair: tuple, misbehave: Any):
+@pytest.mark.parametrize("misbehave", MISBEHAVIORS.values(), ids=MISBEHAVIORS)
+def test_a_temporary_outage_is_retried(pair: tuple, misbehave: Any):
     service, server = pair
-    server.misbehave, server.times = misbehave, 2
+    server.misbehave, server.misbehave_times = misbehave, 2
     assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
-def test_a_refusal_is_not_tried_again(pair: tuple):
+def test_a_rejected_request_is_not_retried(pair: tuple):
     service, server = pair
-    server.misbehave = nothing_but(422, b"no such language")
-    answer = service.post("print(1)", stdio(("", "1")))
-    check_problem(answer, "backend_failed", "no such language")
-    assert len(server.seen) == 1
+    server.misbehave = plain_response(422, b"no such language")
+    response = service.post("print(1)", stdio(("", "1")))
+    check_problem(response, "backend_failed", "no such language")
+    assert len(server.requests) == 1
 
 
-def test_a_server_that_hangs(pair: tuple, monkeypatch: pytest.MonkeyPatch):
-    """It is not asked again, as more questions would not help it; and the deadline holds."""
-    monkeypatch.setattr(fusion, "_LATE_SECONDS", 0.2)
+def test_a_server_that_hangs_is_not_retried(pair: tuple, monkeypatch: pytest.MonkeyPatch):
+    """More requests would not help it. The deadline of the request applies as well."""
+    monkeypatch.setattr(fusion, "_GRACE_S", 0.2)
     service, server = pair
     server.misbehave = hangs
     started = time.monotonic()
     limits = {"cpu_s": 0.3, "wall_s": 0.3}
     check_problem(
-        service.post("print(1)", stdio(("", "1")), limits=limits), "unavailable", "no answer"
+        service.post("print(1)", stdio(("", "1")), limits=limits),
+        "unavailable",
+        "did not answer within",
     )
     body = {"revision": "print(1)", "tests": stdio(("", "1"))}
     headers = {"x-request-timeout": "0.3"}
     check_problem(service.client.post("/score", json=body, headers=headers), "deadline_exceeded")
-    assert len(server.seen) == 2
+    assert len(server.requests) == 2
     assert time.monotonic() - started < 5
 
 
-def test_a_server_that_is_not_there():
+def test_a_server_that_is_down_is_unavailable():
     with served_code(sandbox_name="fusion", fusion_url="http://127.0.0.1:9") as service:
-        answer = service.post("print(1)", stdio(("", "1")))
-        check_problem(answer, "unavailable", "Connect")
+        response = service.post("print(1)", stdio(("", "1")))
+        check_problem(response, "unavailable", "Connect")
 
 
-def test_a_server_that_returns_no_files():
-    """Then nothing can be said of any program."""
+def test_a_server_that_returns_no_files_is_unavailable():
+    """Without files, no program can be judged."""
     with served_fusion() as (service, server):
-        server.keeps_files = False
-        answer = service.post("print(1)", stdio(("", "1")))
-        check_problem(answer, "unavailable", "known-good program: returns no files")
+        server.returns_files = False
+        response = service.post("print(1)", stdio(("", "1")))
+        check_problem(response, "unavailable", "known-good program: returns no files")
 
 
 def test_an_outage_fails_one_item_of_a_batch(pair: tuple):
     service, server = pair
-    server.misbehave, server.times = nothing_but(503), fusion._TRIES
-    server_first = {"revision": "print(1)", "tests": stdio(("", "1"))}
-    first = service.client.post("/score/batch", json={"items": [server_first]}).json()
-    second = service.client.post("/score/batch", json={"items": [server_first]}).json()
+    server.misbehave, server.misbehave_times = plain_response(503), fusion._MAX_ATTEMPTS
+    item = {"revision": "print(1)", "tests": stdio(("", "1"))}
+    first = service.client.post("/score/batch", json={"items": [item]}).json()
+    second = service.client.post("/score/batch", json={"items": [item]}).json()
     assert [first["results"][0]["score"], second["results"][0]["score"]] == [None, 1.0]
     assert first["results"][0]["error"]["kind"] == "unavailable"
 
 
-def test_not_more_runs_at_once_than_it_may_have(pair: tuple):
+def test_concurrent_runs_are_limited(pair: tuple):
     service, server = pair
-    program = "import time\ntime.sleep(0.1)\nprint(1)\n"  # and sixteen that differ
+    program = "import time\ntime.sleep(0.1)\nprint(1)\n"  # in sixteen variants
     items = [{"revision": f"{program}y = {n}\n", "tests": stdio(("", "1"))} for n in range(16)]
     results = service.client.post("/score/batch", json={"items": items}).json()["results"]
     assert [each["score"] for each in results] == [1.0] * 16
-    assert server.most_at_once == 4
+    assert server.max_concurrent == 4
     assert max(each["timing_ms"]["queue"] for each in results) > 50
 
 
-def test_without_its_url_it_does_not_start(capsys: pytest.CaptureFixture[str]):
+def test_the_service_does_not_start_without_the_url_of_the_server(
+    capsys: pytest.CaptureFixture[str],
+):
     assert main(["serve", "code", "--sandbox", "fusion"]) == 2
     assert "--fusion-url" in capsys.readouterr().err
 
 
-def test_without_its_package_it_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_the_service_does_not_start_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setitem(sys.modules, "sandbox_fusion", None)
     flags = ["--sandbox", "fusion", "--fusion-url", "http://127.0.0.1:9"]
     assert main(["serve", "code", *flags]) == 2
-    assert "rewardfleet[fusion]" in capsys.readouterr().err
+    assert "the sandbox fusion needs sandbox_fusion" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The service as a whole: modes, readiness, and what is our failure and what the program's."""
+"""The complete service: modes, readiness, and which failures are the program's or internal."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from rewardfleet_server.cli import main
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail import isolation, pool, warden
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
-from rewardfleet_server.code.sandboxes.jail.worker import NoJail, Worker
+from rewardfleet_server.code.sandboxes.jail.worker import JailUnavailable, Worker, WorkerConfig
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
@@ -37,9 +37,9 @@ def verdicts(score: dict) -> list[str]:
     return [each["verdict"] for each in score["verdicts"]]
 
 
-def test_readiness_tells_the_isolation(level_service: Service):
-    answer = level_service.client.get("/readyz")
-    assert answer.json() == {"status": "ready", "isolation": level_service.level}
+def test_readiness_reports_the_isolation_level(level_service: Service):
+    response = level_service.client.get("/readyz")
+    assert response.json() == {"status": "ready", "isolation": level_service.level}
 
 
 def test_a_score_is_the_share_of_tests_passed(service: Service):
@@ -52,7 +52,7 @@ def test_a_score_is_the_share_of_tests_passed(service: Service):
     assert score["provenance"]["isolation"] == score["isolation"] == "bubblewrap"
 
 
-def test_all_or_nothing_stops_at_the_first_failure(service: Service):
+def test_all_pass_stops_at_the_first_failure(service: Service):
     tests = stdio(("1", "1"), ("2", "x"), ("3", "3"))
     score = service.score("print(input())", tests, mode="all_pass")
     assert score["score"] == 0.0
@@ -60,23 +60,23 @@ def test_all_or_nothing_stops_at_the_first_failure(service: Service):
     assert service.score("print(input())", stdio(("1", "1")), mode="all_pass")["score"] == 1.0
 
 
-def test_asserts_together_run_the_program_once(service: Service):
+def test_asserts_of_a_single_run_run_the_program_once(service: Service):
     program = "import time\nprint('once')\ncount = 0\ndef f():\n  global count\n  count += 1\n"
     program += "  return count"
     cases = ["assert f() == 1", "assert f() == 2", "assert f() == 7", "assert f() > 3"]
-    together = service.score(program, asserts(*cases, single_run=True))
-    assert verdicts(together) == ["accepted", "accepted", "wrong_answer", "accepted"]
-    apart = service.score(program, asserts(*cases))
-    assert verdicts(apart) == ["accepted", "wrong_answer", "wrong_answer", "wrong_answer"]
+    single_run = service.score(program, asserts(*cases, single_run=True))
+    assert verdicts(single_run) == ["accepted", "accepted", "wrong_answer", "accepted"]
+    several_runs = service.score(program, asserts(*cases))
+    assert verdicts(several_runs) == ["accepted", "wrong_answer", "wrong_answer", "wrong_answer"]
 
 
-def test_setup_comes_before_the_program(service: Service):
+def test_setup_runs_before_the_program(service: Service):
     program = "def f(x): return Point(x, 1)"
     setup = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')"
     assert service.verdict(program, asserts("assert f(2) == (2, 1)", setup=setup)) == "accepted"
 
 
-def test_functions_and_methods(service: Service):
+def test_functions_and_methods_can_be_called(service: Service):
     tests = functional("f", ([2, [1]], {"sum": 3}))
     assert service.verdict("def f(x, y): return {'sum': x + y[0]}", tests) == "accepted"
     method = "class Solution:\n  def f(self, x, y): return {'sum': x + y[0]}"
@@ -86,36 +86,36 @@ def test_functions_and_methods(service: Service):
     assert "defines no 'f'" in score["verdicts"][0]["stderr"]
 
 
-def test_a_program_that_is_no_python(service: Service):
+def test_a_program_that_is_not_valid_python_is_a_compile_error(service: Service):
     score = service.score("def f(:\n  pass", stdio(("", ""), ("", "")))
     assert verdicts(score) == ["compile_error", "compile_error"]
     assert "SyntaxError" in score["verdicts"][0]["stderr"]
 
 
-def test_a_program_that_only_times_out_gets_its_verdict(service: Service):
-    """Before the request's deadline, however many tests there are."""
-    with served_code(workers=1, max_submission_s=1) as hurried:
-        score = hurried.score("while True: pass", stdio(*[("", "")] * 20))
+def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_deadline():
+    """However many tests there are."""
+    with served_code(workers=1, max_submission_s=1) as service:
+        score = service.score("while True: pass", stdio(*[("", "")] * 20))
     assert verdicts(score) == ["time_limit"] * 2 + ["skipped"] * 18
 
 
 @pytest.mark.slow
-def test_as_many_tests_as_there_may_be(service: Service):
+def test_the_maximum_number_of_tests(service: Service):
     assert service.score("print(input())", stdio(*[("1", "1")] * 1000))["score"] == 1.0
 
 
-def test_times_by_stage(service: Service):
+def test_the_stages_add_up_to_the_backend_time(service: Service):
     timing = service.score("print(1)", stdio(("", "1"), ("", "1")))["timing_ms"]
     stages = [timing[stage] for stage in ("fork", "run", "judge", "clean")]
     assert min(stages) > 0
     assert sum(stages) == pytest.approx(timing["backend"], abs=0.1)
 
 
-# Whose failure it is
+# Failures of programs, and internal failures
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_jail_that_dies_while_a_program_runs_is_the_programs_failure(level: str):
+def test_a_jail_that_dies_while_a_program_runs_is_a_failure_of_the_program(level: str):
     before = descendants()
     with served_code(level, workers=1) as service:
         jails = descendants() - before
@@ -123,47 +123,47 @@ def test_a_jail_that_dies_while_a_program_runs_is_the_programs_failure(level: st
         killer.start()
         score = service.score("import time\ntime.sleep(1)", stdio(("", ""), ("", "")))
         assert verdicts(score) == ["runtime_error", "skipped"]
-        assert score["suspicions"] == ["test 1: broke its jail"]
+        assert score["suspicions"] == ["test 1: its sandbox died"]
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
-def test_a_jail_that_cannot_be_had_is_our_failure(monkeypatch: pytest.MonkeyPatch):
-    """Retryable, without a score; and over as soon as there is one again."""
+def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.MonkeyPatch):
+    """It is retryable, without a score, and ends as soon as a jail can start again."""
     before = descendants()
     with served_code(workers=1) as service:
 
         def refuse(*_: object) -> None:
-            raise NoJail("no room")
+            raise JailUnavailable("no room")
 
         with monkeypatch.context() as patched:
             patched.setattr(Worker, "start", refuse)
             for pid in descendants() - before:
                 os.kill(pid, signal.SIGKILL)
-            answer = service.post("print(1)", stdio(("", "1")))
-            assert answer.status_code == 503
-            assert answer.json()["retryable"] is True
+            response = service.post("print(1)", stdio(("", "1")))
+            assert response.status_code == 503
+            assert response.json()["retryable"] is True
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
-def test_a_fork_that_fails_is_our_failure(monkeypatch: pytest.MonkeyPatch):
+def test_a_fork_that_fails_is_an_internal_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(warden, "fork", lambda: -1)
     ours, theirs = socket.socketpair()
-    orders = {"writable": [], "processes": 1}
-    program = warden.Filter.of(b"")
-    worker = Worker(pool.WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
+    config = {"writable": [], "processes": 1}
+    no_filter = warden.Filter.of(b"")
+    worker = Worker(WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
     worker._channel = ours
     with ThreadPoolExecutor(1) as threads:
-        answered = threads.submit(
-            lambda: warden.Warden(theirs, orders, 0, program).serve(*warden.receive(theirs))
+        served = threads.submit(
+            lambda: warden.Warden(theirs, config, 0, no_filter).serve(*warden.receive(theirs))
         )
-        with pytest.raises(NoJail, match="no process can be made now"):
+        with pytest.raises(JailUnavailable, match="no process can be made now"):
             worker.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
-        answered.result()
+        served.result()
     theirs.close()
-    assert worker._channel is None  # the next job gets a jail made anew
+    assert worker._channel is None  # the next job gets a new jail
 
 
-def test_a_sandbox_that_fails_is_no_score():
+def test_a_sandbox_that_fails_is_an_error_without_a_score():
     with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
         body = {"items": [{"revision": "x", "tests": stdio(("", ""))}]}
         (result,) = service.client.post("/score/batch", json=body).json()["results"]
@@ -171,14 +171,14 @@ def test_a_sandbox_that_fails_is_no_score():
         assert result["error"]["kind"] == "unavailable"
 
 
-def test_a_run_that_breaks_its_jail_by_the_fake():
-    ended = RunResult(exit_code=-9, stopped="died")
-    with served_code(sandbox=FakeSandbox(ended)) as service:
+def test_a_run_that_breaks_its_jail_scores_0():
+    result = RunResult(exit_code=-9, stopped="died")
+    with served_code(sandbox=FakeSandbox(result)) as service:
         score = service.score("x", stdio(("", "")))
         assert (score["score"], verdicts(score)) == (0.0, ["runtime_error"])
 
 
-def test_a_caller_who_hangs_up_ends_his_program(service: Service):
+def test_a_program_ends_when_its_caller_disconnects(service: Service):
     with pytest.raises(httpx.ReadTimeout):
         service.client.post(
             "/score",
@@ -194,26 +194,26 @@ def test_a_caller_who_hangs_up_ends_his_program(service: Service):
     assert time.monotonic() - started < 1
 
 
-# The ladder
+# Isolation levels
 
 
-def test_it_climbs_down_where_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch):
+def test_landlock_is_used_if_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     with served_code(workers=1) as service:
         assert service.score("print(1)", stdio(("", "1")))["isolation"] == "landlock"
 
 
-def test_without_any_level_it_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_the_service_does_not_start_if_no_level_works(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(pool, "FALLBACK_ORDER", ("bubblewrap",))
     monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     assert main(["serve", "code"]) == 2
-    said = capsys.readouterr().err
-    assert "apt-get install bubblewrap" in said
-    assert "none-unsafe" in said
+    message = capsys.readouterr().err
+    assert "apt-get install bubblewrap" in message
+    assert "none-unsafe" in message
 
 
-def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    """As at the level that is none, where a file of the host can be read."""
+def test_a_jail_that_does_not_isolate_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    """Without seccomp filters, a program can send signals. `none-unsafe` only permits reading."""
     settings = CodeSettings(workers=1, isolation="none-unsafe")
     allow_all = b"\x06\0\0\0\0\0\xff\x7f"
     monkeypatch.setattr(pool, "compiled_filters", lambda: Filters(allow_all, allow_all))
@@ -221,7 +221,7 @@ def test_a_jail_that_does_not_hold_is_not_used(monkeypatch: pytest.MonkeyPatch):
         pool.build(settings)
 
 
-def test_no_isolation_must_be_asked_for_in_words():
+def test_a_service_without_isolation_must_be_requested_explicitly():
     with served_code("none-unsafe", workers=1) as service:
         assert service.client.get("/readyz").json()["isolation"] == "none-unsafe"
         score = service.score("print(open('/etc/passwd').read()[:4])", stdio(("", "root")))
@@ -229,7 +229,7 @@ def test_no_isolation_must_be_asked_for_in_words():
         assert service.verdict("import os\nos.fork()", stdio(("", ""))) == "runtime_error"
 
 
-def test_a_python_that_is_none(tmp_path):
+def test_an_interpreter_that_cannot_run_is_named_with_its_flag(tmp_path):
     (tmp_path / "python").write_text("#!/bin/false\n")
     with pytest.raises(ValueError, match="--python"):
         isolation.find_python(tmp_path / "python")
@@ -237,7 +237,7 @@ def test_a_python_that_is_none(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_nothing_outlives_a_service_that_is_killed(level: str):
+def test_no_process_outlives_a_service_that_is_killed(level: str):
     server = subprocess.Popen(
         f"{sys.executable} -m rewardfleet_server serve code --port 0 --isolation {level}".split(),
         stderr=subprocess.DEVNULL,
@@ -257,7 +257,7 @@ def test_nothing_outlives_a_service_that_is_killed(level: str):
 # The client
 
 
-async def test_the_client(service: Service):
+async def test_the_client_scores_programs(service: Service):
     url = str(service.client.base_url)
     tests = stdio(("1", "1"), ("2", "x"))
     async with RewardFleet(code=url) as fleet:
@@ -269,17 +269,17 @@ async def test_the_client(service: Service):
         assert await fleet.code.rewards(requests) == [0.0, 0.0, 1.0, 0.0]
         with pytest.raises(InvalidRequest, match=r"tests\.stdio\.cases"):
             await fleet.code.score("print(1)", stdio())
-        with pytest.raises(AttributeError, match="video=URL"):
-            fleet.video  # noqa: B018 - the look is the test
+        with pytest.raises(AttributeError, match="give video="):
+            fleet.video  # noqa: B018 - the access is the test
 
 
-def test_the_blocking_client(service: Service):
+def test_the_blocking_client_scores_programs(service: Service):
     with blocking.RewardFleet(code=str(service.client.base_url)) as fleet:
         assert fleet.code.reward("print(1)", stdio(("", "1"))) == 1.0
 
 
 @pytest.mark.slow
-async def test_many_at_once_are_all_answered(service: Service):
+async def test_many_concurrent_requests_are_all_answered(service: Service):
     async with RewardFleet(code=str(service.client.base_url)) as fleet:
         scores = await asyncio.gather(
             *(fleet.code.score(f"print({n})", stdio(("", f"{n}"))) for n in range(500))

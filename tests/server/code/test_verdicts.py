@@ -1,4 +1,4 @@
-"""From tests and ends of runs to verdicts: tables, and what no program may have a say in."""
+"""Verdicts from tests and the results of runs: tables, and forged results."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from rewardfleet_server.code.sandboxes.jail.warden import plain
 from rewardfleet_server.code.values import values_equal
 from rewardfleet_server.code.verdict import CallRun, ExpectedValue, failure, plan_runs
 
-BOUNDS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
+LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ BOUNDS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
         ("float", "nan", "nan", True),
         ("float", "inf", "1e400", False),
         ("float", "1e999", "1", False),
-        ("float", "5", "1" + "0" * 400, False),  # which is no float
+        ("float", "5", "1" + "0" * 400, False),  # too large for a float
         ("float", "1" * 400, "1" * 400, True),
         ("float", "1_0", "10", False),
         ("float", "0x1", "1", False),
@@ -60,31 +60,31 @@ BOUNDS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 )
 def test_checkers(checker: str, printed: str, expected: str, passes: bool):
     tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], checker=checker)
-    judged = plan_runs(tests)[0].judge(RunResult(stdout=printed.encode()), BOUNDS)
+    judged = plan_runs(tests)[0].judge(RunResult(stdout=printed.encode()), LIMITS)
     assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
 
 
 @pytest.mark.parametrize("start", ["", "1.", "-", "1e"])
-def test_a_long_word_that_is_no_number_takes_no_time(start: str):
+def test_a_long_word_that_is_not_a_number_takes_little_time(start: str):
     tests = StdioTests(kind="stdio", cases=[{"stdout": "1"}], checker="float")
-    ended = RunResult(stdout=start.encode() + b"1" * 2**20 + b"x")
+    result = RunResult(stdout=start.encode() + b"1" * 2**20 + b"x")
     started = time.monotonic()
-    judged = plan_runs(tests)[0].judge(ended, replace(BOUNDS, output_bytes=2**24))
+    judged = plan_runs(tests)[0].judge(result, replace(LIMITS, output_bytes=2**24))
     assert judged.verdicts[0].verdict == "wrong_answer"
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("checker", ["exact", "tokens", "float"])
-def test_case_may_be_ignored(checker: str):
+def test_case_can_be_ignored(checker: str):
     cases = [{"stdin": "", "stdout": "YES 1E3"}]
     tests = StdioTests(kind="stdio", cases=cases, checker=checker, ignore_case=True)
     for printed, verdict in ((b"Yes 1e3", "accepted"), (b"No 1e3", "wrong_answer")):
-        judged = plan_runs(tests)[0].judge(RunResult(stdout=printed), BOUNDS)
+        judged = plan_runs(tests)[0].judge(RunResult(stdout=printed), LIMITS)
         assert judged.verdicts[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("ended", "outcome"),
+    ("result", "outcome"),
     [
         (RunResult(), None),
         (RunResult(exit_code=1), Outcome.RUNTIME_ERROR),
@@ -97,7 +97,7 @@ def test_case_may_be_ignored(checker: str):
         (RunResult(stopped="files"), Outcome.OUTPUT_LIMIT),
         (RunResult(stopped="died"), Outcome.RUNTIME_ERROR),
         (RunResult(cpu_ms=1001), Outcome.TIME_LIMIT),
-        (RunResult(run_ms=2999), None),  # a loaded host does not make a verdict
+        (RunResult(run_ms=2999), None),  # the load of the machine does not change verdicts
         (RunResult(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
         (RunResult(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
         (RunResult(exit_code=-signal.SIGKILL), Outcome.MEMORY_LIMIT),
@@ -107,8 +107,8 @@ def test_case_may_be_ignored(checker: str):
         (RunResult(stderr=b"x" * 1001), Outcome.OUTPUT_LIMIT),
     ],
 )
-def test_how_a_run_fails(ended: RunResult, outcome: Outcome | None):
-    assert failure(ended, BOUNDS) == outcome
+def test_why_a_run_failed(result: RunResult, outcome: Outcome | None):
+    assert failure(result, LIMITS) == outcome
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_how_a_run_fails(ended: RunResult, outcome: Outcome | None):
         "assert f(\n  1,  # one\n) == 2",
     ],
 )
-def test_what_is_asked_is_as_it_was_written(case: str):
-    (trial,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
-    (check,) = trial.run.checks
+def test_an_expression_is_evaluated_as_it_was_written(case: str):
+    (test_run,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
+    (check,) = test_run.run.checks
     assert check.kind == "eval"
     assert check.source.strip("()\n") == case[len("assert ") : -len(" == 2")].strip("()\n")
     compile(check.source, "test.py", "eval")
 
 
-def test_a_setup_that_is_no_python():
-    with pytest.raises(InvalidRequest, match="tests.setup: no Python"):
+def test_a_setup_that_is_not_valid_python_is_an_error():
+    with pytest.raises(InvalidRequest, match="tests.setup: not valid Python"):
         plan_runs(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("))
 
 
@@ -152,25 +152,25 @@ def test_a_setup_that_is_no_python():
         ("assert f(1) is 2", "assert"),
     ],
 )
-def test_which_asserts_are_compared_outside(case: str, kind: str):
-    (trial,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
-    assert [check.kind for check in trial.run.checks] == [kind]
-    sent = json.dumps([check.source for check in trial.run.checks])
+def test_which_asserts_are_compared_outside_the_sandbox(case: str, kind: str):
+    (test_run,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
+    assert [check.kind for check in test_run.run.checks] == [kind]
+    sent = json.dumps([check.source for check in test_run.run.checks])
     assert kind == "assert" or "2" not in sent.replace("f(1)", "")
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "detail"),
     [
         ("f(1) == 2", "give one assert"),
         ("f(1)\nf(2)", "give one assert"),
-        ("assert (", "no Python"),
-        ("assert " + "(" * 5000, "no Python"),
+        ("assert (", "not valid Python"),
+        ("assert " + "(" * 5000, "not valid Python"),
         ("# nothing", "give one assert"),
     ],
 )
-def test_a_case_that_is_no_assert(case: str, said: str):
-    with pytest.raises(InvalidRequest, match=f"tests.cases.0: {said}"):
+def test_a_case_without_an_assert_is_an_error(case: str, detail: str):
+    with pytest.raises(InvalidRequest, match=f"tests.cases.0: {detail}"):
         plan_runs(AssertTests(kind="asserts", cases=[case]))
 
 
@@ -199,13 +199,13 @@ def sent(value: object) -> object:
 
 
 @given(values)
-def test_a_value_is_the_same_when_it_comes_out_of_the_jail(value: object):
+def test_a_value_equals_itself_after_it_was_sent_from_the_jail(value: object):
     assert values_equal(sent(value), value, as_json=False)
 
 
 @given(values, values)
-def test_other_values_are_not(one: object, other: object):
-    """By Python's own equality, but for booleans, which pass for no number."""
+def test_values_are_equal_as_in_python(one: object, other: object):
+    """Except for booleans, which never equal numbers."""
     if values_equal(sent(one), other, as_json=False):
         assert one == other
     elif one == other:
@@ -228,9 +228,7 @@ json_values = st.recursive(
 
 
 @given(json_values, values)
-def test_whatever_a_program_writes_in_a_values_place_is_compared_without_harm(
-    written: object, expected: object
-):
+def test_any_forged_value_can_be_compared(written: object, expected: object):
     assert values_equal(written, expected, as_json=True) in {True, False}
 
 
@@ -248,13 +246,11 @@ lines = st.fixed_dictionaries(
 
 
 @given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
-def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
-    written: list[object], compared: bool, exit_code: int
-):
+def test_any_forged_report_can_be_read(written: list[object], compared: bool, exit_code: int):
     run = ProgramRun(checks=(Check("eval", "f()", "n"),))
-    trial = CallRun(run, (ExpectedValue([1, {2}], as_json=False) if compared else None,))
+    test_run = CallRun(run, (ExpectedValue([1, {2}], as_json=False) if compared else None,))
     report = b"\n".join(json.dumps(line).encode() for line in written)
-    judged = trial.judge(RunResult(exit_code=exit_code, report=report), BOUNDS)
+    judged = test_run.judge(RunResult(exit_code=exit_code, report=report), LIMITS)
     assert len(judged.verdicts) == 1
     held = any(isinstance(line, dict) and line.get("held") is True for line in written)
     assert judged.verdicts[0].verdict != "accepted" or (held and not compared)
@@ -280,44 +276,44 @@ def test_whatever_a_program_writes_in_a_reports_place_is_read_without_harm(
         (range(3), [0, 1, 2], False, False),
     ],
 )
-def test_comparison(value: object, expected: object, as_json: bool, passes: bool):
+def test_values_equal(value: object, expected: object, as_json: bool, passes: bool):
     assert values_equal(sent(value), expected, as_json=as_json) is passes
 
 
-#: Numbers of one hash: a set of as many takes an hour.
-ONE_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
+#: Numbers with the same hash. Building a set of them takes an hour.
+SAME_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"dict": [[{"set": ONE_HASH}, 1]]}, {"a": 1}),
-        ({"dict": [[{"tuple": [{"set": ONE_HASH}]}, 1]]}, {"a": 1}),
-        ({"dict": [[number, 1] for number in ONE_HASH]}, dict.fromkeys(range(1, 150_000), 1)),
-        ({"set": ONE_HASH}, set(range(1, 150_000))),
+        ({"dict": [[{"set": SAME_HASH}, 1]]}, {"a": 1}),
+        ({"dict": [[{"tuple": [{"set": SAME_HASH}]}, 1]]}, {"a": 1}),
+        ({"dict": [[number, 1] for number in SAME_HASH]}, dict.fromkeys(range(1, 150_000), 1)),
+        ({"set": SAME_HASH}, set(range(1, 150_000))),
     ],
     ids=["a set as a key", "a set in a key", "keys", "a set"],
 )
-def test_a_program_that_chooses_hashes_takes_no_time(given: object, expected: object):
+def test_values_with_the_same_hash_take_little_time(given: object, expected: object):
     started = time.monotonic()
     assert not values_equal(given, expected, as_json=True)
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("kind", ["tuple", "set"])
-def test_forged_values_nested_as_deep_as_can_be_read(kind: str):
-    trial = CallRun(
+def test_forged_values_that_are_deeply_nested(kind: str):
+    test_run = CallRun(
         ProgramRun(checks=(Check("call", "f", "n"),)), (ExpectedValue({"a": 1}, as_json=True),)
     )
     for depth in range(100, 600):
         value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
         report = f'{{"nonce": "n", "value": {{"dict": [[{value}, 1]]}}}}'
-        judged = trial.judge(RunResult(report=report.encode()), BOUNDS)
+        judged = test_run.judge(RunResult(report=report.encode()), LIMITS)
         assert judged.verdicts[0].verdict != "accepted"
 
 
 @pytest.mark.parametrize(
-    ("ended", "verdict"),
+    ("fields", "verdict"),
     [
         ({}, "accepted"),
         ({"cpu_ms": 1001}, "time_limit"),
@@ -325,22 +321,22 @@ def test_forged_values_nested_as_deep_as_can_be_read(kind: str):
         ({"stderr": b"x" * 1001}, "output_limit"),
     ],
 )
-def test_an_answer_beyond_the_limits_is_none(ended: dict, verdict: str):
-    """However late a loaded machine let the warden look."""
+def test_the_answer_of_a_run_that_exceeded_a_limit_is_ignored(fields: dict, verdict: str):
+    """The supervisor of a busy machine may notice late that a limit is exceeded."""
     report = b'{"nonce": "n", "value": 1}\n'
     one, other = Check("call", "f", "n"), Check("call", "f", "m")
     value = ExpectedValue(1, as_json=True)
     judged = CallRun(ProgramRun(checks=(one,)), (value,)).judge(
-        RunResult(report=report, **ended), BOUNDS
+        RunResult(report=report, **fields), LIMITS
     )
     assert [each.verdict for each in judged.verdicts] == [verdict]
-    together = CallRun(ProgramRun(checks=(one, other)), (value, value))
-    judged = together.judge(RunResult(report=report, **ended), BOUNDS)
-    assert judged.verdicts[0].verdict == "accepted"  # it was answered before
-    assert judged.verdicts[1].verdict == (verdict if ended else "exited_early")
+    single_run = CallRun(ProgramRun(checks=(one, other)), (value, value))
+    judged = single_run.judge(RunResult(report=report, **fields), LIMITS)
+    assert judged.verdicts[0].verdict == "accepted"  # answered before the limit was exceeded
+    assert judged.verdicts[1].verdict == (verdict if fields else "exited_early")
 
 
-def test_a_subclass_goes_as_what_it_is_built_on():
+def test_a_subclass_is_sent_as_its_built_in_base():
     class Liar(int):
         __hash__ = int.__hash__
 
@@ -368,11 +364,13 @@ def test_a_subclass_goes_as_what_it_is_built_on():
         (True, 1.0, False),
     ],
 )
-def test_a_tolerance_is_of_floating_point_numbers(value: object, expected: object, passes: bool):
+def test_a_tolerance_applies_to_floating_point_numbers_only(
+    value: object, expected: object, passes: bool
+):
     assert values_equal(sent(value), expected, as_json=False, tolerance=1e-6) is passes
 
 
-def test_a_value_without_end():
+def test_a_value_that_contains_itself():
     endless: list[object] = []
     endless.append(endless)
     assert not values_equal(sent(endless), [[]], as_json=False)

@@ -1,4 +1,4 @@
-"""The episode service over real HTTP."""
+"""Fixtures: the episode service over real HTTP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def service() -> Iterator[httpx.Client]:
         yield client
 
 
-def batch(service: httpx.Client, items: list[dict], **fields: object) -> dict:
-    answer = service.post("/score/batch", json={"items": items, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def post_batch(service: httpx.Client, items: list[dict], **fields: object) -> dict:
+    response = service.post("/score/batch", json={"items": items, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()

@@ -1,4 +1,4 @@
-"""Bad input gets its own clear problem, the right status, and harms nobody. Over real HTTP."""
+"""Invalid input gets a clear error and the right status, and the service continues to score."""
 
 import base64
 import contextlib
@@ -19,14 +19,14 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP, picture, served
+from ...conftest import LONG_CLIP, image_base64, served
 
 TASK = "put the bowl on the plate"
 
 
 @pytest.fixture(scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory):
-    """One service for all that is thrown at it; it reads every test's folder."""
+    """One service for all tests of this file; it may read every test's folder."""
     root = tmp_path_factory.getbasetemp()
     (root / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
     with served(video_root=[root]) as client:
@@ -35,19 +35,19 @@ def one_service(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def client(one_service: httpx.Client):
-    """A service that must still score when the test is over."""
+    """A service that must still score after the test."""
     yield one_service
     answer = one_service.post("/score", json={"task_text": TASK, "video_path": "good.mp4"})
     assert answer.status_code == 200, "the service no longer scores"
 
 
-def check_problem(answer: httpx.Response, kind: str, *said: str) -> None:
+def check_problem(answer: httpx.Response, kind: str, *details: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert problem["kind"] == kind, problem
     assert answer.status_code == problem["status"] == STATUS[ErrorKind(kind)]
-    for words in said:
-        assert words in problem["detail"]
+    for detail in details:
+        assert detail in problem["detail"]
     assert "Traceback" not in answer.text and 'File "' not in answer.text
     assert len(answer.text) < 2000
     assert problem["request_id"] == answer.headers["x-request-id"]
@@ -58,20 +58,20 @@ def ask_path(client: httpx.Client, path: object) -> httpx.Response:
 
 
 def ask(client: httpx.Client, **fields: object) -> httpx.Response:
-    body = {"task_text": TASK, "frames_base64": [picture()], **fields}
+    body = {"task_text": TASK, "frames_base64": [image_base64()], **fields}
     return client.post("/score", json=body)
 
 
 # Files
 
 
-def test_a_missing_file(client, tmp_path):
+def test_a_missing_file_is_not_found(client, tmp_path):
     check_problem(ask_path(client, "none.mp4"), "not_found", "none.mp4", "does not exist")
     check_problem(ask_path(client, tmp_path / "none.mp4"), "not_found", "does not exist")
 
 
-def test_a_file_that_the_service_may_not_read(serve, tmp_path):
-    """As another user, whom permissions hold even where the tests are run by root."""
+def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
+    """The service runs as another user here, because permissions do not apply to root."""
     path = tmp_path / "secret.mp4"
     path.write_bytes(LONG_CLIP.read_bytes())
     path.chmod(0)
@@ -87,7 +87,7 @@ def test_a_file_that_the_service_may_not_read(serve, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "detail"),
     [
         (b"", "is empty"),
         (b"this is a text, not a video", "is not a video"),
@@ -100,16 +100,16 @@ def test_a_file_that_the_service_may_not_read(serve, tmp_path):
     ],
     ids=["empty", "text", "playlist", "concat", "header-only", "cut-early", "cut-late", "no-index"],
 )
-def test_a_file_that_is_no_whole_video(client, tmp_path, content, said):
+def test_a_file_that_is_not_a_complete_video_is_invalid(client, tmp_path, content, detail):
     (tmp_path / "bad.mp4").write_bytes(content)
-    check_problem(ask_path(client, tmp_path / "bad.mp4"), "invalid", said)
+    check_problem(ask_path(client, tmp_path / "bad.mp4"), "invalid", detail)
     sent = base64.b64encode(content).decode()
     answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
-    check_problem(answer, "invalid", said if content else "video_base64")
+    check_problem(answer, "invalid", detail if content else "video_base64")
 
 
-def test_a_video_that_ends_before_its_promise(client, tmp_path):
-    """The index stands in front, as a streaming file has it; the pictures end half-way."""
+def test_a_truncated_avi_is_invalid(client, tmp_path):
+    """Its header states the full length."""
     avi = tmp_path / "long.avi"
     writer = cv2.VideoWriter(str(avi), cv2.VideoWriter.fourcc(*"MJPG"), 20.0, (64, 48))
     for index in range(100):
@@ -120,11 +120,11 @@ def test_a_video_that_ends_before_its_promise(client, tmp_path):
     check_problem(ask_path(client, tmp_path / "half.avi"), "invalid", "truncated")
 
 
-def test_a_video_without_frames(client, make_video):
+def test_a_video_without_frames_is_invalid(client, make_video):
     check_problem(ask_path(client, make_video(0)), "invalid", "cannot be decoded")
 
 
-def test_an_8k_video(client, tmp_path):
+def test_an_8k_video_is_too_large(client, tmp_path):
     path = tmp_path / "8k.mp4"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (7680, 4320))
     writer.write(np.zeros((4320, 7680, 3), np.uint8))
@@ -132,14 +132,14 @@ def test_an_8k_video(client, tmp_path):
     check_problem(ask_path(client, path), "too_large", "7680x4320", "4096x2304")
 
 
-def test_a_video_of_too_many_frames(serve, make_video, monkeypatch):
+def test_a_video_of_too_many_frames_is_too_large(serve, make_video, monkeypatch):
     client = serve()
     monkeypatch.setattr("rewardfleet_server.video.frames.MAX_SOURCE_FRAMES", 30)
     check_problem(ask_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
 
 
-def test_a_video_whose_length_is_only_guessed_is_decoded_whole(client, make_video):
-    """OpenCV guesses how many frames an AVI has from its rate; here it says ten times as many."""
+def test_a_video_with_a_wrong_frame_count_is_decoded_completely(client, make_video):
+    """The header of this AVI states ten times as many frames as it has."""
     path = make_video(20, name="clip.avi", codec="MJPG")
     content = bytearray(path.read_bytes())
     header = content.index(b"avih") + 8
@@ -152,7 +152,7 @@ def test_a_video_whose_length_is_only_guessed_is_decoded_whole(client, make_vide
     assert answer.json()["provenance"]["frames"]["total"] == 20
 
 
-def test_a_video_past_the_size_limit_whichever_way_it_comes(serve, tmp_path):
+def test_a_video_above_the_size_limit_is_too_large_from_any_source(serve, tmp_path):
     client = serve(max_video_mb=1)
     content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
     (tmp_path / "large.mp4").write_bytes(content)
@@ -169,8 +169,8 @@ def test_a_video_past_the_size_limit_whichever_way_it_comes(serve, tmp_path):
 @pytest.mark.parametrize(
     "path", ["../outside.mp4", "a/../../outside.mp4", "{outside}", "/etc/passwd", "/", "..", "link"]
 )
-def test_a_path_outside_the_roots(serve, tmp_path, path):
-    """By `..`, absolute, or through a symlink; whether it exists or not, in the same words."""
+def test_a_path_outside_the_roots_is_forbidden(serve, tmp_path, path):
+    """By `..`, absolute, or through a symlink; with the same message whether it exists or not."""
     root = tmp_path / "root"
     root.mkdir()
     outside = tmp_path / "outside.mp4"
@@ -183,7 +183,7 @@ def test_a_path_outside_the_roots(serve, tmp_path, path):
     check_problem(ask_path(client, path), "forbidden", repr(path), "--video-root")
 
 
-def test_a_symlink_that_is_turned_outward_after_it_was_read(serve, tmp_path):
+def test_a_symlink_redirected_outside_the_roots_after_a_request_is_forbidden(serve, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     (root / "inside.mp4").write_bytes(LONG_CLIP.read_bytes())
@@ -197,18 +197,18 @@ def test_a_symlink_that_is_turned_outward_after_it_was_read(serve, tmp_path):
     check_problem(ask_path(client, "link"), "forbidden")
 
 
-def test_a_symlink_within_the_roots_is_fine(client, tmp_path):
+def test_a_symlink_within_the_roots_is_accepted(client, tmp_path):
     (tmp_path / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
     (tmp_path / "link.mp4").symlink_to(tmp_path / "good.mp4")
     assert ask_path(client, tmp_path / "link.mp4").status_code == 200
 
 
-def test_a_service_without_roots_reads_no_path(serve):
+def test_a_service_without_roots_accepts_no_path(serve):
     answer = ask_path(serve(video_root=[]), LONG_CLIP)
     check_problem(answer, "forbidden", "--video-root", "frames_base64")
 
 
-def test_a_fifo_a_device_a_folder_a_socket(serve, tmp_path):
+def test_special_files_are_invalid(serve, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     os.mkfifo(root / "fifo")
@@ -222,17 +222,17 @@ def test_a_fifo_a_device_a_folder_a_socket(serve, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["a\0b", "good.mp4\0.txt", "\0"])
-def test_a_nul_in_a_path(client, path):
+def test_a_nul_in_a_path_is_invalid(client, path):
     check_problem(ask_path(client, path), "invalid", "NUL")
 
 
-def test_a_path_that_is_too_long(client):
+def test_a_path_that_is_too_long_is_invalid(client):
     check_problem(ask_path(client, "a" * 5000), "invalid", "video_path", "4096")
     check_problem(ask_path(client, "a" * 300), "invalid", "cannot be opened")
 
 
-def test_a_file_that_changes_between_two_looks(client, make_video):
-    """Its new content is judged, not what is remembered of the old one."""
+def test_a_file_that_changes_after_a_request_is_read_again(client, make_video):
+    """The stored digest of the old content is not used."""
     path = make_video(7)
     os.utime(path, (1, 1))
     assert ask_path(client, path).json()["cached"] is False
@@ -241,54 +241,54 @@ def test_a_file_that_changes_between_two_looks(client, make_video):
     check_problem(ask_path(client, path), "invalid", "not a video")
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"),
+    ("frames", "detail"),
     [
         (["%%%"], "valid base64"),
-        (["data:image/png;base64," + picture()], "data:"),
-        ([""], "no JPEG or PNG"),
-        ([base64.b64encode(b"GIF89a" + b"\x00" * 50).decode()], "no JPEG or PNG"),
-        ([base64.b64encode(base64.b64decode(picture())[:200]).decode()], "frames_base64[0]"),
-        ([base64.b64encode(base64.b64decode(picture(kind=".png"))[:60]).decode()], "[0]"),
-        ([picture(), base64.b64encode(b"no picture").decode()], "frames_base64[1]"),
-        ([picture(32, 24), picture(64, 48)], "differ in size (32x24 and 64x48)"),
-        ([picture(), 7], "frames_base64.1"),
+        (["data:image/png;base64," + image_base64()], "data:"),
+        ([""], "not a JPEG or PNG image"),
+        ([base64.b64encode(b"GIF89a" + b"\x00" * 50).decode()], "not a JPEG or PNG image"),
+        ([base64.b64encode(base64.b64decode(image_base64())[:200]).decode()], "frames_base64[0]"),
+        ([base64.b64encode(base64.b64decode(image_base64(kind=".png"))[:60]).decode()], "[0]"),
+        ([image_base64(), base64.b64encode(b"no image").decode()], "frames_base64[1]"),
+        ([image_base64(32, 24), image_base64(64, 48)], "differ in size (32x24 and 64x48)"),
+        ([image_base64(), 7], "frames_base64.1"),
         ([], "frames_base64"),
-        ([picture()] * 1025, "1024"),
+        ([image_base64()] * 1025, "1024"),
         ("text", "frames_base64"),
     ],
     ids=lambda value: None if isinstance(value, list) else value.replace(" ", "-"),
 )
-def test_frames_that_are_not_pictures(client, frames, said):
+def test_frames_that_are_not_images_are_invalid(client, frames, detail):
     answer = ask(client, frames_base64=frames)
     check_problem(answer, "invalid")
-    assert said.lower() in answer.json()["detail"].lower()
+    assert detail.lower() in answer.json()["detail"].lower()
 
 
-def test_a_picture_that_would_unfold_to_gigabytes(client):
+def test_an_image_that_would_decode_to_gigabytes_is_too_large(client):
     bomb = base64.b64encode(_png_header(60_000, 60_000)).decode()
     check_problem(ask(client, frames_base64=[bomb]), "too_large", "60000x60000")
 
 
-def test_a_picture_whose_chunk_claims_gigabytes(client):
-    """The decoder would make room for them."""
-    content = base64.b64decode(picture(kind=".png"))
+def test_an_image_whose_chunk_claims_gigabytes_is_invalid(client):
+    """The decoder would allocate them."""
+    content = base64.b64decode(image_base64(kind=".png"))
     start = content.index(b"IDAT") - 4
     huge = content[:start] + (0x7FFFFFF7).to_bytes(4, "big") + content[start + 4 :]
     answer = ask(client, frames_base64=[base64.b64encode(huge).decode()])
     check_problem(answer, "invalid", "damaged or truncated")
 
 
-def test_pictures_past_the_pixel_limit(client):
-    answer = ask(client, frames_base64=[picture(5000, 2000)])
+def test_images_above_the_pixel_limit_are_too_large(client):
+    answer = ask(client, frames_base64=[image_base64(5000, 2000)])
     check_problem(answer, "too_large", "5000x2000", "4096x2304")
 
 
 def _png_header(width: int, height: int) -> bytes:
-    encoded = base64.b64decode(picture(kind=".png"))
+    encoded = base64.b64decode(image_base64(kind=".png"))
     header = encoded[12:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + encoded[24:29]
     return encoded[:12] + header + zlib.crc32(header).to_bytes(4, "big") + encoded[33:]
 
@@ -297,7 +297,7 @@ def _png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "detail"),
     [
         ({"nframes": 0}, "nframes"),
         ({"nframes": 129}, "128"),
@@ -313,7 +313,7 @@ def _png_header(width: int, height: int) -> bytes:
         ({"fps": -20}, "fps"),
         ({"fps": 1e9}, "1000"),
         ({"backend": "gpt-99"}, "loaded: fake"),
-        ({"backend_kwargs": {"colour": 1}}, "colour"),
+        ({"backend_kwargs": {"color": 1}}, "color"),
         ({"backend_kwargs": {"score_mode": "sideways"}}, "score_mode"),
         ({"backend_kwargs": []}, "backend_kwargs"),
         ({"video": "x"}, "unknown field 'video'; accepted: task_text, video_path"),
@@ -324,8 +324,8 @@ def _png_header(width: int, height: int) -> bytes:
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
 )
-def test_a_field_out_of_its_range(client, fields, said):
-    check_problem(ask(client, **fields), "invalid", said)
+def test_an_invalid_field_is_named(client, fields, detail):
+    check_problem(ask(client, **fields), "invalid", detail)
 
 
 # Bodies
@@ -356,16 +356,16 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
     ],
     ids=lambda content: repr(content[:20]),
 )
-def test_a_body_that_is_not_the_json_asked_for(client, content):
+def test_an_invalid_json_body_is_rejected(client, content):
     check_problem(post_raw(client, content), "invalid")
 
 
-def test_a_body_of_100_mb_is_refused_on_its_headers(client):
+def test_a_body_of_100_mb_is_rejected_by_its_headers(client):
     answer = post_raw(client, b"x" * 100_000_000)
     check_problem(answer, "too_large", "64 MiB")
 
 
-def test_a_body_that_does_not_say_how_long_it_is_is_cut_at_the_limit(serve):
+def test_a_body_without_a_length_is_rejected_at_the_limit(serve):
     client = serve(max_body_mb=1)
 
     def endless():
@@ -377,7 +377,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_at_the_limit(serve):
     check_problem(answer, "too_large", "1 MiB")
 
 
-def test_headers_without_end_are_refused():
+def test_endless_headers_are_rejected():
     settings = VideoSettings(port=0)
     server = Server(create_app(settings, {"fake": FakeJudge()}), settings)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -400,7 +400,7 @@ def test_headers_without_end_are_refused():
         thread.join(10)
 
 
-def test_a_body_that_is_never_finished_ends_with_the_deadline(serve):
+def test_an_unfinished_body_ends_with_the_deadline(serve):
     client = serve(deadline_s=0.3)
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.settimeout(5)
@@ -412,18 +412,18 @@ def test_a_body_that_is_never_finished_ends_with_the_deadline(serve):
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_of_another_type(client, content_type):
+def test_a_body_of_another_type_is_rejected(client, content_type):
     headers = {"content-type": content_type}
     answer = client.post("/score", content=b"{}", headers=headers)
     check_problem(answer, "invalid", "Content-Type: application/json")
 
 
-def test_a_compressed_body(client):
+def test_a_compressed_body_is_rejected(client):
     answer = post_raw(client, b"{}", **{"content-encoding": "gzip"})
     check_problem(answer, "invalid", "Content-Encoding")
 
 
-def test_unknown_paths_and_methods(client):
+def test_unknown_paths_and_methods_are_rejected(client):
     answer = client.get("/scores")
     assert (answer.status_code, answer.json()["kind"]) == (404, "not_found")
     answer = client.get("/score")

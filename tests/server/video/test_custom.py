@@ -1,22 +1,25 @@
-"""A user's own judge, by the seed's contract."""
+"""A judge that the user provides, by the protocol of the original LIBERO reward server."""
 
 import argparse
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rewardfleet_server.cli import main
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.video import settings as settings_module
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP, client_of, picture
+from ...conftest import LONG_CLIP, image_base64, served_with
 
 TASK = "put the bowl on the plate"
 
 MODULE = """
-import asyncio, threading
+import asyncio, os, threading
 import cv2
 
 calls = []
@@ -35,15 +38,15 @@ class AsyncBackend:
     async def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
         await asyncio.sleep(0)
         calls.append(threading.current_thread().name)
-        return 0.25, "looked at it on the loop"
+        return 0.25, "judged on the event loop"
 
-class Answering:
-    def __init__(self, answer):
-        self.answer = answer
+class Returning:
+    def __init__(self, result):
+        self.result = result
     def score_video(self, *args):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 def build_backend(args):
     return Backend(args)
@@ -53,12 +56,12 @@ def build_nothing(args):
     return object()
 def build_broken(args):
     raise RuntimeError("no GPU")
-answer = None
-def build_answering(args):
-    return Answering(answer)
+result = None
+def build_returning(args):
+    return Returning(result)
 seen = []
-def build_seeing(args):
-    seen.append(args)
+def build_recording(args):
+    seen.append((args, os.environ.get("CUDA_VISIBLE_DEVICES")))
     return Backend(args)
 not_a_function = 3
 """
@@ -81,9 +84,9 @@ def custom(module: str, tmp_path: Path):
     return start
 
 
-def test_a_path_goes_to_it_as_it_is(custom, module, tmp_path):
+def test_it_gets_the_path_of_the_request(custom, module, tmp_path):
     (tmp_path / "clip.mp4").write_bytes(LONG_CLIP.read_bytes())
-    with client_of(custom()) as client:
+    with served_with(custom()) as client:
         body = {"task_text": TASK, "video_path": "clip.mp4", "nframes": 5, "max_pixels": 1000}
         answer = client.post("/score", json={**body, "backend_kwargs": {"a": [1]}}).json()
     assert (answer["score"], answer["model_output"]) == (0.75, "looks fine")
@@ -93,25 +96,23 @@ def test_a_path_goes_to_it_as_it_is(custom, module, tmp_path):
     assert call[7].startswith("custom-judge"), "a plain function runs in a thread"
 
 
-def test_frames_and_uploads_go_to_it_as_a_temporary_mp4(custom, module, tmp_path):
-    with client_of(custom()) as client:
-        frames = [picture(level=level) for level in range(0, 200, 20)]
+def test_it_gets_frames_and_uploads_as_a_temporary_mp4(custom, module, tmp_path):
+    with served_with(custom()) as client:
+        frames = [image_base64(level=level) for level in range(0, 200, 20)]
         body = {"task_text": TASK, "frames_base64": frames, "fps": 10, "nframes": 4}
         assert client.post("/score", json=body).status_code == 200
         upload = {"video": ("clip.mp4", LONG_CLIP.read_bytes())}
         assert client.post("/score", data={"task_text": TASK}, files=upload).status_code == 200
     calls = __import__(module).calls
     assert [call[5] for call in calls] == [4, 308]
-    assert [call[6] for call in calls] == pytest.approx([10 * 3 / 9, 20], abs=0.01), (
-        "at the true rate"
-    )
+    assert [call[6] for call in calls] == pytest.approx([10 * 3 / 9, 20], abs=0.01), "in real time"
     for call in calls:
         wait_until(lambda path=call[1]: not os.path.exists(path))
         assert call[1].endswith(".mp4")
 
 
-def test_an_async_one_runs_on_the_loop(custom, module, make_video):
-    with client_of(custom("build_async")) as client:
+def test_an_async_function_runs_on_the_event_loop(custom, module, make_video):
+    with served_with(custom("build_async")) as client:
         body = {"task_text": TASK, "video_path": str(make_video(3))}
         assert client.post("/score", json=body).json()["score"] == 0.25
     [thread] = __import__(module).calls
@@ -119,7 +120,7 @@ def test_an_async_one_runs_on_the_loop(custom, module, make_video):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("result", "detail"),
     [
         (RuntimeError("the model is gone"), "the model is gone"),
         ((1.5, "x"), "[0, 1]"),
@@ -135,25 +136,25 @@ def test_an_async_one_runs_on_the_loop(custom, module, make_video):
     ],
     ids=repr,
 )
-def test_what_it_raises_or_returns_wrongly_is_a_failure(custom, module, make_video, answer, said):
-    __import__(module).answer = answer
-    with client_of(custom("build_answering")) as client:
+def test_exceptions_and_invalid_results_are_failures(custom, module, make_video, result, detail):
+    __import__(module).result = result
+    with served_with(custom("build_returning")) as client:
         answer = client.post("/score", json={"task_text": TASK, "video_path": str(make_video(3))})
     assert answer.status_code == 502
     assert answer.json()["kind"] == "backend_failed"
-    assert said in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
-def test_its_answers_are_not_cached(custom, module, make_video):
-    with client_of(custom()) as client:
+def test_its_scores_are_not_cached(custom, module, make_video):
+    with served_with(custom()) as client:
         body = {"task_text": TASK, "video_path": str(make_video(3))}
         assert [client.post("/score", json=body).json()["cached"] for _ in range(2)] == [False] * 2
     assert len(__import__(module).calls) == 2
 
 
-def test_the_factory_gets_the_seeds_flags(custom, module):
-    create_app(custom("build_seeing", model_path="/models/x", temperature=0.5, port=18081))
-    [args] = __import__(module).seen
+def test_the_factory_gets_the_settings(custom, module):
+    create_app(custom("build_recording", model_path="/models/x", temperature=0.5, port=18081))
+    [(args, _)] = __import__(module).seen
     assert isinstance(args, argparse.Namespace)
     expected = {
         "backend": "mine",
@@ -171,11 +172,96 @@ def test_the_factory_gets_the_seeds_flags(custom, module):
         "primo_max_model_len": 16384,
     }
     assert {name: getattr(args, name) for name in expected} == expected
-    assert args.custom_backend_factory == f"{module}:build_seeing"
+    assert args.custom_backend_factory == f"{module}:build_recording"
+
+
+def test_the_factory_gets_the_defaults_of_the_original_server(custom, module):
+    create_app(custom("build_recording"))
+    given = {
+        "model_path": "/models/x",
+        "prompt_template": "Is this done: {task}?",
+        "primo_top_p": 0.5,
+        "primo_max_tokens": 16,
+        "primo_system_prompt": "Think.",
+        "primo_user_prompt": "{task}?",
+    }
+    create_app(custom("build_recording", **given))
+    (default, _), (explicit, _) = __import__(module).seen
+    assert default.model_path == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert (default.primo_top_p, default.primo_max_tokens) == (0.9, 1024)
+    for prompt in (default.prompt_template, default.primo_user_prompt):
+        assert "{task}" in prompt
+    assert default.primo_system_prompt
+    assert {name: getattr(explicit, name) for name in given} == given
+
+
+@pytest.fixture
+def visible_gpus(monkeypatch: pytest.MonkeyPatch):
+    """Sets or deletes `CUDA_VISIBLE_DEVICES`, restored after the test; CUDA finds all of them."""
+    monkeypatch.setattr(settings_module, "gpu_count", lambda: None)
+
+    def set_variable(value: str | None) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value or "")
+        if value is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+    return set_variable
 
 
 @pytest.mark.parametrize(
-    ("factory", "said"),
+    ("before", "gpu_ids", "seen"),
+    [
+        (None, None, None),
+        ("4,5", None, "4,5"),
+        (None, "1", "1"),
+        (None, "1,0", "1,0"),
+        ("4,5,6", "2,0", "6,4"),
+        ("GPU-a,MIG-b", "1", "MIG-b"),
+    ],
+)
+def test_gpus_are_selected_before_the_factory_is_called(
+    custom, module, visible_gpus, *, before, gpu_ids, seen
+):
+    """`--gpu-ids` indexes the GPUs that a scheduler allows; without it nothing is changed."""
+    visible_gpus(before)
+    create_app(custom("build_recording", **({"gpu_ids": gpu_ids} if gpu_ids else {})))
+    [(_, variable)] = __import__(module).seen
+    assert variable == seen
+
+
+@pytest.mark.parametrize(("before", "gpu_ids"), [("4,5", "2"), ("", "0")])
+def test_gpus_that_a_scheduler_does_not_allow_are_refused(custom, visible_gpus, before, gpu_ids):
+    visible_gpus(before)
+    with pytest.raises(ValueError, match=f"--gpu-ids {gpu_ids}: CUDA_VISIBLE_DEVICES lists"):
+        create_app(custom(gpu_ids=gpu_ids))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == before
+
+
+def test_gpus_that_do_not_exist_are_refused(custom, visible_gpus, monkeypatch):
+    visible_gpus(None)
+    monkeypatch.setattr(settings_module, "gpu_count", lambda: 1)
+    with pytest.raises(ValueError, match="--gpu-ids 0,7: CUDA finds 1 of these GPUs"):
+        create_app(custom(gpu_ids="0,7"))
+
+
+def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
+    (tmp_path / "mymod.py").write_text(MODULE.replace("def build_backend", "def build"))
+    command = [str(Path(sys.executable).with_name("rewardfleet")), "serve", "video", "--port", "0"]
+    command += ["--backend", "mine", "--custom-backend-factory", "mymod:build"]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stream,
+        subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or "serving video on" in log.read_text())
+        finally:
+            process.terminate()
+    assert "serving video on" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
     [
         ("none", "none"),
         ("build_nothing", "no score_video"),
@@ -183,17 +269,17 @@ def test_the_factory_gets_the_seeds_flags(custom, module):
         ("build_broken", "no GPU"),
     ],
 )
-def test_a_factory_that_does_not_work_is_told_at_start(module, capsys, factory, said):
+def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message):
     command = ["serve", "video", "--backend", "mine", "--custom-backend-factory"]
     assert main([*command, f"{module}:{factory}"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert main([*command, "no_such_module:build"]) == 2
     assert main([*command, "nocolon"]) == 2
 
 
-def test_several_judges_in_one_process(custom, make_video):
+def test_one_process_has_several_judges(custom, make_video):
     settings = custom(backend=["mine", "reference"])
-    with client_of(settings) as client:
+    with served_with(settings) as client:
         assert client.get("/health").json() == {
             "status": "ok",
             "default_backend": "mine",
@@ -208,9 +294,9 @@ def test_several_judges_in_one_process(custom, make_video):
     assert set(answers["provenance"]) == {"mine", "reference"}
 
 
-def test_a_video_with_odd_sides_is_written_too(custom, module):
-    with client_of(custom()) as client:
-        frames = [picture(33, 17), picture(33, 17)]
+def test_frames_with_odd_sides_are_written_to_an_mp4(custom, module):
+    with served_with(custom()) as client:
+        frames = [image_base64(33, 17), image_base64(33, 17)]
         assert (
             client.post("/score", json={"task_text": TASK, "frames_base64": frames}).status_code
             == 200

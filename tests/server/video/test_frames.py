@@ -9,7 +9,7 @@ import pytest
 from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.video.frames import (
     Clip,
-    decode_pictures,
+    decode_images,
     decode_video,
 )
 
@@ -20,14 +20,14 @@ def decode(path, *, count: int = 16, max_pixels: int = 200_704) -> Clip:
     return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
 
 
-def pictures_of(pictures: list[bytes], *, count: int, fps: float | None = None) -> Clip:
+def decode_list(images: list[bytes], *, count: int, fps: float | None = None) -> Clip:
     stop = threading.Event()
-    return decode_pictures(pictures, fps=fps, count=count, max_pixels=10_000, stop=stop)
+    return decode_images(images, fps=fps, count=count, max_pixels=10_000, stop=stop)
 
 
 @pytest.mark.parametrize("total", range(1, 21))
-def test_clips_of_1_to_20_frames_give_what_they_have(make_video, total):
-    """Odd counts too: the seed failed on 1, 3, 7, 11 and 15."""
+def test_clips_of_1_to_20_frames_are_decoded(make_video, total):
+    """The original LIBERO reward server failed on 1, 3, 7, 11 and 15 frames."""
     clip = decode(make_video(total))
     assert clip.total == total
     assert len(clip.frames) == len(clip.indices) == min(total, 16)
@@ -36,7 +36,7 @@ def test_clips_of_1_to_20_frames_give_what_they_have(make_video, total):
     assert clip.fps == 20
 
 
-def test_the_frames_are_those_that_the_indices_say(make_video):
+def test_the_frames_match_the_indices(make_video):
     clip = decode(make_video(200), count=10)
     levels = [float(frame.mean()) for frame in clip.frames]
     assert levels == pytest.approx(clip.indices, abs=4)
@@ -53,11 +53,11 @@ def test_the_frames_are_those_that_the_indices_say(make_video):
         (0, 4, ()),
     ],
 )
-def test_sampling_is_even_and_keeps_both_ends(total, count, indices):
+def test_sampling_is_even_and_includes_both_ends(total, count, indices):
     assert sample_indices(total, count) == indices
 
 
-def test_a_real_rollout():
+def test_a_real_rollout_is_decoded():
     clip = decode(LONG_CLIP, count=128)
     assert (clip.total, clip.fps, len(clip.frames)) == (308, 20.0, 128)
     assert {frame.shape for frame in clip.frames} == {(256, 256, 3)}
@@ -65,7 +65,7 @@ def test_a_real_rollout():
 
 
 @pytest.mark.parametrize("max_pixels", [784, 1000, 12_345, 65_535, 65_536, 200_704])
-def test_frames_have_at_most_max_pixels_and_keep_their_shape(max_pixels):
+def test_frames_are_scaled_to_max_pixels_with_their_aspect_ratio(max_pixels):
     height, width = decode(LONG_CLIP, count=2, max_pixels=max_pixels).frames[0].shape[:2]
     assert height * width <= max_pixels
     assert height == width
@@ -77,7 +77,7 @@ def test_a_very_narrow_video_is_scaled_too(make_video):
     assert frame.shape[0] * frame.shape[1] <= 784
 
 
-def test_colours_are_rgb(tmp_path):
+def test_colors_are_rgb(tmp_path):
     path = tmp_path / "red.mp4"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (64, 64))
     red = np.zeros((64, 64, 3), np.uint8)
@@ -87,41 +87,41 @@ def test_colours_are_rgb(tmp_path):
     jpeg = cv2.imencode(".jpg", red)[1].tobytes()
     for clip in (
         decode(path),
-        pictures_of([jpeg], count=1),
+        decode_list([jpeg], count=1),
     ):
         assert clip.frames[0][32, 32] == pytest.approx([255, 0, 0], abs=12)
 
 
-def test_pictures_are_sampled_as_videos_are():
-    pictures = [
+def test_images_are_sampled_like_videos():
+    images = [
         cv2.imencode(".png", np.full((8, 8, 3), level, np.uint8))[1].tobytes()
         for level in range(0, 100, 2)
     ]
-    clip = pictures_of(pictures, count=5, fps=10.0)
+    clip = decode_list(images, count=5, fps=10.0)
     assert clip.indices == sample_indices(50, 5)
     assert [int(frame[0, 0, 0]) for frame in clip.frames] == [2 * index for index in clip.indices]
     assert (clip.total, clip.fps) == (50, 10.0)
 
 
 @pytest.mark.parametrize("mode", ["gray", "alpha", "16bit"])
-def test_pictures_of_other_depths_become_rgb(mode):
+def test_images_of_other_depths_become_rgb(mode):
     shape = {"gray": (8, 8), "alpha": (8, 8, 4), "16bit": (8, 8, 3)}[mode]
     depth = np.uint16 if mode == "16bit" else np.uint8
     level = 200 * 257 if mode == "16bit" else 200
     content = cv2.imencode(".png", np.full(shape, level, depth))[1].tobytes()
-    frame = pictures_of([content], count=1).frames[0]
+    frame = decode_list([content], count=1).frames[0]
     assert frame.shape == (8, 8, 3) and frame.dtype == np.uint8
     assert frame[0, 0] == pytest.approx([200] * 3, abs=1)
 
 
-def test_decoding_ends_when_nobody_waits():
+def test_decoding_ends_when_stop_is_set():
     stop = threading.Event()
     stop.set()
     with pytest.raises(TimeoutError):
         decode_video(str(LONG_CLIP), count=16, max_pixels=200_704, stop=stop)
 
 
-def test_other_containers(tmp_path):
+def test_other_containers_are_decoded(tmp_path):
     for name, codec in (("clip.avi", "MJPG"), ("clip.mkv", "mp4v"), ("clip.webm", "VP80")):
         writer = cv2.VideoWriter(
             str(tmp_path / name), cv2.VideoWriter.fourcc(*codec), 20.0, (64, 48)

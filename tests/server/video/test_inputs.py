@@ -1,4 +1,4 @@
-"""Uploads and URLs: the ways in beside paths, bytes and frames."""
+"""Uploads and URLs as sources of a video."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video import fetch
 from rewardfleet_server.video.fetch import Fetcher, is_public
 
-from ...conftest import LONG_CLIP, picture, served
+from ...conftest import LONG_CLIP, image_base64, served
 
 TASK = "put the bowl on the plate"
 VIDEO = LONG_CLIP.read_bytes()
@@ -54,7 +54,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_an_upload_is_judged_as_the_same_file_is_by_path_or_bytes(client, judge):
+def test_an_upload_shares_cached_scores_with_the_same_file_as_bytes(client, judge):
     first = upload(client, nframes="7").json()
     assert (first["score"], first["status"], first["cached"]) == (1.0, "ok", False)
     assert len(first["provenance"]["frames"]["indices"]) == 7
@@ -65,31 +65,31 @@ def test_an_upload_is_judged_as_the_same_file_is_by_path_or_bytes(client, judge)
     assert len(judge.seen) == 1
 
 
-def test_an_upload_leaves_no_file_behind(client, tmp_path):
+def test_an_upload_leaves_no_open_file(client, tmp_path):
     upload(client)
     before = open_files()
     for index in range(20):
         upload(client, max_pixels=str(1000 + index))
-        upload(client, b"no video")
+        upload(client, b"not a video")
     wait_until(lambda: open_files() <= before + 2)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "detail"),
     [
         ({"nframes": "0"}, "nframes"),
         ({"nframes": "many"}, "nframes"),
-        ({"colour": "blue"}, "unknown field 'colour'"),
+        ({"color": "blue"}, "unknown field 'color'"),
         ({"backend_kwargs": "{"}, "backend_kwargs"),
         ({"backend_kwargs": '{"a": 1}'}, "takes no options"),
         ({"video_path": "clip.mp4"}, "exactly one of"),
         ({"task_text": ""}, "task_text"),
     ],
 )
-def test_the_fields_of_a_form_are_checked_as_those_of_json_are(client, fields, said):
+def test_form_fields_are_validated_like_json(client, fields, detail):
     answer = upload(client, **fields)
     assert answer.status_code == 422
-    assert said in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
 def post_form(client: httpx.Client, content: bytes, boundary: str = "x") -> httpx.Response:
@@ -101,10 +101,10 @@ PART = 'Content-Disposition: form-data; name="{}"'
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "detail"),
     [
         (b"", "form"),
-        (b"this is no form", "form"),
+        (b"this is not a form", "form"),
         (f"--x\r\n{PART.format('task_text')}\r\n\r\na\r\n--x--\r\n".encode(), "no file"),
         (f"--x\r\n{PART.format('video')}\r\n\r\na\r\n--x--\r\n".encode(), "no file"),
         (
@@ -117,24 +117,24 @@ PART = 'Content-Disposition: form-data; name="{}"'
         (f'--x\r\n{PART.format("video")}; filename="a"\r\n\r\n\r\n--x--\r\n'.encode(), "task_text"),
     ],
 )
-def test_a_form_that_is_none_or_has_no_file(client, content, said):
+def test_an_invalid_form_or_one_without_a_file_is_rejected(client, content, detail):
     answer = post_form(client, content)
     assert answer.status_code == 422, answer.text
-    assert said in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
-def test_a_form_without_a_boundary(client):
+def test_a_form_without_a_boundary_is_rejected(client):
     answer = client.post("/score", content=b"--x", headers={"content-type": "multipart/form-data"})
     assert answer.status_code == 422
 
 
-def test_a_batch_takes_no_form(client):
+def test_a_batch_does_not_accept_a_form(client):
     answer = client.post("/score/batch", files={"video": ("a.mp4", VIDEO)})
     assert answer.status_code == 422
     assert "application/json" in answer.json()["detail"]
 
 
-def test_an_upload_that_stops_half_way_leaves_nothing(client):
+def test_an_aborted_upload_leaves_no_open_file(client):
     before = open_files()
     head = f'--x\r\n{PART.format("video")}; filename="a.mp4"\r\n\r\n'.encode()
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
@@ -147,7 +147,7 @@ def test_an_upload_that_stops_half_way_leaves_nothing(client):
     wait_until(lambda: open_files() <= before + 2)
 
 
-def test_an_upload_of_500_mb_is_refused_on_its_headers(client):
+def test_an_upload_of_500_mb_is_rejected_by_its_headers(client):
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.settimeout(5)
         connection.sendall(
@@ -157,7 +157,7 @@ def test_an_upload_of_500_mb_is_refused_on_its_headers(client):
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
 
 
-def test_an_upload_that_does_not_say_how_long_it_is_is_cut_at_the_limit(client):
+def test_an_upload_without_a_length_is_rejected_at_the_limit(client):
     def endless() -> Iterator[bytes]:
         yield f'--x\r\n{PART.format("video")}; filename="a.mp4"\r\n\r\n'.encode()
         for _ in range(200):
@@ -168,8 +168,8 @@ def test_an_upload_that_does_not_say_how_long_it_is_is_cut_at_the_limit(client):
     assert answer.status_code == 413
 
 
-def test_an_mp4_that_unfolds_to_100_000_frames(client, tmp_path):
-    """Small as a file, as nothing moves in it."""
+def test_a_small_mp4_of_100_000_frames_is_too_large(client, tmp_path):
+    """The file is small because nothing moves in it."""
     import cv2  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
@@ -184,11 +184,11 @@ def test_an_mp4_that_unfolds_to_100_000_frames(client, tmp_path):
     assert "20000" in answer.json()["detail"]
 
 
-def test_web_pages_of_other_places_are_refused(client):
-    """A page may post a form anywhere; its browser says where the page is from."""
+def test_forms_from_web_pages_of_other_origins_are_forbidden(client):
+    """Browsers send the page's origin in the header `Origin`."""
     files = {"video": ("clip.mp4", VIDEO)}
-    here = str(client.base_url).rstrip("/")
-    for origin, status in (("https://evil.example", 403), ("null", 403), (here, 200)):
+    own = str(client.base_url).rstrip("/")
+    for origin, status in (("https://evil.example", 403), ("null", 403), (own, 200)):
         answer = client.post(
             "/score", data={"task_text": TASK}, files=files, headers={"origin": origin}
         )
@@ -200,11 +200,11 @@ def test_web_pages_of_other_places_are_refused(client):
     [
         {},
         {"video_path": "a", "video_base64": "AAAA"},
-        {"video_path": "a", "frames_base64": [picture()]},
+        {"video_path": "a", "frames_base64": [image_base64()]},
         {"video_url": "https://a/", "video_path": "a"},
     ],
 )
-def test_exactly_one_input(client, inputs):
+def test_exactly_one_input_is_required(client, inputs):
     answer = client.post("/score", json={"task_text": TASK, **inputs})
     assert answer.status_code == 422
     assert "exactly one of" in answer.json()["detail"]
@@ -213,7 +213,7 @@ def test_exactly_one_input(client, inputs):
 # URLs
 
 
-def test_urls_are_switched_off_unless_told(client):
+def test_urls_are_forbidden_by_default(client):
     body = {"task_text": TASK, "video_url": "https://example.com/a.mp4"}
     answer = client.post("/score", json=body)
     assert answer.status_code == 403
@@ -221,32 +221,32 @@ def test_urls_are_switched_off_unless_told(client):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "detail"),
     [
         ("https://127.0.0.1/a.mp4", "not public"),
         ("https://localhost/a.mp4", "not public"),
         ("https://[::1]/a.mp4", "not public"),
         ("https://[::ffff:127.0.0.1]/a.mp4", "not public"),
-        ("https://169.254.169.254/latest/meta-data", "not one that may be asked"),
-        ("https://other.example/a.mp4", "not one that may be asked"),
-        ("https://localhost.evil.example/a.mp4", "not one that may be asked"),
+        ("https://169.254.169.254/latest/meta-data", "is not allowed"),
+        ("https://other.example/a.mp4", "is not allowed"),
+        ("https://localhost.evil.example/a.mp4", "is not allowed"),
         ("https://localhost@evil.example/a.mp4", "https URL"),
         ("http://localhost/a.mp4", "https URL"),
         ("file:///etc/passwd", "https URL"),
         ("ftp://localhost/a", "https URL"),
         ("//localhost/a", "https URL"),
         ("nonsense", "https URL"),
-        ("https://localhost:99999/", "no URL"),
-        ("https://[::1/", "no URL"),
+        ("https://localhost:99999/", "is not a URL"),
+        ("https://[::1/", "is not a URL"),
         ("https://", "https URL"),
     ],
 )
-def test_a_url_that_may_not_be_asked(url, said):
+def test_urls_that_are_not_allowed(url, detail):
     hosts = ["localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1"]
     with served(video_url_host=hosts) as client:
         answer = client.post("/score", json={"task_text": TASK, "video_url": url})
     assert answer.status_code in {403, 422}
-    assert said in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_which_addresses_are_public(address, public):
 
 
 class Site(ThreadingHTTPServer):
-    """An https server on loopback that serves a video, and misbehaves."""
+    """An https server on loopback with a video, redirects and failures."""
 
     daemon_threads = True
 
@@ -288,18 +288,18 @@ class Site(ThreadingHTTPServer):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
         self.socket = context.wrap_socket(self.socket, server_side=True)
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.ended = threading.Event()
 
     def handle_error(self, request, client_address) -> None:
-        pass  # callers that leave are part of the tests
+        pass  # disconnects are part of the tests
 
 
 class Page(BaseHTTPRequestHandler):
     server: Site
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("host")))
+        self.server.requests.append((self.path, self.headers.get("host")))
         port = self.server.server_address[1]
         if self.path == "/a.mp4":
             self._send(200, VIDEO)
@@ -312,11 +312,11 @@ class Page(BaseHTTPRequestHandler):
                 self.wfile.write(b"x")
         elif self.path == "/loop":
             self._redirect(f"https://site.example:{port}/loop")
-        elif self.path == "/there":
+        elif self.path == "/moved":
             self._redirect("/a.mp4")
-        elif self.path == "/inward":
-            self._redirect(f"https://inside.example:{port}/a.mp4")
-        elif self.path == "/plain":
+        elif self.path == "/internal":
+            self._redirect(f"https://internal.example:{port}/a.mp4")
+        elif self.path == "/http":
             self._redirect(f"http://site.example:{port}/a.mp4")
         elif self.path == "/broken":
             self._send(500, b"")
@@ -342,13 +342,13 @@ class Page(BaseHTTPRequestHandler):
 @contextmanager
 def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
     authority = trustme.CA()
-    server = Site(authority.issue_cert("site.example", "inside.example"))
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    server = Site(authority.issue_cert("site.example", "internal.example"))
+    certificates = ssl.create_default_context()
+    authority.configure_trust(certificates)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server, trusting
+        yield server, certificates
     finally:
         server.ended.set()
         server.shutdown()
@@ -356,61 +356,61 @@ def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
 
 
 @pytest.fixture
-def asked_site(monkeypatch):
-    """A site, and how to fetch from it: its names lead to loopback, which is allowed here only."""
-    with site() as (server, trusting):
+def fetched_site(monkeypatch):
+    """A site, and a function that fetches from it; its names resolve to loopback addresses."""
+    with site() as (server, trusted):
         loop_lookup = asyncio.base_events.BaseEventLoop.getaddrinfo
 
         async def lookup(loop, host, port, **options):
-            found = {"site.example": "127.0.0.1", "inside.example": "127.0.0.2"}.get(host, host)
+            found = {"site.example": "127.0.0.1", "internal.example": "127.0.0.2"}.get(host, host)
             return await loop_lookup(loop, found, port, **options)
 
         monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", lookup)
 
         async def fetch_path(path: str, **options: object) -> bytes:
             fetcher = Fetcher(
-                ["site.example", "inside.example"],
+                ["site.example", "internal.example"],
                 max_bytes=2_000_000,
                 allowed=lambda address: str(address) == "127.0.0.1",
-                certificates=options.pop("certificates", trusting),
+                certificates=options.pop("certificates", trusted),
             )
             url = f"https://site.example:{server.server_address[1]}{path}"
             try:
-                held = await fetcher.fetch(url)
-                return Path(held.path).read_bytes()
+                file = await fetcher.fetch(url)
+                return Path(file.path).read_bytes()
             finally:
                 await fetcher.aclose()
 
         yield server, fetch_path
 
 
-async def test_a_video_is_fetched_from_the_address_that_was_checked(asked_site):
-    server, fetch_path = asked_site
+async def test_a_video_is_fetched_from_the_address_that_was_checked(fetched_site):
+    server, fetch_path = fetched_site
     assert await fetch_path("/a.mp4") == VIDEO
-    assert await fetch_path("/there") == VIDEO
-    [host] = {host for _, host in server.asked}
+    assert await fetch_path("/moved") == VIDEO
+    [host] = {host for _, host in server.requests}
     assert host == f"site.example:{server.server_address[1]}"
 
 
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        ("/none", NotFound),
+        ("/missing", NotFound),
         ("/broken", BackendFailed),
         ("/large", TooLarge),
         ("/loop", BackendFailed),
-        ("/inward", Forbidden),
-        ("/plain", InvalidRequest),
+        ("/internal", Forbidden),
+        ("/http", InvalidRequest),
     ],
 )
-async def test_what_is_no_video_to_be_had_is_a_typed_failure(asked_site, path, error):
-    _, fetch_path = asked_site
+async def test_failures_of_a_fetch_are_typed(fetched_site, path, error):
+    _, fetch_path = fetched_site
     with pytest.raises(error):
         await fetch_path(path)
 
 
-async def test_a_server_that_sends_a_byte_at_a_time_is_left(asked_site, monkeypatch):
-    _, fetch_path = asked_site
+async def test_a_server_that_sends_slowly_exceeds_the_deadline(fetched_site, monkeypatch):
+    _, fetch_path = fetched_site
     monkeypatch.setattr(fetch, "_SECONDS", 0.5)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -418,7 +418,7 @@ async def test_a_server_that_sends_a_byte_at_a_time_is_left(asked_site, monkeypa
     assert time.monotonic() - started < 3
 
 
-async def test_a_server_that_nobody_vouches_for_is_not_believed(asked_site):
-    _, fetch_path = asked_site
+async def test_a_server_with_an_untrusted_certificate_is_rejected(fetched_site):
+    _, fetch_path = fetched_site
     with pytest.raises(BackendFailed):
         await fetch_path("/a.mp4", certificates=ssl.create_default_context())

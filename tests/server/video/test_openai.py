@@ -1,4 +1,4 @@
-"""The judge `openai` against a real HTTP server, which also misbehaves."""
+"""The judge `openai` against a real HTTP server, which also fails."""
 
 import asyncio
 import base64
@@ -20,35 +20,35 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges.openai import Token, yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import picture
+from ...conftest import image_base64
 
-pytestmark = pytest.mark.slow  # services that fail take their time
+pytestmark = pytest.mark.slow  # retries wait
 
 TASK = "put the bowl on the plate"
 
 
 class Endpoint:
-    """An OpenAI-compatible endpoint that answers as it is told, and remembers what it was asked."""
+    """An OpenAI-compatible endpoint with given answers, which records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, object]] = []
+        self.requests: list[dict[str, object]] = []
         self.keys: list[str | None] = []
         self.times: list[float] = []
         self.answers: list[Response | str | dict[str, float]] = ["80"]
         self.finish_reason = "stop"
         self.wait_s = 0.0
-        self.now = self.most = 0
+        self.concurrent = self.max_concurrent = 0
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self._complete)
 
     async def _complete(self, request: Request) -> Response:
-        self.asked.append(await request.json())
+        self.requests.append(await request.json())
         self.keys.append(request.headers.get("authorization"))
         self.times.append(time.monotonic())
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self.concurrent)
         await asyncio.sleep(self.wait_s)
-        self.now -= 1
+        self.concurrent -= 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Response):
             return answer
@@ -59,8 +59,8 @@ class Endpoint:
         if isinstance(answer, str):
             choice["message"] = {"role": "assistant", "content": answer}
         else:
-            said = max(answer, key=lambda token: answer[token])
-            choice["message"] = {"role": "assistant", "content": said}
+            text = max(answer, key=lambda token: answer[token])
+            choice["message"] = {"role": "assistant", "content": text}
             tops = [{"token": t, "logprob": math.log(p), "bytes": None} for t, p in answer.items()]
             choice["logprobs"] = {"content": [{**tops[0], "top_logprobs": tops}]}
         body = {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}
@@ -74,14 +74,14 @@ def endpoint() -> Endpoint:
 
 @pytest.fixture
 def ask(endpoint: Endpoint, tmp_path) -> Iterator:
-    """Ask a video service whose judge is `openai`, before `endpoint`."""
+    """Send a request to a video service with the judge `openai` before `endpoint`."""
     with _asking(endpoint) as ask:
         yield ask
 
 
 @contextmanager
 def _asking(endpoint: Endpoint | str, **settings: object):
-    with contextmanager_of(endpoint) as url:
+    with _url_of(endpoint) as url:
         settings = {"backend": ["openai"], "openai_url": f"{url}/v1", **settings}
         settings = VideoSettings(openai_model="judge-7b", **settings)
         with (
@@ -90,7 +90,7 @@ def _asking(endpoint: Endpoint | str, **settings: object):
         ):
 
             def ask(**fields: object) -> httpx.Response:
-                frames = [picture(level=level) for level in (0, 100, 200)]
+                frames = [image_base64(level=level) for level in (0, 100, 200)]
                 body = {"task_text": TASK, "frames_base64": frames, "fps": 10, **fields}
                 return client.post("/score", json=body)
 
@@ -98,7 +98,7 @@ def _asking(endpoint: Endpoint | str, **settings: object):
 
 
 @contextmanager
-def contextmanager_of(endpoint: Endpoint | str) -> Iterator[str]:
+def _url_of(endpoint: Endpoint | str) -> Iterator[str]:
     if isinstance(endpoint, str):
         yield endpoint
     else:
@@ -106,23 +106,25 @@ def contextmanager_of(endpoint: Endpoint | str) -> Iterator[str]:
             yield url
 
 
-def test_the_text_is_read_as_a_percentage(ask, endpoint):
+def test_the_text_is_parsed_as_a_percentage(ask, endpoint):
     score = ask().json()
     assert (score["score"], score["status"], score["model_output"]) == (0.8, "ok", "80")
     endpoint.answers = ["1"]
-    assert ask(task_text="another").json()["score"] == 0.01, "our prompt asks for a percentage"
+    assert ask(task_text="another").json()["score"] == 0.01, (
+        "the shipped prompt asks for a percentage"
+    )
 
 
-def test_the_frames_go_as_pictures_before_the_question(ask, endpoint):
+def test_frames_are_sent_as_images_before_the_question(ask, endpoint):
     ask()
-    [message] = endpoint.asked[0]["messages"]
+    [message] = endpoint.requests[0]["messages"]
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url"] * 3 + ["text"]
     levels = [_level(part["image_url"]["url"]) for part in message["content"][:3]]
     assert levels == pytest.approx([0, 100, 200], abs=3)
     assert TASK in message["content"][3]["text"]
-    assert endpoint.asked[0]["model"] == "judge-7b"
-    assert (endpoint.asked[0]["temperature"], endpoint.asked[0]["max_tokens"]) == (0, 64)
+    assert endpoint.requests[0]["model"] == "judge-7b"
+    assert (endpoint.requests[0]["temperature"], endpoint.requests[0]["max_tokens"]) == (0, 64)
 
 
 def _level(url: str) -> float:
@@ -130,17 +132,17 @@ def _level(url: str) -> float:
     return float(cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR).mean())
 
 
-def test_the_frames_go_as_one_video_where_told(endpoint, tmp_path):
+def test_frames_are_sent_as_one_video_if_set(endpoint, tmp_path):
     with _asking(endpoint, openai_media="video") as ask:
         assert ask().json()["score"] == 0.8
-    video, question = endpoint.asked[0]["messages"][0]["content"]
+    video, question = endpoint.requests[0]["messages"][0]["content"]
     assert (video["type"], question["type"]) == ("video_url", "text")
     path = tmp_path / "sent.mp4"
     path.write_bytes(
         base64.b64decode(video["video_url"]["url"].removeprefix("data:video/mp4;base64,"))
     )
     capture = cv2.VideoCapture(str(path))
-    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(10), "at the true rate"
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(10), "in real time"
     levels = []
     while True:
         decoded, frame = capture.read()
@@ -151,18 +153,18 @@ def test_the_frames_go_as_one_video_where_told(endpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "finish"),
+    ("text", "finish_reason"),
     [("I cannot tell", "stop"), ("", "stop"), ("80", "length"), ("140%", "stop")],
 )
-def test_an_answer_without_a_verdict_is_an_abstention(ask, endpoint, said, finish):
-    endpoint.answers, endpoint.finish_reason = [said], finish
+def test_an_answer_without_a_score_is_an_abstention(ask, endpoint, text, finish_reason):
+    endpoint.answers, endpoint.finish_reason = [text], finish_reason
     for _ in range(2):
         score = ask().json()
         assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
-        assert said in score["model_output"]
+        assert text in score["model_output"]
 
 
-def test_the_readout_follows_the_score_mode(ask, endpoint):
+def test_numbers_are_parsed_by_the_score_mode(ask, endpoint):
     endpoint.answers = ["0.9"]
     assert ask(backend_kwargs={"score_mode": "unit"}).json()["score"] == 0.9
     endpoint.answers = ["85"]
@@ -192,14 +194,14 @@ def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
         answer = ask().json()
     assert answer["status"] == "ok"
     assert answer["score"] == pytest.approx(score, abs=2e-3)
-    asked = endpoint.asked[0]
-    assert (asked["logprobs"], asked["top_logprobs"], asked["max_tokens"]) == (True, 20, 1)
+    request = endpoint.requests[0]
+    assert (request["logprobs"], request["top_logprobs"], request["max_tokens"]) == (True, 20, 1)
 
 
 @pytest.mark.parametrize(
     "tokens", [{"yes": 0.2, "the": 0.2}, {"the": 0.9, "a": 0.05}, {"no": 0.3, "a": 0.3}]
 )
-def test_too_much_that_is_not_told_is_an_abstention(endpoint, tokens):
+def test_a_wide_interval_is_an_abstention(endpoint, tokens):
     endpoint.answers = [tokens]
     with _asking(endpoint, readout="probability") as ask:
         answer = ask().json()
@@ -214,8 +216,8 @@ def test_an_endpoint_without_log_probabilities_is_a_failure(endpoint):
     assert "log-probabilities" in answer.json()["detail"]
 
 
-def test_the_interval_holds_whatever_is_left():
-    """Both ends are reached by some way to fill what the tokens leave over."""
+def test_the_interval_covers_all_unseen_tokens():
+    """Both ends are reached by some assignment of the remaining probability."""
     low, high = yes_interval([Token(token="yes", logprob=math.log(0.6)),
                               Token(token="a", logprob=math.log(0.1))])  # fmt: skip
     assert low == pytest.approx(0.6 / 0.9)
@@ -223,46 +225,46 @@ def test_the_interval_holds_whatever_is_left():
     assert yes_interval([Token(token="the", logprob=-800.0)]) == (0.0, 1.0)
 
 
-# Misbehaving
+# Failures
 
 
 def failed(status: int, **headers: str) -> Response:
     return Response("<html>sorry</html>", status_code=status, headers=headers)
 
 
-def test_what_may_succeed_later_is_tried_again(ask, endpoint):
+def test_temporary_failures_are_retried(ask, endpoint):
     endpoint.answers = [failed(500), failed(503), failed(429), "80"]
     assert ask().json()["score"] == 0.8
-    assert len(endpoint.asked) == 4
+    assert len(endpoint.requests) == 4
 
 
-def test_retry_after_is_honoured(ask, endpoint):
+def test_retry_after_is_honored(ask, endpoint):
     endpoint.answers = [failed(429, **{"retry-after": "1"}), "80"]
     assert ask().json()["score"] == 0.8
     assert endpoint.times[1] - endpoint.times[0] >= 0.95
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_what_cannot_succeed_is_not_tried_again(ask, endpoint, status):
+def test_permanent_failures_are_not_retried(ask, endpoint, status):
     endpoint.answers = [failed(status)]
     answer = ask()
     assert answer.status_code == 502
     assert str(status) in answer.json()["detail"]
-    assert len(endpoint.asked) == 1
+    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize(
     "body",
     ["<html>welcome</html>", "{}", '{"choices": []}', '{"choices": [{}]}', "[]", ""],
 )
-def test_what_is_no_completion_is_a_failure_not_a_zero(ask, endpoint, body):
+def test_an_invalid_completion_is_a_failure(ask, endpoint, body):
     endpoint.answers = [Response(body, media_type="application/json")]
     answer = ask()
     assert answer.status_code == 502
-    assert "no chat completion" in answer.json()["detail"]
+    assert "a valid chat completion" in answer.json()["detail"]
 
 
-def test_the_requests_deadline_ends_the_tries(endpoint):
+def test_the_deadline_ends_the_retries(endpoint):
     endpoint.answers = [failed(503, **{"retry-after": "60"})]
     with _asking(endpoint, deadline_s=0.5) as ask:
         started = time.monotonic()
@@ -270,19 +272,19 @@ def test_the_requests_deadline_ends_the_tries(endpoint):
         assert time.monotonic() - started < 5
 
 
-def test_a_slow_endpoint_is_a_deadline_not_a_hang(endpoint):
+def test_a_slow_endpoint_exceeds_the_deadline(endpoint):
     endpoint.wait_s = 30
     with _asking(endpoint, deadline_s=0.3) as ask:
         assert ask().status_code == 504
 
 
-def test_an_answer_that_is_cut_off_is_tried_again():
-    """A connection that breaks in the middle of its answer, every time."""
-    asked = []
+def test_a_truncated_response_is_retried():
+    """Every connection breaks in the middle of its response."""
+    requests = []
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            asked.append(self.request.recv(1 << 20))
+            requests.append(self.request.recv(1 << 20))
             self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
@@ -291,15 +293,15 @@ def test_an_answer_that_is_cut_off_is_tried_again():
         with _asking(url, deadline_s=2) as ask:
             assert ask().status_code in {503, 504}
         server.shutdown()
-    assert len(asked) > 1
+    assert len(requests) > 1
 
 
-def test_an_endpoint_that_is_not_there_is_no_score():
+def test_an_unreachable_endpoint_is_an_error():
     with _asking("http://127.0.0.1:1", deadline_s=1) as ask:
         assert ask().status_code in {503, 504}
 
 
-def test_no_more_requests_are_under_way_than_allowed(endpoint):
+def test_concurrent_requests_are_limited(endpoint):
     endpoint.wait_s = 0.05
     with _asking(endpoint, openai_concurrency=3) as ask:
         threads = [
@@ -310,8 +312,8 @@ def test_no_more_requests_are_under_way_than_allowed(endpoint):
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(endpoint.asked) == 12
-    assert endpoint.most == 3
+    assert len(endpoint.requests) == 12
+    assert endpoint.max_concurrent == 3
 
 
 # Keys and prompts
@@ -328,36 +330,36 @@ def test_the_key_comes_from_a_file_or_the_environment(endpoint, tmp_path, monkey
     assert "from-file" not in answer.text
 
 
-def test_a_prompt_of_ones_own(endpoint):
+def test_settings_and_requests_may_give_a_prompt(endpoint):
     with _asking(endpoint, prompt_template="Did the robot {task}? {{}} {task_instruction}") as ask:
         first = ask().json()
         ask(backend_kwargs={"prompt_template": "Well: {task}"}, fps=3)
-    texts = [asked["messages"][0]["content"][-1]["text"] for asked in endpoint.asked]
+    texts = [request["messages"][0]["content"][-1]["text"] for request in endpoint.requests]
     assert texts == [f"Did the robot {TASK}? {{}} {TASK}", f"Well: {TASK}"]
     with _asking(endpoint) as ask:
         assert ask().json()["provenance"]["prompt"] != first["provenance"]["prompt"]
 
 
-def test_nothing_in_the_task_is_expanded(ask, endpoint):
+def test_braces_in_the_task_are_not_expanded(ask, endpoint):
     task = "put {task.__class__} on {task_instruction} {0} {"
     assert ask(task_text=task).status_code == 200
-    assert task in endpoint.asked[0]["messages"][0]["content"][-1]["text"]
+    assert task in endpoint.requests[0]["messages"][0]["content"][-1]["text"]
 
 
 TEMPLATES = ["{task.__class__}", "{task[0]}", "{0}", "{}", "{task!r}", "{task:>100000}", "{x}", "{"]
 
 
 @pytest.mark.parametrize("template", [*TEMPLATES, " "])
-def test_a_template_reaches_nothing_but_the_task(endpoint, ask, template):
-    """It is refused at start, and in a request."""
+def test_a_template_with_other_fields_is_rejected(endpoint, ask, template):
+    """At start and in a request."""
     with pytest.raises(ValueError, match="template"), _asking(endpoint, prompt_template=template):
         pass
     answer = ask(backend_kwargs={"prompt_template": template})
     assert answer.status_code == 422
     assert "template" in answer.json()["detail"]
-    assert endpoint.asked == []
+    assert endpoint.requests == []
 
 
-def test_the_judge_needs_to_know_whom_to_ask():
+def test_the_judge_needs_url_and_model():
     with pytest.raises(ValueError, match="--openai-url and --openai-model"):
         create_app(VideoSettings(backend=["openai"]))

@@ -1,4 +1,4 @@
-"""The judge `reference` on real LIBERO rollouts, none of which is in its library."""
+"""The judge `reference` on real LIBERO rollouts that are not in its library."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from rewardfleet_server.video.references.library import (
     add_reference,
     load_library,
 )
-from rewardfleet_server.video.references.matcher import Comparer
+from rewardfleet_server.video.references.matcher import ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import DATA
@@ -27,7 +27,7 @@ ROLLOUTS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text()
 
 @pytest.fixture(scope="module")
 def client():
-    """The service as it is without a model: `rewardfleet serve video --video-root …`."""
+    """The service with its default judge: `rewardfleet serve video --video-root …`."""
     settings = VideoSettings(video_root=[LIBERO])
     with (
         serving(create_app(settings)) as url,
@@ -37,12 +37,9 @@ def client():
 
 
 @pytest.fixture(scope="module")
-def judged(client: httpx.Client) -> list[dict[str, object]]:
+def results(client: httpx.Client) -> list[dict[str, object]]:
     items = [{"task_text": r["task_text"], "video_path": r["file"]} for r in ROLLOUTS]
-    results: list[dict[str, object]] = client.post("/score/batch", json={"items": items}).json()[
-        "results"
-    ]
-    return results
+    return client.post("/score/batch", json={"items": items}).json()["results"]
 
 
 def test_no_rollout_of_the_tests_is_in_the_library():
@@ -50,19 +47,19 @@ def test_no_rollout_of_the_tests_is_in_the_library():
     assert shipped and not shipped & {Path(rollout["file"]).name for rollout in ROLLOUTS}
 
 
-def test_the_library_is_small_and_says_where_it_comes_from():
+def test_the_library_is_small_and_states_its_license():
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 3_000_000
     assert "MIT" in (SHIPPED / "NOTICE.md").read_text()
 
 
-def test_successes_are_told_from_failures(judged):
+def test_successes_are_distinguished_from_failures(results):
     """At least 0.95 AUROC and at most 10 % false positives at the default threshold."""
     successes = [
-        result["score"] for result, rollout in zip(judged, ROLLOUTS, strict=True)
+        result["score"] for result, rollout in zip(results, ROLLOUTS, strict=True)
         if rollout["success"]
     ]  # fmt: skip
     failures = [
-        result["score"] for result, rollout in zip(judged, ROLLOUTS, strict=True)
+        result["score"] for result, rollout in zip(results, ROLLOUTS, strict=True)
         if not rollout["success"]
     ]  # fmt: skip
     assert (len(successes), len(failures)) == (14, 24)
@@ -71,9 +68,9 @@ def test_successes_are_told_from_failures(judged):
     assert sum(score >= 0.5 for score in successes) / len(successes) >= 0.80
 
 
-def test_the_answer_says_which_rollouts_it_compared_with(judged):
+def test_the_output_names_the_nearest_references(results):
     shipped = {path.name for path in SHIPPED.glob("*.mp4")}
-    for result in judged:
+    for result in results:
         assert result["status"] == "ok"
         assert sum(name in result["model_output"] for name in shipped) >= 1
         assert result["components"]["success"] == result["score"]
@@ -108,7 +105,7 @@ def test_any_number_of_frames_gives_a_score(client, nframes):
     assert 0 <= answer["score"] <= 1
 
 
-def test_the_task_is_known_by_its_words_not_its_spelling(client):
+def test_case_and_punctuation_of_the_task_do_not_matter(client):
     request = {"video_path": ROLLOUTS[0]["file"]}
     texts = [ROLLOUTS[0]["task_text"], f"  {ROLLOUTS[0]['task_text'].upper()}!"]
     scores = [
@@ -118,31 +115,31 @@ def test_the_task_is_known_by_its_words_not_its_spelling(client):
 
 
 @pytest.mark.parametrize("mode", ["auto", "percentage", "unit"])
-def test_the_seeds_score_modes_are_taken(client, mode):
+def test_the_score_modes_of_the_original_server_are_accepted(client, mode):
     request = {"task_text": ROLLOUTS[0]["task_text"], "video_path": ROLLOUTS[0]["file"]}
     kwargs = {"backend_kwargs": {"score_mode": mode}, "backend": "reference"}
     assert client.post("/score", json={**request, **kwargs}).json()["status"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "detail"),
     [
         ({"score_mode": "sideways"}, "auto, percentage, unit"),
         ({"score_mode": 7}, "auto, percentage, unit"),
         ({"prompt_template": "x"}, "does not take prompt_template"),
     ],
 )
-def test_unknown_options_are_refused_by_name(client, kwargs, said):
+def test_unknown_options_are_named(client, kwargs, detail):
     request = {"task_text": "x", "video_path": ROLLOUTS[0]["file"], "backend_kwargs": kwargs}
     answer = client.post("/score", json=request)
     assert answer.status_code == 422
-    assert said in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
-# Libraries of one's own
+# Libraries of users
 
 
-def of_task(task_text: str, *, success: bool) -> Path:
+def rollout_of(task_text: str, *, success: bool) -> Path:
     return next(
         LIBERO / rollout["file"]
         for rollout in ROLLOUTS
@@ -150,42 +147,46 @@ def of_task(task_text: str, *, success: bool) -> Path:
     )
 
 
-def test_added_demonstrations_are_judged_by(tmp_path: Path, capsys):
-    """`rewardfleet references add`: one success is enough to begin with."""
+def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
+    """`rewardfleet references add`: one success is enough."""
     task, library = "put the bowl on the stove", tmp_path / "library"
-    clip = of_task(task, success=True)
+    clip = rollout_of(task, success=True)
     assert main(["references", "add", str(library), str(clip), "Stack the bowl", "--success"]) == 0
     assert "added" in capsys.readouterr().out
     settings = VideoSettings(video_root=[LIBERO], references=library)
     with serving(create_app(settings)) as url:
         request = {"task_text": "stack the bowl"}
         same = httpx.post(f"{url}/score", json={**request, "video_path": str(clip)}).json()
-        failure = of_task(task, success=False)
+        failure = rollout_of(task, success=False)
         other = httpx.post(f"{url}/score", json={**request, "video_path": str(failure)}).json()
     assert same["score"] > 0.5 > other["score"]
     assert "1 successes" in same["model_output"]
 
 
 def test_a_library_with_failures_only_abstains(tmp_path: Path):
-    clip = of_task("put the bowl on the stove", success=False)
+    clip = rollout_of("put the bowl on the stove", success=False)
     add_reference(tmp_path, clip, "stack the bowl", success=False)
-    comparison = Comparer(load_library(tmp_path)).compare(
+    comparison = ReferenceMatcher(load_library(tmp_path)).compare(
         "stack the bowl", [np.zeros((64, 64, 3), np.uint8)]
     )
     assert comparison.probability is None
 
 
-def test_a_changed_library_is_another_one(tmp_path: Path):
-    """Its fingerprint is part of the cache key."""
-    add_reference(tmp_path, of_task("put the bowl on the stove", success=True), "a", success=True)
+def test_a_changed_library_has_another_fingerprint(tmp_path: Path):
+    """The fingerprint is part of the cache key."""
+    add_reference(
+        tmp_path, rollout_of("put the bowl on the stove", success=True), "a", success=True
+    )
     before = load_library(tmp_path).fingerprint
     assert load_library(tmp_path).fingerprint == before
-    add_reference(tmp_path, of_task("put the bowl on the plate", success=True), "a", success=True)
+    add_reference(
+        tmp_path, rollout_of("put the bowl on the plate", success=True), "a", success=True
+    )
     assert load_library(tmp_path).fingerprint != before
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "message"),
     [
         (None, "manifest.jsonl"),
         ("", "no line"),
@@ -193,31 +194,31 @@ def test_a_changed_library_is_another_one(tmp_path: Path):
         ('{"task_text": "a", "success": true}', "'file' is missing"),
         ('{"file": "../a.mp4", "task_text": "a", "success": true}', "inside the library"),
         ('{"file": "/etc/passwd", "task_text": "a", "success": true}', "inside the library"),
-        ('{"file": "a.mp4", "task_text": "!", "success": true}', "a word in it"),
+        ('{"file": "a.mp4", "task_text": "!", "success": true}', "contain a word"),
         ('{"file": "a.mp4", "task_text": "a", "success": "yes"}', "success"),
         ('{"file": "a.mp4", "task_text": "a", "success": false, "success_frame": 3}', "goes with"),
-        ('{"file": "a.mp4", "task_text": "a", "success": true, "colour": 1}', "colour"),
+        ('{"file": "a.mp4", "task_text": "a", "success": true, "color": 1}', "color"),
         ('{"file": "none.mp4", "task_text": "a", "success": true}', "cannot be read"),
         ('{"file": "text.mp4", "task_text": "a", "success": true}', "not a video"),
         ('{"file": "text.mp4", "task_text": "a", "success": true, "sha256": "0"}', "has changed"),
     ],
 )
-def test_a_damaged_library_is_refused_with_the_reason(tmp_path: Path, manifest, said):
-    (tmp_path / "text.mp4").write_text("this is no video")
+def test_a_damaged_library_is_rejected_with_the_reason(tmp_path: Path, manifest, message):
+    (tmp_path / "text.mp4").write_text("this is not a video")
     if manifest is not None:
         (tmp_path / "manifest.jsonl").write_text(manifest)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load_library(tmp_path)
 
 
-def test_a_clip_is_not_added_twice_nor_what_is_no_clip(tmp_path: Path, capsys):
-    clip = of_task("put the bowl on the stove", success=True)
+def test_duplicates_and_invalid_clips_are_not_added(tmp_path: Path, capsys):
+    clip = rollout_of("put the bowl on the stove", success=True)
     library = tmp_path / "library"
     command = ["references", "add", str(library)]
     assert main([*command, str(clip), "task", "--success", "--success-frame", "10"]) == 0
     assert main([*command, str(clip), "task", "--success"]) == 2
     assert "already in the library" in capsys.readouterr().err
-    (tmp_path / "text.mp4").write_text("this is no video")
+    (tmp_path / "text.mp4").write_text("this is not a video")
     assert main([*command, str(tmp_path / "text.mp4"), "task", "--failure"]) == 2
     assert main([*command, str(tmp_path / "none.mp4"), "task", "--failure"]) == 2
     assert main([*command, str(clip), "task", "--failure", "--success-frame", "10"]) == 2

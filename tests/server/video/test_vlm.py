@@ -1,4 +1,4 @@
-"""The judges with a model, as far as they go without one: checks, views, readouts, prompts."""
+"""The judges with a model, without loading one: checks, prompt layouts, readouts, prompts."""
 
 import json
 import math
@@ -17,19 +17,18 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
 from rewardfleet_server.video.judges.loading import find_judge
-from rewardfleet_server.video.judges.vlm import Answer, Picture, Video
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
-from rewardfleet_server.video.judges.vlm.factory import authors_prompts, primo_setup
-from rewardfleet_server.video.judges.vlm.geometry import Geometry
+from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
+from rewardfleet_server.video.judges.vlm.families import primo
+from rewardfleet_server.video.judges.vlm.families.primo import authors_prompts
+from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
+from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
-from rewardfleet_server.video.judges.vlm.readouts import Labels, Sampling, Text
+from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
 
-SAMPLING = Sampling(temperature=0.5, top_p=1.0, max_tokens=64)
-
-#: What a checkpoint's config.json says, as far as it is looked at before loading.
+#: The part of a checkpoint's config.json that is read before loading.
 CONFIG = {
     "model_type": "qwen2_5_vl",
     "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
@@ -46,58 +45,60 @@ def settings(**given: object) -> VideoSettings:
     return VideoSettings(**given)
 
 
-# Checkpoints and settings, before anything is loaded
+# Checks before anything is loaded
 
 
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1", "primo_r1_vllm", "transformers"])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (None, "no such folder"),
+        (None, "no such folder, and not a hub name"),
         ("", "no config.json"),
         ("{", "config.json is damaged"),
-        ("{}", "'this' is no vision-language model"),
-        ('{"model_type": "llama"}', "'llama' is no vision-language model of the Qwen-VL family"),
+        ("{}", "'this' is not a vision-language model"),
+        ('{"model_type": "llama"}', "'llama' is not a vision-language model of the Qwen-VL family"),
     ],
 )
-def test_a_folder_without_such_a_model_is_refused(
-    tmp_path: Path, judge: str, content: str | None, said: str
+def test_a_folder_without_a_model_of_the_family_is_rejected(
+    tmp_path: Path, judge: str, content: str | None, message: str
 ):
     folder = tmp_path / "model"
     if content is not None:
         folder.mkdir()
     if content:
         (folder / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         find_judge(judge, settings(model_path=str(folder)))
 
 
 @pytest.mark.parametrize(
-    ("judge", "given", "said"),
+    ("judge", "given", "message"),
     [
         ("qwen2_5_vl_vllm", {"max_model_len": 100_000}, "takes at most 32768 tokens"),
         ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for --max-tokens 64"),
         ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for --primo-max-tokens 4096"),
-        ("PRIMO-R1", {"readout": "rubric"}, "PRIMO-R1 has the readout text alone"),
+        ("PRIMO-R1", {"readout": "rubric"}, "PRIMO-R1 has the readout text only"),
         ("PRIMO-R1", {"primo_user_prompt": "{"}, "prompt template"),
         ("qwen2_5_vl_vllm", {"prompt_template": "how {well}?"}, "{well} is not accepted"),
         ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
         ("openai", {"readout": "rubric", "openai_url": "http://h/v1", "openai_model": "m"}, "text"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tmp_path: Path, judge: str, given: dict, said: str):
+def test_settings_that_cannot_work_are_rejected(
+    tmp_path: Path, judge: str, given: dict, message: str
+):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         find_judge(judge, settings(model_path=str(tmp_path), **given))
 
 
 @pytest.mark.parametrize("ids", ["zero", "0,0", "", "0;1", "-1", "0,"])
-def test_gpus_are_numbers_each_once(ids: str):
+def test_gpu_ids_are_distinct_numbers(ids: str):
     with pytest.raises(ValueError, match="give numbers, each once, like 0 or 0,1"):
         settings(gpu_ids=ids)
 
 
-def test_all_judges_are_checked_before_one_is_loaded(
+def test_all_judges_are_checked_before_any_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def load() -> FakeJudge:
@@ -112,16 +113,38 @@ def test_all_judges_are_checked_before_one_is_loaded(
 _FOUND: dict = {"nosuch": lambda: find_judge("nosuch", settings())}
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, gpus: int
+):
+    """Without GPUs the shares of their memory do not matter."""
+    deferred = {
+        "first": DeferredJudge(FakeJudge, {"--gpu-memory-utilization": 0.8}),
+        "second": DeferredJudge(FakeJudge, {"--primo-gpu-memory-utilization": 0.9}),
+        "same-as-second": DeferredJudge(FakeJudge, {"--primo-gpu-memory-utilization": 0.9}),
+    }
+    monkeypatch.setattr(loading, "find_judge", lambda name, _: deferred[name])
+    monkeypatch.setattr(loading, "gpu_count", lambda: gpus)
+    assert set(loading.load_judges(settings(backend=["second", "same-as-second"])))
+    both = settings(backend=["first", "second"])
+    if gpus:
+        message = "2 models .*-utilization 0.8 and --primo-gpu-memory-utilization 0.9 are more"
+        with pytest.raises(ValueError, match=message):
+            loading.load_judges(both)
+    else:
+        assert set(loading.load_judges(both)) == {"first", "second"}
+
+
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1"])
-def test_a_judge_without_a_model_asks_for_one(judge: str):
+def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
     with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
         find_judge(judge, settings())
 
 
-def test_the_context_is_the_smaller_of_the_models_and_the_settings(tmp_path: Path):
+def test_the_settings_may_shorten_the_context(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert Checkpoint(str(tmp_path)).context == 32768
-    assert Checkpoint(str(tmp_path), 4096).context == 4096
+    assert load_checkpoint(str(tmp_path), settings(), None, "").context == 32768
+    assert load_checkpoint(str(tmp_path), settings(), 4096, "").context == 4096
 
 
 # Sizes
@@ -130,105 +153,107 @@ def test_the_context_is_the_smaller_of_the_models_and_the_settings(tmp_path: Pat
 @pytest.mark.parametrize(
     ("size", "max_pixels", "expected"),
     [
-        ((256, 256), 200_704, (336, 336)),  # LIBERO: up to the least
+        ((256, 256), 200_704, (336, 336)),  # LIBERO: up to the minimum
         ((448, 448), 200_704, (448, 448)),
         ((1080, 1920), 200_704, (336, 588)),
-        ((256, 256), 50_176, (224, 224)),  # the caller allows less than the least
+        ((256, 256), 50_176, (224, 224)),  # the caller allows less than the minimum
         ((256, 256), 784, (28, 28)),
         ((2, 300), 200_704, (28, 3892)),
     ],
 )
-def test_frames_get_the_size_of_qwen_vl_utils(
+def test_frames_are_resized_like_in_qwen_vl_utils(
     size: tuple[int, int], max_pixels: int, expected: tuple[int, int]
 ):
-    assert Geometry(patch=14, merge=2).video_size(*size, max_pixels) == expected
+    assert QwenGeometry(patch=14, merge=2).video_size(*size, max_pixels) == expected
 
 
-def test_a_sliver_is_refused():
+def test_frames_that_are_too_narrow_are_rejected():
     with pytest.raises(InvalidRequest, match="no side may be more than 200 times the other"):
-        Geometry(patch=14, merge=2).video_size(1, 201, 200_704)
+        QwenGeometry(patch=14, merge=2).video_size(1, 201, 200_704)
 
 
-def test_a_judge_may_see_fewer_pixels_than_requests_allow():
-    assert Geometry(patch=16, merge=2, max_pixels=50_176).video_size(256, 256, 200_704) == (
-        224,
-        224,
-    )
+def test_the_settings_may_reduce_the_pixels_of_frames():
+    geometry = QwenGeometry(patch=16, merge=2, max_pixels=50_176)
+    assert geometry.video_size(256, 256, 200_704) == (224, 224)
 
 
-# Views
+def test_the_name_of_a_geometry_is_part_of_cache_keys_and_does_not_change():
+    geometry = QwenGeometry(patch=14, merge=2, max_pixels=50_176)
+    assert geometry.name == "single Geometry(patch=14, merge=2, temporal=2, max_pixels=50176)"
+
+
+# Prompt layouts
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16])
-def test_a_video_has_an_even_number_of_frames_and_their_true_times(count: int):
-    (video, question) = AsVideo().whole(clip(count), "?", None).parts
-    assert isinstance(video, Video) and question == "?"
+def test_a_video_has_an_even_number_of_frames_with_their_indices(count: int):
+    (video, question) = AsVideo().full_prompt(clip(count), "?", None).parts
+    assert isinstance(video, VideoPart) and question == "?"
     assert len(video.frames) == len(video.indices) == count + count % 2
     assert video.indices[-1] == 10 * (count - 1) and video.total == 10 * count
 
 
 def test_longer_prefixes_begin_with_the_shorter_ones():
-    """By content and by name, so that an engine knows them again."""
-    moments = AsVideo().moments(clip(16), 4, "?", None)
-    assert [frame for frame, _ in moments] == [30, 70, 110, 150]
-    (_, short), (_, longer), *_ = moments
+    """By content and by id, so that an engine can reuse its cache."""
+    prefixes = AsVideo().prefix_prompts(clip(16), 4, "?", None)
+    assert [frame for frame, _ in prefixes] == [30, 70, 110, 150]
+    (_, short), (_, longer), *_ = prefixes
     assert [part.id for part in short.parts[:-1]] == [part.id for part in longer.parts[:2]]
-    again = AsVideo().moments(clip(16), 4, "?", None)[0][1]
+    again = AsVideo().prefix_prompts(clip(16), 4, "?", None)[0][1]
     assert not {part.id for part in short.parts[:-1]} & {part.id for part in again.parts[:-1]}
 
 
-def test_a_short_clip_has_fewer_moments():
-    assert len(AsVideo().moments(clip(3), 8, "?", None)) == 2
+def test_a_short_clip_has_fewer_prefixes():
+    assert len(AsVideo().prefix_prompts(clip(3), 8, "?", None)) == 2
     assert even_lengths(1, 5) == [1]
     assert even_lengths(7, 3) == [3, 5, 7]
 
 
-def test_primo_sees_first_video_last_at_every_moment():
-    for (frame, conversation), end in zip(
-        FirstVideoLast().moments(clip(4), 2, "?", "system"), (1, 3), strict=True
-    ):
+def test_primo_sees_first_frame_video_and_last_frame_of_every_prefix():
+    prefixes = FirstVideoLast().prefix_prompts(clip(4), 2, "?", "system")
+    for (frame, conversation), end in zip(prefixes, (1, 3), strict=True):
         first, video, last, question = conversation.parts
         assert frame == 10 * end and question == "?" and conversation.system == "system"
-        assert isinstance(first, Picture) and first.frame[0, 0, 0] == 0
-        assert isinstance(last, Picture) and last.frame[0, 0, 0] == end
-        assert isinstance(video, Video) and video.frames[-1][0, 0, 0] == end
+        assert isinstance(first, ImagePart) and first.frame[0, 0, 0] == 0
+        assert isinstance(last, ImagePart) and last.frame[0, 0, 0] == end
+        assert isinstance(video, VideoPart) and video.frames[-1][0, 0, 0] == end
 
 
 # Readouts
 
 
-def test_labels_are_a_ratio_even_where_their_probabilities_vanish():
-    labels = Labels("probability", YES_OR_NO, {1.0: (1, 2), 0.0: (3,)})
+def test_label_probabilities_are_normalized_even_if_they_are_tiny():
+    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1, 2), 0.0: (3,)})
     logprobs = {1: -801.0, 2: -801.0, 3: -800.0}
-    judgment = labels.read([Answer("x", truncated=True, logprobs=logprobs)], "auto")
+    judgment = labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto")
     yes, no = 2 * math.exp(-1), 1.0
     assert judgment.score == pytest.approx(yes / (yes + no))
 
 
 def test_labels_without_any_probability_abstain():
-    labels = Labels("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)})
+    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)})
     logprobs = {1: -math.inf, 3: -math.inf}
-    assert labels.read([Answer("x", truncated=True, logprobs=logprobs)], "auto").score is None
+    assert labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto").score is None
 
 
-def test_a_rubric_is_an_expectation():
-    rubric = Labels("rubric", YES_OR_NO, {value / 4: (value,) for value in range(5)})
-    chances = [0.1, 0.2, 0.4, 0.2, 0.1]
-    logprobs = {value: math.log(chance / 1000) for value, chance in enumerate(chances)}
-    judgment = rubric.read([Answer("3", truncated=True, logprobs=logprobs)], "auto")
+def test_a_rubric_is_the_expected_grade():
+    rubric = LabelReadout("rubric", YES_OR_NO, {value / 4: (value,) for value in range(5)})
+    probabilities = [0.1, 0.2, 0.4, 0.2, 0.1]
+    logprobs = {value: math.log(each / 1000) for value, each in enumerate(probabilities)}
+    judgment = rubric.read([Completion("3", truncated=True, logprobs=logprobs)], "auto")
     assert judgment.score == pytest.approx(0.5)
 
 
 def test_samples_give_mean_and_spread():
-    answers = [Answer(text, truncated=False) for text in ("80", "90", "100", "the bowl")]
-    judgment = Text(PERCENTAGE).read(answers, "percentage")
+    completions = [Completion(text, truncated=False) for text in ("80", "90", "100", "the bowl")]
+    judgment = TextReadout(PERCENTAGE).read(completions, "percentage")
     assert judgment.score == pytest.approx(0.9)
     assert judgment.components == pytest.approx({"spread": math.sqrt(0.02 / 3), "samples": 3.0})
 
 
-def test_too_few_readable_samples_abstain():
-    answers = [Answer(text, truncated=False) for text in ("80", "the bowl", "hm")]
-    assert Text(PERCENTAGE).read(answers, "percentage").score is None
+def test_too_few_samples_with_a_score_abstain():
+    completions = [Completion(text, truncated=False) for text in ("80", "the bowl", "hm")]
+    assert TextReadout(PERCENTAGE).read(completions, "percentage").score is None
 
 
 @pytest.mark.parametrize(
@@ -239,30 +264,31 @@ def test_too_few_readable_samples_abstain():
         ("<think>a</think><answer>100%</answer>", False, 1.0),
         ("<think>40% then step 4", True, None),
         ("<think>a</think>85", False, None),  # no answer
-        ("<answer>85</answer>", False, None),  # no thought
+        ("<answer>85</answer>", False, None),  # no thinking
         ("85", False, None),
         ("<think>is it <answer>85</answer>?", True, None),
         ("<think>a</think><answer>85", True, None),
     ],
 )
-def test_primo_is_read_strictly(text: str, truncated: bool, score: float | None):
-    readout = primo_setup(settings()).readouts["text"]
-    judgment = readout.read([Answer(text, truncated=truncated)], "percentage")
+def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, score: float | None):
+    readout = primo.judge_spec(settings()).readouts["text"]
+    judgment = readout.read([Completion(text, truncated=truncated)], "percentage")
     assert judgment.score == score
     assert judgment.components == ({} if score is None else {"progress": score})
 
 
-def test_a_model_that_repeats_itself_is_read_in_linear_time():
-    readout = primo_setup(settings()).readouts["text"]
-    answer = Answer("<think>a</think>" * 20_000, truncated=True)
+def test_repeated_tags_are_parsed_in_linear_time():
+    readout = primo.judge_spec(settings()).readouts["text"]
+    completion = Completion("<think>a</think>" * 20_000, truncated=True)
     started = time.perf_counter()
-    assert readout.read([answer], "percentage").score is None
+    assert readout.read([completion], "percentage").score is None
     assert time.perf_counter() - started < 1
 
 
-def test_primo_decodes_as_its_authors_do():
-    ask = primo_setup(settings()).readouts["text"].ask(primo_setup(settings()).sampling, 1)
-    assert (ask.temperature, ask.top_p, ask.max_tokens) == (0.1, 0.001, 4096)
+def test_primo_has_the_sampling_of_its_authors():
+    spec = primo.judge_spec(settings())
+    params = spec.readouts["text"].generation_params(spec.sampling, 1)
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.1, 0.001, 4096)
 
 
 # The authors' prompts
@@ -280,20 +306,20 @@ UNREADABLE = os.environ
 """
 
 
-def test_the_authors_prompts_are_read_and_not_run(tmp_path: Path):
+def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
     file = tmp_path / "primo_prompts.py"
     file.write_text(AUTHORS.replace("UNREADABLE = os.environ", "raise SystemExit"))
-    setup = primo_setup(settings(primo_prompts=file))
-    assert setup.system is not None and setup.system.render("t") == "Keep to {this} format."
-    user = setup.readouts["text"].prompt
+    spec = primo.judge_spec(settings(primo_prompts=file))
+    assert spec.system is not None and spec.system.render("t") == "Keep to {this} format."
+    user = spec.readouts["text"].prompt
     assert user.render("stack the bowls").startswith("QUESTION:\nThe first picture is")
     assert "stack the bowls" in user.render("stack the bowls")
     assert user.render("t").endswith("regression\n\nAnswer as `regression`. Give a number.")
-    assert user.digest != primo_setup(settings()).readouts["text"].prompt.digest
+    assert user.digest != primo.judge_spec(settings()).readouts["text"].prompt.digest
 
 
 @pytest.mark.parametrize("text", ["SYSTEM_PROMPT = 'x'", "def (", AUTHORS])
-def test_another_file_is_no_file_of_prompts(tmp_path: Path, text: str):
+def test_a_file_without_the_prompts_is_rejected(tmp_path: Path, text: str):
     file = tmp_path / "prompts.py"
     file.write_text(text)
     with pytest.raises(ValueError, match="--primo-prompts"):
@@ -315,12 +341,14 @@ def test_another_file_is_no_file_of_prompts(tmp_path: Path, text: str):
         ([0, 0, 1, 1], 0.894427191),
     ],
 )
-def test_value_order_correlation_is_spearmans(values: list[float], expected: float | None):
+def test_value_order_correlation_is_spearmans_rank_correlation(
+    values: list[float], expected: float | None
+):
     correlation = order_correlation(values)
     assert correlation == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_curve_keeps_its_gaps():
+def test_a_curve_contains_abstentions():
     judgments = [Judgment(0.1, "a"), Judgment(None, "b"), Judgment(0.6, "c", {"x": 1.0})]
     judgment = with_curve(judgments, [3, 7, 11])
     assert judgment.curve is not None
@@ -330,10 +358,10 @@ def test_a_curve_keeps_its_gaps():
     assert with_curve([replace(judgments[0])], [3]).components == {}
 
 
-# The service around them
+# The service
 
 
-def test_primos_other_name_is_known(make_video):
+def test_a_request_may_use_an_alias(make_video):
     clip = make_video(3)
     with serving(create_app(settings(video_root=[clip.parent]), {"PRIMO-R1": FakeJudge()})) as url:
         body = {"task_text": "t", "video_path": str(clip), "backend": "primo_r1_vllm"}
@@ -341,7 +369,7 @@ def test_primos_other_name_is_known(make_video):
     assert answer["backend"] == "PRIMO-R1"
 
 
-def test_a_judge_that_fails_for_good_makes_the_service_unready():
+def test_a_judge_that_failed_makes_the_service_unready():
     judge = FakeJudge()
     with serving(create_app(settings(), {"fake": judge})) as url:
         assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
@@ -350,7 +378,7 @@ def test_a_judge_that_fails_for_good_makes_the_service_unready():
     assert answer.status_code == 503 and answer.json()["detail"] == "the engine died"
 
 
-def test_a_curve_reaches_the_caller(make_video):
+def test_the_response_contains_the_curve(make_video):
     class Curved(FakeJudge):
         async def judge(self, *_: object) -> Judgment:
             return Judgment(0.5, "", curve=Curve(frames=[1, 2], values=[None, 0.5]))

@@ -1,0 +1,1 @@
+"""Raw rows of datasets, read as tests of the code service."""

@@ -1,4 +1,4 @@
-"""JSON in the columns of a row: as it is, as text, or as LiveCodeBench packs it."""
+"""Columns of a row: JSON as an object or as text, or JSON compressed as LiveCodeBench does it."""
 
 import base64
 import json
@@ -6,86 +6,95 @@ import pickletools
 import zlib
 from typing import Any
 
-#: Bytes that a packed column may come to.
-MAX_UNPACKED = 32 * 2**20
+#: Maximum bytes of a compressed column after decompression.
+MAX_DECOMPRESSED = 32 * 2**20
 
-#: All that the pickle of a text is made of.
+#: The opcodes of a pickled string, and of a dictionary of strings.
 _TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
-_AROUND_OBJECT = {"EMPTY_DICT", "MARK", "SETITEM", "SETITEMS"}
-_AROUND_TEXT = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
+_DICT = {"EMPTY_DICT", "MARK", "SETITEM", "SETITEMS"}
+_FRAMING = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 
 class RowError(Exception):
-    """Why a row cannot be read."""
+    """A row cannot be read. The message begins with the name of the column."""
 
 
-def json_of(given: Any, column: str) -> Any:
-    """Read JSON, where it still is text."""
-    return read_json(given, column) if isinstance(given, str) else given
+def json_of(value: Any, column: str) -> Any:
+    """Parse JSON if it is text; return any other value unchanged.
+
+    Raises:
+        RowError: The text is not valid JSON.
+    """
+    return read_json(value, column) if isinstance(value, str) else value
 
 
 def read_json(text: Any, column: str) -> Any:
-    """Read JSON's text.
+    """Parse JSON text.
 
     Raises:
-        RowError: It is none.
+        RowError: It is not valid JSON, or not text.
     """
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise RowError(f"{column}: no JSON: {str(error)[:100]}") from None
+        raise RowError(f"{column}: not valid JSON: {str(error)[:100]}") from None
 
 
-def decode_column(given: Any, column: str, *, may_be_object: bool = False) -> Any:
-    """Read JSON, or LiveCodeBench's base64 of a compressed pickle of its text.
+def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> Any:
+    """Decode a column.
 
     Args:
-        given: One of these, or what was JSON already.
-        column: What to call it in a problem.
-        may_be_object: Whether the pickle may hold a flat object of texts, as SandboxFusion's do.
+        value: JSON as an object or as text; or base64 of a zlib-compressed pickle of JSON text, as
+            in LiveCodeBench.
+        column: The name of the column, for error messages.
+        may_be_object: Whether the pickle may be a flat dictionary of strings, as in SandboxFusion.
 
     Raises:
-        RowError: It is neither, or is larger than `MAX_UNPACKED`.
+        RowError: It is neither, or larger than `MAX_DECOMPRESSED`.
     """
-    if not isinstance(given, str) or given.lstrip()[:1] in {"{", "["}:
-        return json_of(given, column)
-    try:
-        compressed = base64.b64decode("".join(given.split()), validate=True)
-    except ValueError:
-        raise RowError(f"{column}: neither JSON nor base64") from None
-    unpacker = zlib.decompressobj()
-    try:
-        content = unpacker.decompress(compressed, MAX_UNPACKED + 1)
-    except zlib.error as error:
-        raise RowError(f"{column}: not compressed by zlib: {error}") from None
-    if len(content) > MAX_UNPACKED:
-        raise RowError(f"{column}: decode_column, it is above {MAX_UNPACKED >> 20} MiB")
-    if not unpacker.eof:
-        raise RowError(f"{column}: it is cut short")
-    texts, is_object = _pickled_texts(content, column)
-    if is_object and may_be_object and len(texts) % 2 == 0:
+    if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
+        return json_of(value, column)
+    texts, is_dict = _pickled_texts(_decompress(value, column), column)
+    if is_dict and may_be_object and len(texts) % 2 == 0:
         return dict(zip(texts[::2], texts[1::2], strict=True))
-    if is_object or len(texts) != 1:
-        raise RowError(f"{column}: the pickle is more than a text, or none")
+    if is_dict or len(texts) != 1:
+        raise RowError(f"{column}: the pickle is not exactly one string")
     return read_json(texts[0], column)
 
 
-def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
-    """Return the texts of a pickle, and whether an object is around them. Nothing is unpickled.
+def _decompress(text: str, column: str) -> bytes:
+    try:
+        compressed = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise RowError(f"{column}: neither JSON nor base64") from None
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(compressed, MAX_DECOMPRESSED + 1)
+    except zlib.error as error:
+        raise RowError(f"{column}: not compressed by zlib: {error}") from None
+    if len(content) > MAX_DECOMPRESSED:
+        raise RowError(f"{column}: larger than {MAX_DECOMPRESSED >> 20} MiB when decompressed")
+    if not decompressor.eof:
+        raise RowError(f"{column}: the compressed data is truncated")
+    return content
 
-    Its opcodes are read, none is run: Python's own unpickler, even with no class to find, can be
-    made to take all memory.
+
+def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
+    """Return the strings of a pickle, and whether they are in a dictionary. Nothing is unpickled.
+
+    The opcodes are read, but not executed: Python's own unpickler can be made to take all memory,
+    even if it is allowed no classes.
     """
     texts: list[str] = []
-    is_object = False
+    is_dict = False
     try:
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name in _TEXT:
                 texts.append(str(argument))
-            elif opcode.name in _AROUND_OBJECT:
-                is_object = True
-            elif opcode.name not in _AROUND_TEXT:
-                raise RowError(f"{column}: the pickle is more than a text ({opcode.name})")
+            elif opcode.name in _DICT:
+                is_dict = True
+            elif opcode.name not in _FRAMING:
+                raise RowError(f"{column}: the pickle is not exactly one string ({opcode.name})")
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
-        raise RowError(f"{column}: no pickle: {str(error)[:100]}") from None
-    return texts, is_object
+        raise RowError(f"{column}: not a valid pickle: {str(error)[:100]}") from None
+    return texts, is_dict

@@ -1,29 +1,28 @@
-"""Raw rows of data sets, read as tests.
+"""Readers of rows, one per dataset.
 
-Rows come as the data set has them, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion
-(`test`) keep them; a column may be JSON, or JSON's text. What is the seed's is kept where it is
-sound. Where it is not:
+Rows come as in the dataset, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store
+them. A column may be JSON as an object or as text. Tests mean what they mean in CTRL with
+SandboxFusion, except where that is not sound:
 
-    output that is compared     word for word, by case; with a tolerance of 1e-5, relative or
-                                absolute, where a number with a decimal point is expected. Theirs
-                                takes `yes` for YES, and 1000001 for 1000000
-    LiveCodeBench               one verdict a test, not one for all; the public tests come before
-                                the private ones, as in its own runner. Nothing but the value
-                                expected passes: not its first item, nor its words in any order
-    MBPP+                       one verdict a comparison, all in one run of the program; the values
-                                are compared outside. A row of another form than the usual is a
-                                script, which runs beside the program: one verdict, by the jail
-    APPS with a function        outputs are unwrapped where each of them is a list of one item
-    a time limit                is of CPU
+    output that is compared     word by word, and by case; with a tolerance of 1e-5, absolute or
+                                relative, if some expected number has a decimal point.
+                                SandboxFusion accepts `yes` for YES, and 1000001 for 1000000
+    LiveCodeBench               one verdict per test, not one for all; public tests come before the
+                                private ones, as in its own runner. Only the expected value passes,
+                                not its first item or its words in any order
+    MBPP+                       one verdict per comparison, all in one run of the program; values
+                                are compared outside the sandbox. A script of an unusual form runs
+                                in the sandbox, and gets one verdict, made there
+    APPS with a function        outputs are unwrapped only if each of them is a list of one item
+    a time limit                limits CPU time, not wall time
 """
 
-import ast
 import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
@@ -34,10 +33,12 @@ from rewardfleet.wire.code import (
     StdioTests,
 )
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
 
 from .encoding import RowError, decode_column, json_of, read_json
+from .mbppplus import read_script
 
-#: What LiveCodeBench and APPS give to each program.
+#: Modules that LiveCodeBench and APPS import for each program.
 _MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools "
     "operator io sys json"
@@ -46,37 +47,31 @@ _PRELUDE = "".join(
     f"from {module} import *\n" for module in f"{_MODULES} builtins typing".split()
 ) + (f"import {_MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n")
 
+#: A number with a decimal point or an exponent.
 _DECIMAL = re.compile(r"\d\.\d|\d[eE]-?\d")
 _TOLERANCE = 1e-5
-_EVALPLUS_TOLERANCE = 1e-6
-#: How EvalPlus's script compares.
-_CALL = re.compile(r"(\w+)\(\*inp\), exp, 0")
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
 
-def read_row(given: DatasetTests) -> tuple[PlainTests, float | None]:
+def read_row(tests: DatasetTests) -> tuple[PlainTests, float | None]:
     """Read a row.
 
     Returns:
-        Its tests; and its time limit in seconds of CPU, None where it has none.
+        The tests of the row; and its time limit in seconds of CPU time, None if it has none.
 
     Raises:
-        InvalidRequest: It cannot be read, or has no tests.
+        InvalidRequest: The row cannot be read, or has no tests.
     """
-    row = given.row
+    row = tests.row
     try:
         _check_labels(row)
-        tests = _READERS[given.dataset](row)
-        tests["cases"] = _some(tests["cases"], given.first)
-        return _KINDS[tests["kind"]].model_validate(tests), _time_limit(row)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, found["loc"]))
-        raise InvalidRequest(
-            f"tests.row: as {tests['kind']} tests, {where}: {found['msg']}"
-        ) from None
+        fields = _READERS[tests.dataset](row)
+        fields["cases"] = _first_cases(fields["cases"], tests.first)
+        time_limit = _time_limit(row)
     except RowError as error:
         raise InvalidRequest(f"tests.row: {error}") from None
+    kind = fields["kind"]
+    return validate(_KINDS[kind], fields, prefix=f"tests.row: as {kind} tests, "), time_limit
 
 
 _KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
@@ -86,39 +81,39 @@ _KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
 }
 
 
-def _some(cases: list[Any], first: int | None) -> list[Any]:
+def _first_cases(cases: list[Any], count: int | None) -> list[Any]:
     if not cases:
-        raise RowError("it has no tests")
-    if len(cases[:first]) > MAX_TESTS:
-        raise RowError(f"it has {len(cases)} tests; ask for the `first` {MAX_TESTS} of them")
-    return cases[:first]
+        raise RowError("the row has no tests")
+    if len(cases[:count]) > MAX_TESTS:
+        raise RowError(f"the row has {len(cases)} tests; use the `first` {MAX_TESTS} of them")
+    return cases[:count]
 
 
 def _check_labels(row: dict[str, JsonValue]) -> None:
     labels = json_of(row.get("labels") or {}, "labels")
     if not isinstance(labels, dict):
-        raise RowError("labels: give an object, or its JSON")
+        raise RowError("labels: must be an object, or its JSON")
     language = labels.get("programming_language", "python")
     if language != "python":
-        raise RowError(f"labels: its programs are in {str(language)[:40]!r}, not in 'python'")
+        raise RowError(f"labels: the language must be 'python' (got {str(language)[:40]!r})")
 
 
 def _time_limit(row: dict[str, JsonValue]) -> float | None:
-    given = row.get("time_limit")
-    if isinstance(given, dict):  # as CodeContests has it
-        seconds, nanos = given.get("seconds") or 0, given.get("nanos") or 0
+    limit = row.get("time_limit")
+    if isinstance(limit, dict):  # as in CodeContests
+        seconds, nanos = limit.get("seconds") or 0, limit.get("nanos") or 0
         if isinstance(seconds, int | float) and isinstance(nanos, int | float):
-            given = seconds + nanos / 1e9
-    elif isinstance(given, str) and (number := _NUMBER.search(given[:100])):  # "2.0 seconds"
-        given = float(number[0])
-    if given is None or (isinstance(given, float) and math.isnan(given)):
+            limit = seconds + nanos / 1e9
+    elif isinstance(limit, str) and (number := _NUMBER.search(limit[:100])):  # "2.0 seconds"
+        limit = float(number[0])
+    if limit is None or (isinstance(limit, float) and math.isnan(limit)):
         return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e6:
-        raise RowError(f"time_limit: give seconds, above 0 (got {str(given)[:40]!r})")
-    return float(given)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6:
+        raise RowError(f"time_limit: must be seconds above 0 (got {str(limit)[:40]!r})")
+    return float(limit)
 
 
-# The data sets
+# Datasets
 
 
 def _code_contests(row: dict[str, JsonValue]) -> dict[str, Any]:
@@ -131,17 +126,17 @@ def _code_contests(row: dict[str, JsonValue]) -> dict[str, Any]:
     for column in ("public_tests", "private_tests", "generated_tests"):
         tests = json_of(row.get(column) or {}, column)
         if not isinstance(tests, dict):
-            raise RowError(f"{column}: give an object of `input` and `output`")
+            raise RowError(f"{column}: must be an object with `input` and `output`")
         pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
     return _stdio(pairs)
 
 
 def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
-    column, packed = _first_of(row, "test")
-    if packed is not None:
-        tests = decode_column(packed, column)
+    column, encoded = _first_of(row, "test")
+    if encoded is not None:
+        tests = decode_column(encoded, column)
         if not isinstance(tests, dict) or "input_output" not in tests:
-            raise RowError("test: it has no `input_output`")
+            raise RowError("test: `input_output` is missing")
         inputs, outputs, fn_name = _input_output(tests["input_output"])
     else:
         listed = [
@@ -150,18 +145,18 @@ def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
             for test in _list(decode_column(row.get(column) or [], column), column)
         ]
         if not all(isinstance(test, dict) for test in listed):
-            raise RowError("public_test_cases, private_test_cases: a test is an object")
+            raise RowError("public_test_cases, private_test_cases: each test must be an object")
         inputs, outputs = ([test.get(key) for test in listed] for key in ("input", "output"))
         metadata = json_of(row.get("metadata") or {}, "metadata")
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if not fn_name and any(test.get("testtype") == "functional" for test in listed):
-            raise RowError("metadata: it has no `func_name`, and a test is functional")
-    pairs = _zip(inputs, outputs, "its tests")
+            raise RowError("metadata: `func_name` is missing, and a test is functional")
+    pairs = _zip(inputs, outputs, column or "public_test_cases, private_test_cases")
     if not fn_name:
         return {**_stdio(pairs), "setup": _PRELUDE}
     cases = [
-        {"args": _arguments(given, index), "expected": read_json(expected, f"output {index}")}
-        for index, (given, expected) in enumerate(pairs)
+        {"args": _arguments(args, index), "expected": read_json(expected, f"output {index}")}
+        for index, (args, expected) in enumerate(pairs)
     ]
     return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "cases": cases}
 
@@ -169,30 +164,29 @@ def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
 def _mbppplus(row: dict[str, JsonValue]) -> dict[str, Any]:
     column, tests = _first_of(row, "selected_uts", "all_uts", "test", "test_list")
     if tests is None:
-        raise RowError("it has no tests: no `selected_uts`, `test` or `test_list`")
+        raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
     imports = ["from math import inf", *_list(row.get("test_imports") or [], "test_imports")]
     setup = "\n".join(map(str, imports))
     if isinstance(tests, str) and not tests.lstrip().startswith("["):
-        return {"kind": "asserts", "setup": setup, **_script(tests)}
+        return {"kind": "asserts", "setup": setup, **read_script(tests)}
     return {"kind": "asserts", "setup": setup, "cases": _list(tests, column)}
 
 
 def _apps(row: dict[str, JsonValue]) -> dict[str, Any]:
     column, tests = _first_of(row, "selected_uts", "all_uts")
     if tests is not None:
-        listed = _list(tests, column)
-        is_stdio = any(isinstance(test, dict) for test in listed)
+        is_stdio = any(isinstance(test, dict) for test in _list(tests, column))
         return _code_contests(row) if is_stdio else _mbppplus(row)
     if not row.get("input_output"):
-        raise RowError("it has no tests: no `input_output` or `selected_uts`")
+        raise RowError("the row has no tests: no `input_output` or `selected_uts`")
     inputs, outputs, fn_name = _input_output(row["input_output"])
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
         return {**_stdio(pairs), "setup": _PRELUDE}
-    wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     cases = [
-        {"args": _arguments(given, index), "expected": expected[0] if wrapped else expected}
-        for index, (given, expected) in enumerate(pairs)
+        {"args": _arguments(args, index), "expected": expected[0] if is_wrapped else expected}
+        for index, (args, expected) in enumerate(pairs)
     ]
     return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "cases": cases}
 
@@ -209,46 +203,46 @@ _READERS: dict[str, Callable[[dict[str, JsonValue]], dict[str, Any]]] = {
 
 
 def _first_of(row: dict[str, JsonValue], *columns: str) -> tuple[str, JsonValue]:
-    """Return the first column that the row has, and what is in it."""
+    """Return the name and value of the first of these columns that the row has."""
     return next(((name, row[name]) for name in columns if row.get(name) is not None), ("", None))
 
 
-def _list(given: Any, column: str) -> list[Any]:
-    listed = json_of(given, column)
-    if not isinstance(listed, list):
-        raise RowError(f"{column}: give a list, or its JSON")
-    return listed
+def _list(value: Any, column: str) -> list[Any]:
+    items = json_of(value, column)
+    if not isinstance(items, list):
+        raise RowError(f"{column}: must be a list, or its JSON")
+    return items
 
 
 def _zip(inputs: Any, outputs: Any, column: str) -> list[tuple[Any, Any]]:
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
-        raise RowError(f"{column}: give a list of inputs, and one of as many outputs")
+        raise RowError(f"{column}: must be a list of inputs, and a list of as many outputs")
     return list(zip(inputs, outputs, strict=True))
 
 
-def _pair(test: Any, where: str) -> tuple[Any, Any]:
-    """Return what SandboxFusion's test gives and expects."""
+def _pair(test: Any, column: str) -> tuple[Any, Any]:
+    """Return the input and the expected output of a test in SandboxFusion's format."""
     try:
         return test["input"]["stdin"], test["output"]["stdout"]
     except (TypeError, KeyError):
-        raise RowError(f"{where}: give input.stdin and output.stdout") from None
+        raise RowError(f"{column}: must have input.stdin and output.stdout") from None
 
 
-def _input_output(given: Any) -> tuple[list[Any], list[Any], str | None]:
-    """Read the form that APPS made known."""
-    read = json_of(given, "input_output")
-    if not isinstance(read, dict):
-        raise RowError("input_output: give an object of `inputs` and `outputs`")
-    return read.get("inputs") or [], read.get("outputs") or [], read.get("fn_name")
+def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
+    """Return the inputs, the outputs and the function name, in the format of APPS."""
+    fields = json_of(value, "input_output")
+    if not isinstance(fields, dict):
+        raise RowError("input_output: must be an object with `inputs` and `outputs`")
+    return fields.get("inputs") or [], fields.get("outputs") or [], fields.get("fn_name")
 
 
-def _arguments(given: Any, index: int) -> list[Any]:
-    """Return arguments: a list of them, or a text of JSON, one a line."""
-    if isinstance(given, list):
-        return given
-    if not isinstance(given, str):
-        raise RowError(f"input {index}: give arguments, as a list or as lines of JSON")
-    return [read_json(line, f"input {index}") for line in given.strip().split("\n") if line.strip()]
+def _arguments(value: Any, index: int) -> list[Any]:
+    """Return the arguments of a call: a list, or text with one JSON value per line."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str):
+        raise RowError(f"input {index}: must be a list of arguments, or lines of JSON")
+    return [read_json(line, f"input {index}") for line in value.strip().split("\n") if line.strip()]
 
 
 def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
@@ -260,61 +254,8 @@ def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return {"kind": "stdio", "checker": checker, "tolerance": _TOLERANCE, "cases": cases}
 
 
-def _text(given: Any) -> Any:
-    """Return a text, of which APPS keeps some as lists of lines."""
-    if isinstance(given, list) and all(isinstance(line, str) for line in given):
-        return "\n".join(given)
-    return given
-
-
-# Scripts of asserts
-
-
-def _script(source: str) -> dict[str, Any]:
-    """Take a script of tests apart, so that values are compared outside; else leave it whole."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RowError(f"its tests are no Python: {str(error)[:100]}") from None
-    if not body:
-        return {"cases": []}
-    if all(isinstance(node, ast.Assert) for node in body):
-        return {"cases": [ast.unparse(node) for node in body], "single_run": True}
-    cases = _comparisons(body)
-    if cases is None:
-        return {"cases": [source]}
-    return {"cases": cases, "single_run": True, "tolerance": _EVALPLUS_TOLERANCE}
-
-
-def _comparisons(body: list[ast.stmt]) -> list[str] | None:
-    """Return the comparisons of EvalPlus's usual script; None where it is another."""
-    values: dict[str, list[ast.expr]] = {}
-    function = None
-    for node in body:
-        match node:
-            case ast.Import() | ast.ImportFrom() | ast.FunctionDef(name="is_floats"):
-                pass
-            case ast.FunctionDef(name="assertion") if _is_plain_assertion(node):
-                pass
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=items)):
-                values[name] = items
-            case ast.For(body=[ast.Expr(value=ast.Call(func=ast.Name("assertion"), args=args))]):
-                called = _CALL.fullmatch(", ".join(map(ast.unparse, args)))
-                if called is None or function is not None:
-                    return None
-                function = called[1]
-            case _:
-                return None
-    inputs, results = values.get("inputs", []), values.get("results", [])
-    if function is None or len(inputs) != len(results) or len(values) != 2:
-        return None
-    return [
-        f"assert {function}(*{ast.unparse(given)}) == {ast.unparse(expected)}"
-        for given, expected in zip(inputs, results, strict=True)
-    ]
-
-
-def _is_plain_assertion(function: ast.FunctionDef) -> bool:
-    """Whether the two values are compared as they are: for some rows they are made sets before."""
-    written = ast.unparse(function)
-    return "out == exp" in written and "set(" not in written and "None" not in written
+def _text(value: Any) -> Any:
+    """Join the lines of a text, which is a list of lines in some rows of APPS."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return value

@@ -1,6 +1,6 @@
-"""The sandboxes of the code service, and what each of them must be able to do.
+"""The sandboxes of the code service, and the protocol that they implement.
 
-A sandbox is found by a lazy `module:attribute` string. The attribute is called with the
+A sandbox is registered as a lazy `module:attribute` string. The attribute is called with the
 service's `CodeSettings` and returns a `Sandbox`.
 """
 
@@ -16,18 +16,19 @@ SANDBOXES: dict[str, str] = {
     "fusion": "rewardfleet_server.code.sandboxes.fusion:build",
 }
 
-
-#: Bytes of a run's answers to its checks. Read as JSON, they take many times that.
+#: Maximum bytes of the report of a run. Parsed as JSON, it takes many times as much memory.
 MAX_REPORT_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What one run may take.
+    """Limits of one run.
 
     Attributes:
-        memory_bytes: Beside what the interpreter takes.
-        output_bytes: Of standard output, and of anything else that is written.
+        cpu_s: Seconds of CPU time.
+        wall_s: Seconds of wall time.
+        memory_bytes: Memory in addition to the interpreter's own.
+        output_bytes: Size of standard output, and of any other file that is written.
     """
 
     cpu_s: float
@@ -38,12 +39,14 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a program that has been run.
+    """A call, an expression or an assert to evaluate after the program has run.
 
     Attributes:
-        kind: `call`: call the function named by `source` with `args`. `eval`: evaluate the
-            expression `source`. `assert`: run the statement `source`.
-        nonce: The answer carries it. A program that was not given it cannot answer.
+        kind: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
+            `source`. `assert`: run the statements `source`.
+        source: A name, or source code.
+        nonce: A secret that the answer repeats. Without it, the program cannot forge an answer.
+        args: The arguments of a `call`.
     """
 
     kind: Literal["call", "eval", "assert"]
@@ -51,10 +54,20 @@ class Check:
     nonce: str
     args: tuple[JsonValue, ...] = ()
 
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return the check as the supervisor (warden.py) reads it."""
+        return {self.kind: self.source, "args": list(self.args), "nonce": self.nonce}
+
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """One run of the program: by itself, or to be asked something. Without expected answers."""
+    """One run of the program, without expected values.
+
+    Attributes:
+        stdin: Standard input.
+        setup: Source code that runs before the program.
+        checks: Evaluated after the program, which then runs as an imported module.
+    """
 
     stdin: bytes = b""
     setup: str = ""
@@ -63,24 +76,35 @@ class ProgramRun:
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and what it is to be run on, in order."""
+    """A program and its runs, in order.
+
+    Attributes:
+        program: The source code.
+        runs: At least one.
+        limits: The limits of each run.
+    """
 
     program: str
     runs: Sequence[ProgramRun]
-    bounds: RunLimits
+    limits: RunLimits
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, as it was seen from outside the program.
+    """The result of a run, as observed from outside the program.
 
     Attributes:
-        exit_code: As Python's `subprocess` has it: of a signal, its number below 0.
-        stopped: Which limit ended it, if one did (`files`: it made too many); `died` where the
-            whole jail did.
-        stdout: At most one byte more than the bound; likewise `stderr` and `report`.
-        report: What answers there are to the checks: lines of JSON. The program may have written
-            to it too.
+        exit_code: As in Python's `subprocess`: negative for a signal.
+        stopped: The limit that ended the run, if one did (`files`: it created too many files);
+            `died` if the jail ended together with the run.
+        stdout: Standard output, at most one byte longer than its limit, as are `stderr` and
+            `report`.
+        stderr: Standard error.
+        report: The answers to the checks: lines of JSON. The program may have written to it.
+        cpu_ms: Milliseconds of CPU time.
+        fork_ms: Milliseconds to create the process.
+        run_ms: Milliseconds of wall time of the process.
+        clean_ms: Milliseconds to remove what the run left behind.
     """
 
     exit_code: int = 0
@@ -95,10 +119,10 @@ class RunResult:
 
 
 class Sandbox(Protocol):
-    """Where programs run. It knows no expected answers, and never sees HTTP.
+    """Where programs run. It never sees expected values or HTTP.
 
     Attributes:
-        provenance: Isolation, Python, versions: all that verdicts depend on beside the request.
+        provenance: Isolation, Python and versions: all that verdicts depend on besides the request.
     """
 
     @property
@@ -107,14 +131,15 @@ class Sandbox(Protocol):
     async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
         """Run the job's runs in order, until `on_result` returns False for a result.
 
-        `on_result` is called off the event loop. A run that breaks its jail is the program's
-        failure (`died`), and the job's last.
+        `on_result` is called off the event loop. A run that breaks its jail is a failure of the
+        program (`died`), and the last run of the job.
 
         Returns:
-            How many seconds the job waited for a place.
+            Seconds for which the job waited for its turn.
 
         Raises:
-            Unavailable: There is no jail to be had now.
+            Unavailable: Programs cannot run now.
+            BackendFailed: A remote sandbox rejected the job.
         """
 
     async def aclose(self) -> None:

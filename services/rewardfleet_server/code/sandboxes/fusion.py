@@ -1,12 +1,12 @@
-"""The sandbox `fusion`: programs run at a SandboxFusion server, by its `run_code`.
+"""The sandbox `fusion`: programs run on a SandboxFusion server, through its `run_code`.
 
-What is run there is a guest, a few lines around the jail's warden, which runs the program as a
-jail does: with the same limits on CPU, memory and output, the same questions, the same report.
-What the program writes comes back as files: SandboxFusion cuts off its pipes without a word, and
-stops reading them at all past a megabyte. How programs are kept in there is that server's affair.
+The server runs a guest: a few lines around the jail's supervisor (warden.py), which run the program
+as in a jail, with the same limits on CPU, memory and output, the same checks and the same report.
+Output comes back as files, because SandboxFusion silently truncates its pipes, and stops reading
+them after a megabyte. Isolation is up to that server.
 
-The published client raises one and the same exception for an outage and a refusal, and tries
-again by itself; here each try is one call of it, and what it raised is told apart.
+The published client raises the same exception for an outage and for a rejected request, and retries
+on its own. Here each attempt is one call of it, and the two are distinguished by the message.
 """
 
 import asyncio
@@ -26,22 +26,24 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.extras import require
 
 from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
 
 log = logging.getLogger(__name__)
 
-#: Tries of one run in all, and the longest wait between two, in seconds.
-_TRIES = 4
-_MAX_WAIT = 5.0
-#: Seconds that an answer may come later than the run's own bound: a crowded server.
-_LATE_SECONDS = 10.0
+#: Attempts of one run in total, and the longest wait between two, in seconds.
+_MAX_ATTEMPTS = 4
+_MAX_WAIT_S = 5.0
+#: Seconds that a busy server may take in addition to the wall time limit of the run.
+_GRACE_S = 10.0
 
-_REFUSED = re.compile(r"Faas api responded with code (\d+)")
+#: The HTTP status in the client's exceptions.
+_STATUS = re.compile(r"Faas api responded with code (\d+)")
 _OUTPUTS = ("stdout", "stderr", "report")
 
-_WARDEN = (Path(__file__).parent / "jail" / "warden.py").read_bytes()
-#: Reads its orders before the program is there to read them, then becomes the program.
+_SUPERVISOR = (Path(__file__).parent / "jail" / "warden.py").read_bytes()
+#: Reads its input before the program can read it, then becomes the program.
 _GUEST = """
 import json, math, os, resource, time, types
 import warden
@@ -74,8 +76,10 @@ del given, text, stdin
 warden.open_streams()
 Guest(types.SimpleNamespace(source=order.pop("source"), code=None), order, files).go()
 """
+#: The line that the guest appends to the report.
 _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')
 
+#: A known-good program: prints what it read, and its version of Python.
 _PROBE = Job(
     "import sys\nprint(input(), sys.version.split()[0])",
     [ProgramRun(stdin=b"in")],
@@ -87,20 +91,16 @@ _Call = Callable[..., Awaitable[Any]]
 
 
 def build(settings: CodeSettings) -> "Fusion":
-    """Make the sandbox that the settings describe. The server need not be there yet.
+    """Return a sandbox for the settings. The server need not be up yet.
 
     Raises:
-        ValueError: Its URL or the client's package is missing.
+        ValueError: The URL of the server, or the client's package, is missing.
     """
     if settings.fusion_url is None:
         raise ValueError("the sandbox fusion needs --fusion-url")
-    try:
-        client = importlib.import_module("sandbox_fusion")
-    except ImportError:
-        raise ValueError(
-            "the sandbox fusion needs a package: pip install 'rewardfleet[fusion]'"
-        ) from None
-    # It logs whole programs when it gives up; what failed is logged here.
+    require("fusion", "the sandbox fusion", "sandbox_fusion")
+    client = importlib.import_module("sandbox_fusion")
+    # It logs complete programs when it gives up. Failures are logged in this module instead.
     logging.getLogger("sandbox_fusion").setLevel(logging.CRITICAL)
     return Fusion(
         str(settings.fusion_url),
@@ -114,16 +114,17 @@ class Fusion:
     """A SandboxFusion server.
 
     Args:
-        concurrency: Runs there at once.
+        url: Base URL of the server.
+        concurrency: Maximum number of runs on it at the same time.
         call: The client's `run_code_async`.
-        request_type: The client's model of what that takes.
+        request_type: The client's model of a request.
     """
 
     def __init__(
         self, url: str, concurrency: int, call: _Call, request_type: Callable[..., Any]
     ) -> None:
         self._url = url.rstrip("/")
-        self._places = asyncio.Semaphore(concurrency)
+        self._permits = asyncio.Semaphore(concurrency)
         self._call = call
         self._request_type = request_type
         self._python: str | None = None
@@ -134,7 +135,7 @@ class Fusion:
             "sandbox": "fusion",
             "isolation": "fusion",
             "url": self._url,
-            "guest": hashlib.sha256(_WARDEN + _GUEST.encode()).hexdigest()[:16],
+            "guest": hashlib.sha256(_SUPERVISOR + _GUEST.encode()).hexdigest()[:16],
             "python": self._python,
         }
 
@@ -142,31 +143,36 @@ class Fusion:
         """See `Sandbox.run`.
 
         Raises:
-            BackendFailed: The server refused.
-            Unavailable: It is not to be had, or does not run a program that is known to be good.
+            BackendFailed: The server rejected the request.
+            Unavailable: The server cannot be reached, or does not run a known-good program.
         """
         waited = 0.0
         if self._python is None:
             waited += await self._probe()
         for run in job.runs:
-            ended, seconds = await self._run(job, run)
+            result, seconds = await self._run(job, run)
             waited += seconds
-            if ended is None:  # some output is missing; is it the server's fault?
+            if result is None:  # an output file is missing; if the server works, the program did it
                 waited += await self._probe()
-                ended = RunResult(exit_code=-9, stopped="died")
-            if not await asyncio.to_thread(on_result, ended) or ended.stopped == "died":
+                result = RunResult(exit_code=-9, stopped="died")
+            if not await asyncio.to_thread(on_result, result) or result.stopped == "died":
                 break
         return waited
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is held."""
 
     async def _probe(self) -> float:
-        """Run a program that is known to be good."""
-        ended, waited = await self._run(_PROBE, _PROBE.runs[0])
-        said, _, python = (ended.stdout if ended else b"").decode(errors="replace").partition(" ")
-        if said != "in":
-            why = ended.stderr[-300:].decode(errors="replace") if ended else "returns no files"
+        """Run a known-good program, and return the seconds waited.
+
+        Raises:
+            Unavailable: The program did not print what it should.
+        """
+        result, waited = await self._run(_PROBE, _PROBE.runs[0])
+        output = (result.stdout if result else b"").decode(errors="replace")
+        echo, _, python = output.partition(" ")
+        if echo != "in":
+            why = result.stderr[-300:].decode(errors="replace") if result else "returns no files"
             raise Unavailable(
                 f"SandboxFusion at {self._url} does not run a known-good program: {why}"
             )
@@ -174,66 +180,63 @@ class Fusion:
         return waited
 
     async def _run(self, job: Job, run: ProgramRun) -> tuple[RunResult | None, float]:
-        """Return how a run ended, None where its outputs are gone, and the seconds waited."""
+        """Return the result of a run, None if output files are missing; and the seconds waited."""
         request = await asyncio.to_thread(self._request, job, run)
-        answer, waited = await self._ask(request, job.bounds.wall_s + _LATE_SECONDS)
-        return await asyncio.to_thread(_ended, answer, job.bounds), waited
+        response, waited = await self._post(request, job.limits.wall_s + _GRACE_S)
+        return await asyncio.to_thread(_result, response, job.limits), waited
 
     def _request(self, job: Job, run: ProgramRun) -> Any:
-        bounds = job.bounds
+        limits = job.limits
         order = {
             "source": job.program,
-            "cpu_s": bounds.cpu_s,
-            "memory_bytes": bounds.memory_bytes,
-            "output_bytes": bounds.output_bytes,
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_bytes,
+            "output_bytes": limits.output_bytes,
             "setup": run.setup,
-            "checks": [
-                {check.kind: check.source, "args": list(check.args), "nonce": check.nonce}
-                for check in run.checks
-            ],
+            "checks": [check.as_json() for check in run.checks],
         }
         return self._request_type(
             code=_GUEST,
             language="python",
             stdin=f"{json.dumps(order)}\n{run.stdin.decode()}",
-            run_timeout=bounds.wall_s,
-            files={"warden.py": base64.b64encode(_WARDEN).decode()},
+            run_timeout=limits.wall_s,
+            files={"warden.py": base64.b64encode(_SUPERVISOR).decode()},
             fetch_files=list(_OUTPUTS),
         )
 
-    async def _ask(self, request: Any, timeout_s: float) -> tuple[Any, float]:
-        """Ask, and ask again what may be answered later. The request's deadline ends it all.
+    async def _post(self, request: Any, timeout_s: float) -> tuple[Any, float]:
+        """Send a request, and retry temporary failures. The caller's deadline limits the total.
 
-        A server that is silent is not asked again: too many questions are what silences it.
+        A timeout is not retried: too many requests are what makes the server hang.
         """
         waited = 0.0
-        for attempt in range(1, _TRIES + 1):
-            asked = time.monotonic()
-            async with self._places:
-                waited += time.monotonic() - asked
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            started = time.monotonic()
+            async with self._permits:
+                waited += time.monotonic() - started
                 try:
-                    answer = await self._call(
+                    response = await self._call(
                         request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
                     )
                 except TimeoutError:
                     raise Unavailable(
-                        f"SandboxFusion at {self._url} gave no answer in {timeout_s:g} s"
+                        f"SandboxFusion at {self._url} did not answer within {timeout_s:g} s"
                     ) from None
-                except Exception as error:  # noqa: BLE001 - it raises no less for a refusal
+                except Exception as error:  # noqa: BLE001 - all that it raises for a rejection
                     reason = f"{type(error).__name__}: {str(error)[:300]}"
                 else:
-                    if _is_complete(answer.run_result):
-                        return answer, waited
-                    reason = f"the answer does not say how the run ended: {answer.message[:300]}"
-            refused = _REFUSED.search(reason)
-            status = int(refused[1]) if refused else 500
+                    if _is_complete(response.run_result):
+                        return response, waited
+                    reason = f"the response has no result of the run: {response.message[:300]}"
+            rejection = _STATUS.search(reason)
+            status = int(rejection[1]) if rejection else 500
             if status < 500 and status not in {408, 429}:
-                raise BackendFailed(f"SandboxFusion at {self._url} refused: {reason}")
-            log.warning("SandboxFusion at %s, try %d: %s", self._url, attempt, reason)
-            if attempt < _TRIES:
-                # Full jitter, so that those who failed together do not come again together.
-                await asyncio.sleep(random.uniform(0, min(_MAX_WAIT, 0.2 * 2**attempt)))  # noqa: S311 - no secret
-        raise Unavailable(f"SandboxFusion at {self._url} failed {_TRIES} times: {reason}")
+                raise BackendFailed(f"SandboxFusion at {self._url} rejected the request: {reason}")
+            log.warning("SandboxFusion at %s, attempt %d: %s", self._url, attempt, reason)
+            if attempt < _MAX_ATTEMPTS:
+                # Full jitter, so that requests that failed together are not retried together.
+                await asyncio.sleep(random.uniform(0, min(_MAX_WAIT_S, 0.2 * 2**attempt)))  # noqa: S311 - no secret
+        raise Unavailable(f"SandboxFusion at {self._url} failed {_MAX_ATTEMPTS} times: {reason}")
 
 
 def _is_complete(result: Any) -> bool:
@@ -243,23 +246,23 @@ def _is_complete(result: Any) -> bool:
     return is_finished or result.status == "TimeLimitExceeded"
 
 
-def _ended(answer: Any, bounds: RunLimits) -> RunResult | None:
-    """Read an answer; None where the run ended, and what it wrote is not all there."""
-    result, files = answer.run_result, answer.files
+def _result(response: Any, limits: RunLimits) -> RunResult | None:
+    """Convert a response; None if the run ended and output files are missing."""
+    result, files = response.run_result, response.files
     is_late = result.status == "TimeLimitExceeded"
     if not is_late and not set(_OUTPUTS) <= set(files):
         return None
     stdout, stderr, report = (base64.b64decode(files.get(name, "")) for name in _OUTPUTS)
     code = result.return_code or 0
     run_ms = 1000 * (result.execution_time or 0.0)
-    used = _CPU.search(report)
+    cpu = _CPU.search(report)
     return RunResult(
-        # A shell tells of a signal by 128 and its number.
+        # A shell reports a signal as 128 plus its number.
         exit_code=128 - code if code > 128 else code,
         stopped="wall" if is_late else "",
-        stdout=stdout[: bounds.output_bytes + 1],
-        stderr=stderr[: bounds.output_bytes + 1],
+        stdout=stdout[: limits.output_bytes + 1],
+        stderr=stderr[: limits.output_bytes + 1],
         report=_CPU.sub(b"", report)[: MAX_REPORT_BYTES + 1],
-        cpu_ms=float(used[1]) if used else 0.0,
+        cpu_ms=float(cpu[1]) if cpu else 0.0,
         run_ms=run_ms,
     )

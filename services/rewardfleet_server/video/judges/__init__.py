@@ -1,9 +1,9 @@
-"""The judges of the video service, and what each of them must be able to do.
+"""The judges of the video service, and the protocols that they implement.
 
-A judge is found by a lazy `module:attribute` string, so that importing the server imports
-neither torch nor vLLM. The attribute is called with the service's `VideoSettings` and returns
-a `Judge`, or one that is `DeferredJudge`: nothing is loaded before all that are asked for are found
-good. Any other name is that of the user's own, see `custom.py`.
+A judge is named by a lazy `module:attribute` string, so importing the server imports neither torch
+nor vLLM. The attribute is a builder: it takes the `VideoSettings` and returns a `Judge`, or a
+`DeferredJudge` whose model is loaded once all requested judges have passed their checks. Any other
+name stands for a judge that the user provides, see `custom.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,29 +16,29 @@ from pydantic import JsonValue
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.video.frames import Clip
 
-#: The judges that come with the service, by the name that requests use: what makes each.
+#: The builders of the judges that come with the service, by the name that requests use.
 JUDGES: dict[str, str] = {
     "reference": "rewardfleet_server.video.judges.reference:build",
     "openai": "rewardfleet_server.video.judges.openai:build",
-    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.factory:qwen_on_vllm",
-    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.factory:primo_on_vllm",
-    "transformers": "rewardfleet_server.video.judges.vlm.factory:qwen_on_transformers",
+    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.families.qwen:build_vllm",
+    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.families.primo:build",
+    "transformers": "rewardfleet_server.video.judges.vlm.families.qwen:build_transformers",
 }
 
-#: Other names of judges, which requests may use as well.
+#: Alternative names that requests and settings may use, and the judge that each stands for.
 ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
 
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a judge found.
+    """The result of a judge.
 
     Attributes:
-        score: In [0, 1], or None: the judge abstains, and says in `text` why.
-        text: The judge's own words.
-        components: What the score is made of, by name.
-        curve: Scores after parts of the clip, where the request asked for them.
-        provenance: What the request's own options put in place of the judge's.
+        score: In [0, 1], or None if the judge abstains; `text` then says why.
+        text: The judge's text output.
+        components: Parts of the score and other numbers, by name.
+        curve: Scores after prefixes of the clip, if the request asked for them.
+        provenance: What the request's `backend_kwargs` replaced in the judge's own provenance.
     """
 
     score: float | None
@@ -49,13 +49,13 @@ class Judgment:
 
 
 class _Backend(Protocol):
-    """What all judges have.
+    """What every judge has.
 
     Attributes:
-        provenance: Model, prompt, readout and versions: all that the judgments depend on beside
-            the request. Its digest is part of the cache key.
-        deterministic: Whether the same request always gets the same judgment.
-        failure: Why it can judge no more and the process should end, or None.
+        provenance: Everything that judgments depend on besides the request: model, prompt,
+            readout, versions. Its digest is part of the cache key.
+        deterministic: Whether equal requests get equal judgments, so that they may be cached.
+        failure: Why the judge can no longer work, after which the process ends; or None.
     """
 
     @property
@@ -68,19 +68,23 @@ class _Backend(Protocol):
     def failure(self) -> str | None: ...
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Raise `InvalidRequest` where the request's `backend_kwargs` are not accepted."""
+        """Check the `backend_kwargs` of a request.
+
+        Raises:
+            InvalidRequest: They are not accepted.
+        """
 
     def lifespan(self) -> AbstractAsyncContextManager[None]:
-        """Around its work: warm up before the first judgment, end engines after the last."""
+        """Return a context: entering it warms the judge up, leaving it releases its resources."""
 
 
 class ClipJudge(_Backend, Protocol):
-    """A judge that sees frames. It never sees HTTP."""
+    """A judge that gets decoded frames."""
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        """Judge a clip. Whatever it raises is answered as `backend_failed`."""
+        """Judge a clip. An exception other than a `RewardFleetError` means `backend_failed`."""
 
 
 @runtime_checkable
@@ -95,14 +99,21 @@ class FileJudge(_Backend, Protocol):
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file. Whatever it raises is answered as `backend_failed`."""
+        """Judge a video file. Exceptions mean the same as those of `ClipJudge.judge`."""
 
 
+#: What a builder returns once it is loaded.
 Judge = ClipJudge | FileJudge
 
 
 @dataclass(frozen=True)
 class DeferredJudge:
-    """A judge whose settings were found good, and whose model is not loaded yet."""
+    """A judge whose settings are checked and whose model is not loaded yet.
+
+    Attributes:
+        load: Loads the model; may raise ValueError.
+        gpu_memory: Share of each GPU's memory that the model takes, by the flag that sets it.
+    """
 
     load: Callable[[], Judge]
+    gpu_memory: Mapping[str, float] = field(default_factory=dict)

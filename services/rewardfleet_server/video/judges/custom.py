@@ -1,9 +1,9 @@
-"""A user's own judge, by the contract of the first LIBERO reward server.
+"""A judge that the user provides, by the protocol of the original LIBERO reward server.
 
 `--custom-backend-factory pkg.mod:build_backend` names a function
-`build_backend(args: argparse.Namespace) -> backend`, and the backend has
+`build_backend(args: argparse.Namespace) -> backend`. The backend has a method
 `score_video(task_text, video_path, nframes, max_pixels, backend_kwargs) -> (score, raw_output)`:
-a plain function, which runs in a thread, or an `async def`, which runs on the event loop.
+a plain function runs in a thread, an `async def` on the event loop.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from rewardfleet_server.video.settings import VideoSettings
 
 
 def build(name: str, settings: VideoSettings) -> "CustomJudge":
-    """Call the user's factory.
+    """Call the user's factory. Its module may be in the current working directory.
 
     Raises:
-        ValueError: There is no such function, it raises, or what it returns has no `score_video`.
+        ValueError: There is no such function, it raises, or its backend has no `score_video`.
     """
     factory = settings.custom_backend_factory or ""
     module, colon, attribute = factory.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f"--custom-backend-factory: give pkg.mod:function, not {factory!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:  # a command does not look there, unlike `python -m`
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # an installed command does not search it, unlike `python -m`
+        sys.path.insert(0, folder)
     try:
         build_backend = getattr(importlib.import_module(module), attribute)
         backend = build_backend(_factory_arguments(name, settings))
@@ -47,13 +47,13 @@ def build(name: str, settings: VideoSettings) -> "CustomJudge":
             f"--custom-backend-factory {factory}: {type(error).__name__}: {error}"
         ) from error
     if not callable(getattr(backend, "score_video", None)):
-        raise ValueError(  # noqa: TRY004 - a wrong setting, like the others
+        raise ValueError(  # noqa: TRY004 - an invalid setting, like the others
             f"--custom-backend-factory {factory}: its backend has no score_video"
         )
     return CustomJudge(factory, backend.score_video)
 
 
-#: Defaults of the original server where ours differ: its factories rely on them.
+#: Defaults of the original server that differ from those of this one: its factories rely on them.
 _ORIGINAL_DEFAULTS = {
     "model_path": "Qwen/Qwen2.5-VL-7B-Instruct",
     "prompt_template": PERCENTAGE.template,
@@ -65,16 +65,16 @@ _ORIGINAL_DEFAULTS = {
 
 
 def _factory_arguments(name: str, settings: VideoSettings) -> argparse.Namespace:
-    """Return all settings by name; what is not set has the original server's default."""
+    """Return all settings by name; those that are not set have the original server's defaults."""
     values = {**settings.model_dump(), "backend": name}
     defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
     return argparse.Namespace(**values | {key: _ORIGINAL_DEFAULTS[key] for key in defaults})
 
 
 class CustomJudge:
-    """Calls `score_video` and checks what it returns. Its answers are not cached.
+    """Calls `score_video` and checks what it returns.
 
-    They may hang on anything; the user's own cache knows better.
+    Its scores are not cached, as nothing is known of what they depend on.
     """
 
     deterministic = False
@@ -93,7 +93,7 @@ class CustomJudge:
         return {"judge": "custom", "factory": self._factory}
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Take any: they are the backend's own."""
+        """Accept any option: they are passed to `score_video`."""
 
     async def judge_file(
         self,
@@ -106,15 +106,15 @@ class CustomJudge:
         """Judge a video file.
 
         Raises:
-            BackendFailed: What came back is no `(score, text)` with a score in [0, 1].
-            Exception: Whatever the backend raises.
+            BackendFailed: `score_video` did not return a `(score, text)` with a score in [0, 1].
+            Exception: Any exception of `score_video`.
         """
         arguments = (task_text, path, nframes, max_pixels, dict(backend_kwargs))
         if self._is_async:
-            answer = await self._score_video(*arguments)
+            result = await self._score_video(*arguments)
         else:
-            answer = await run_in_thread(self._threads, lambda: self._score_video(*arguments))
-        return _checked(answer)
+            result = await run_in_thread(self._threads, lambda: self._score_video(*arguments))
+        return _checked(result)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -122,13 +122,13 @@ class CustomJudge:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _checked(answer: object) -> Judgment:
-    match answer:
+def _checked(result: object) -> Judgment:
+    match result:
         case (bool(), _):
             pass
         case (float() | int() as score, str() as text) if 0 <= score <= 1:
             return Judgment(float(score), text)
     raise BackendFailed(
-        f"score_video returned {str(answer)[:200]!r}; it must return (score, raw_output_text) "
+        f"score_video returned {str(result)[:200]!r}; it must return (score, raw_output_text) "
         "with a number in [0, 1] and a text"
     )

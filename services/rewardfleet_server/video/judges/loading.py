@@ -1,19 +1,24 @@
-"""Finding and loading the judges that the settings name."""
+"""Find and load the judges that the settings name."""
+
+from collections.abc import Iterable
 
 from rewardfleet_server.registry import load_attribute
-from rewardfleet_server.video.settings import VideoSettings, select_gpus
+from rewardfleet_server.video.settings import VideoSettings, gpu_count, select_gpus
 
 from . import ALIASES, JUDGES, DeferredJudge, Judge, custom
 
 
 def load_judges(settings: VideoSettings) -> dict[str, Judge]:
-    """Load the judges of `--backend`; nothing is loaded before all are found to be good.
+    """Load the judges of `--backend`, by name.
+
+    GPUs are selected first, then all judges are checked, then their models are loaded.
 
     Raises:
         ValueError: A judge does not exist, or cannot work with these settings.
     """
     select_gpus(settings)
     found = {name: find_judge(name, settings) for name in settings.backends}
+    _check_gpu_memory(found.values())
     return {
         name: judge.load() if isinstance(judge, DeferredJudge) else judge
         for name, judge in found.items()
@@ -21,7 +26,7 @@ def load_judges(settings: VideoSettings) -> dict[str, Judge]:
 
 
 def find_judge(name: str, settings: VideoSettings) -> Judge | DeferredJudge:
-    """Find a judge in the table `JUDGES`, or the user's own.
+    """Build a judge of `JUDGES`, or the one that the user provides; models are not loaded yet.
 
     Raises:
         ValueError: There is no such judge, or it cannot work with these settings.
@@ -36,3 +41,14 @@ def find_judge(name: str, settings: VideoSettings) -> Judge | DeferredJudge:
         return custom.build(name, settings)
     judge: Judge | DeferredJudge = load_attribute(target)(settings)
     return judge
+
+
+def _check_gpu_memory(judges: Iterable[Judge | DeferredJudge]) -> None:
+    """Check that all models together fit on the GPUs, if there are any."""
+    shares: dict[str, float] = {}
+    for judge in judges:
+        if isinstance(judge, DeferredJudge):
+            shares |= judge.gpu_memory
+    if sum(shares.values()) > 1 and gpu_count():
+        named = " and ".join(f"{flag} {share:g}" for flag, share in shares.items())
+        raise ValueError(f"{len(shares)} models share the GPUs: {named} are more than 1 together")

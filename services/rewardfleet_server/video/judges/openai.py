@@ -1,12 +1,13 @@
 """The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …).
 
 Readouts:
-  text         the model answers with a number or a verdict, which `readout.py` reads.
-  probability  the model answers yes or no, and the score is P(yes) / (P(yes) + P(no)) from the
-               log-probabilities of its first token. Spellings that differ in case and spaces are
-               summed. The endpoint returns only the most likely tokens: where a label is not among
-               them, its probability lies between 0 and what is left, the score is the middle of
-               what follows, and past a limit on that interval the judge abstains.
+  text         the model answers with a number or a verdict, which `score_parser.py` reads.
+  probability  the model answers yes or no; the score is P(yes) / (P(yes) + P(no)) from the
+               log-probabilities of the first token. Spellings that differ in case, spaces and
+               punctuation are summed. The endpoint returns only the most likely tokens: a label
+               that is not among them has a probability between 0 and the remainder, so the score
+               lies in an interval. The score is the middle of the interval; if the interval is
+               too wide, the judge abstains.
 """
 
 import asyncio
@@ -33,17 +34,17 @@ from rewardfleet_server.video.settings import VideoSettings
 log = logging.getLogger(__name__)
 
 _JPEG_QUALITY = 95
-#: The most that OpenAI's own API returns; vLLM's default limit too.
+#: The maximum of OpenAI's own API, and vLLM's default limit.
 _TOP_LOGPROBS = 20
-#: Width of the interval of scores past which `probability` abstains.
+#: The widest interval of scores for which `probability` does not abstain.
 _MAX_UNCERTAINTY = 0.1
-#: Tries of one request in all, and the longest wait between two, in seconds.
-_TRIES = 6
+#: Attempts per request, and the longest wait between two, in seconds.
+_ATTEMPTS = 6
 _MAX_WAIT = 20.0
 
 
 class Options(BaseModel):
-    """What a request's `backend_kwargs` may say."""
+    """The `backend_kwargs` that a request may have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +53,7 @@ class Options(BaseModel):
 
 
 class Token(BaseModel):
-    """One token that the model might have said, with its log-probability."""
+    """One of the most likely tokens, with its natural log-probability."""
 
     token: str
     logprob: float
@@ -81,10 +82,10 @@ class _Completion(BaseModel):
 
 
 def build(settings: VideoSettings) -> "OpenAIJudge":
-    """Make the judge that the settings describe.
+    """Build the judge `openai`.
 
     Raises:
-        ValueError: The endpoint, the model or the prompt template is missing or wrong.
+        ValueError: The endpoint, the model or the prompt template is missing or invalid.
     """
     if settings.openai_url is None or settings.openai_model is None:
         raise ValueError("the judge openai needs --openai-url and --openai-model")
@@ -106,7 +107,23 @@ def build(settings: VideoSettings) -> "OpenAIJudge":
 
 
 class OpenAIJudge:
-    """Asks `POST {url}/chat/completions`."""
+    """Sends frames and question to `POST {url}/chat/completions`.
+
+    Args:
+        url: Base URL of the endpoint.
+        model: Model to request there.
+        api_key: The endpoint's key, or None.
+        readout: See the module.
+        prompt: Replaces the readout's own prompt.
+        media: Send one JPEG per frame, or one mp4.
+        temperature: Of the readout `text`.
+        top_p: Of the readout `text`.
+        max_tokens: Of the readout `text`.
+        concurrency: Requests at the endpoint at the same time.
+        timeout_s: Seconds for one HTTP request.
+    """
+
+    failure = None
 
     def __init__(
         self,
@@ -134,15 +151,13 @@ class OpenAIJudge:
             else {"temperature": 0, "max_tokens": 1}
         )
         self.deterministic = self._sampling["temperature"] == 0
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             limits=httpx.Limits(max_connections=concurrency),
             timeout=timeout_s,
             trust_env=False,
         )
-
-    failure = None
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -157,7 +172,6 @@ class OpenAIJudge:
         }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Raise `InvalidRequest` where an option is unknown or a template not accepted."""
         self._prompt_of(_options(backend_kwargs))
 
     async def judge(
@@ -167,10 +181,10 @@ class OpenAIJudge:
         prompt = self._prompt_of(options)
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
-        choice = await self._ask([*parts, question])
+        choice = await self._complete([*parts, question])
         if self._readout == "probability":
             return _probability(choice)
-        # A long chain of thought takes milliseconds to read.
+        # Parsing a long chain of thought takes milliseconds.
         return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
 
     @asynccontextmanager
@@ -188,12 +202,12 @@ class OpenAIJudge:
 
     @staticmethod
     def _score_mode(options: Options, prompt: Prompt) -> ScoreMode:
-        """Our own prompt asks for a percentage, so that `1` can be read."""
+        """Return the mode; the shipped prompt asks for a percentage, so `1` is not ambiguous."""
         if options.score_mode is None or options.score_mode == "auto":
             return "percentage" if prompt is PERCENTAGE else "auto"
         return options.score_mode
 
-    async def _ask(self, content: Sequence[Mapping[str, object]]) -> _Choice:
+    async def _complete(self, content: Sequence[Mapping[str, object]]) -> _Choice:
         body: dict[str, object] = {
             "model": self._model,
             "messages": [{"role": "user", "content": content}],
@@ -201,19 +215,19 @@ class OpenAIJudge:
         }
         if self._readout == "probability":
             body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        async with self._places:
+        async with self._slots:
             response = await self._post(body)
         try:
             return _Completion.model_validate_json(response.content).choices[0]
         except ValidationError:
             raise BackendFailed(
-                f"the endpoint of {self._model} answered what is no chat completion"
+                f"the endpoint of {self._model} did not return a valid chat completion"
                 f"{' with log-probabilities' if self._readout == 'probability' else ''}"
             ) from None
 
     async def _post(self, body: Mapping[str, object]) -> httpx.Response:
-        """Send, and send again what may succeed later. The request's deadline ends it all."""
-        for attempt in range(1, _TRIES + 1):
+        """Send a request, and retry what may succeed later, until the caller's deadline."""
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 response = await self._http.post(self._url, json=body)
             except httpx.TransportError as error:
@@ -226,12 +240,12 @@ class OpenAIJudge:
                 if response.status_code != 429 and response.status_code < 500:
                     raise BackendFailed(f"the endpoint of {self._model} refused: {reason}")
                 wait = _retry_after(response)
-            if attempt < _TRIES:
-                log.warning("endpoint of %s, try %d: %s", self._model, attempt, reason)
-                # Full jitter, so that those who failed together do not come again together.
+            if attempt < _ATTEMPTS:
+                log.warning("endpoint of %s, attempt %d: %s", self._model, attempt, reason)
+                # Full jitter: requests that failed together must not be retried together.
                 pause = random.uniform(0, min(_MAX_WAIT, 0.2 * 2**attempt))  # noqa: S311 - no secret
                 await asyncio.sleep(max(wait, pause))
-        raise Unavailable(f"the endpoint of {self._model} failed {_TRIES} times: {reason}")
+        raise Unavailable(f"the endpoint of {self._model} failed {_ATTEMPTS} times: {reason}")
 
 
 def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
@@ -241,7 +255,7 @@ def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
 def _retry_after(response: httpx.Response) -> float:
     try:
         seconds = float(response.headers.get("retry-after", "0"))
-    except ValueError:  # a date: rare, and our own pauses will do
+    except ValueError:  # a date: rare, and the backoff suffices
         return 0.0
     return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
 
@@ -271,9 +285,9 @@ def _data_url(media_type: str, content: bytes) -> str:
 
 def _text(choice: _Choice, mode: ScoreMode) -> Judgment:
     text = choice.message.content or ""
-    reading = parse_score(text, mode=mode, truncated=choice.finish_reason == "length")
+    parsed = parse_score(text, mode=mode, truncated=choice.finish_reason == "length")
     return Judgment(
-        reading.score, text if reading.score is not None else f"{text}\n[{reading.reason}]"
+        parsed.score, text if parsed.score is not None else f"{text}\n[{parsed.reason}]"
     )
 
 
@@ -282,21 +296,21 @@ def _probability(choice: _Choice) -> Judgment:
         raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
     tokens = choice.logprobs.content[0].top_logprobs
     low, high = yes_interval(tokens)
-    said = choice.message.content or ""
+    text = choice.message.content or ""
     if high - low > _MAX_UNCERTAINTY:
         return Judgment(
             None,
-            f"{said}\n[P(yes) lies between {low:.3f} and {high:.3f}: too much is not among the "
-            f"{len(tokens)} most likely tokens]",
+            f"{text}\n[P(yes) lies between {low:.3f} and {high:.3f}: the {len(tokens)} most likely "
+            "tokens leave too much probability unknown]",
         )
-    return Judgment((low + high) / 2, said, {"uncertainty": high - low})
+    return Judgment((low + high) / 2, text, {"uncertainty": high - low})
 
 
 def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
-    """Return the least and the greatest P(yes) / (P(yes) + P(no)) that the tokens allow.
+    """Return the smallest and the largest P(yes) / (P(yes) + P(no)) that the tokens allow.
 
-    A label among the tokens has the summed probability of its spellings. One that is not has at
-    most what the tokens leave over.
+    A label among the tokens has the summed probability of its spellings. Any other label has at
+    most the probability that the tokens leave over.
     """
     yes = no = 0.0
     probabilities = [math.exp(min(token.logprob, 0.0)) for token in tokens]

@@ -1,4 +1,4 @@
-"""The judge `reference`: no GPU, no model; see `rewardfleet_server.video.references.matcher`."""
+"""The judge `reference`; see `rewardfleet_server.video.references.matcher`."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -12,36 +12,36 @@ from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.references.library import SHIPPED, load_library
-from rewardfleet_server.video.references.matcher import Comparer, Library
+from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
-#: Raised when the comparison or its calibration changes: old cached judgments are then let go.
+#: Increased when scores change, so that judgments cached before are not used any more.
 _VERSION = 1
 
 _SCORE_MODES = ("auto", "percentage", "unit")
 
 
 def build(settings: VideoSettings) -> "ReferenceJudge":
-    """Load the library that the settings name.
+    """Build the judge `reference` from the library that the settings name.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The library is damaged.
     """
     return ReferenceJudge(load_library(settings.references or SHIPPED))
 
 
 class ReferenceJudge:
-    """A stand-in until a vision-language model is configured.
+    """Compares the end of a clip with labeled rollouts of the same task, without a model or a GPU.
 
-    It compares how a clip ends with labelled rollouts of the same task: for a fixed camera, and
-    for tasks with references. It understands neither task nor scene.
+    It is a stand-in until a vision-language model is configured. It needs a fixed camera and
+    references of the task; it understands neither the task nor the scene.
     """
 
     deterministic = True
     failure = None
 
     def __init__(self, library: Library) -> None:
-        self._comparer = Comparer(library)
+        self._matcher = ReferenceMatcher(library)
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compare")
         self._provenance: dict[str, JsonValue] = {
             "judge": f"reference v{_VERSION}",
@@ -54,7 +54,10 @@ class ReferenceJudge:
         return self._provenance
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Take the seed's `score_mode`, which has nothing to choose from here, and nothing else."""
+        """Accept `score_mode` only, which has no effect here.
+
+        The original LIBERO reward server takes it for every judge.
+        """
         unknown = sorted(set(backend_kwargs) - {"score_mode"})
         if unknown:
             raise InvalidRequest(
@@ -71,10 +74,10 @@ class ReferenceJudge:
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        """Give the probability of success; abstain where the task has no references."""
-        del backend_kwargs  # checked; they change nothing
+        """Return the probability of success; abstain if the task has no references."""
+        del backend_kwargs  # they have no effect
         comparison = await run_in_thread(
-            self._threads, lambda: self._comparer.compare(task_text, clip.frames)
+            self._threads, lambda: self._matcher.compare(task_text, clip.frames)
         )
         if comparison.probability is None or comparison.progress is None:
             return Judgment(None, comparison.text)

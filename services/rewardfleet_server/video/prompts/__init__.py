@@ -1,7 +1,7 @@
-"""What a vision-language model is asked.
+"""The prompts for vision-language models.
 
-The texts are data files beside this one, each with a version. Name, version and digest of what was
-asked are part of every judgment's provenance, and so of the cache key.
+The texts are TOML files in this folder, each with a version. Name, version and digest of a prompt
+are part of a judge's provenance, and therefore of the cache key.
 """
 
 import hashlib
@@ -11,11 +11,12 @@ from importlib import resources
 from string import Formatter
 from typing import Self
 
-#: The fields of a template, both the task's text (the second is the seed's name for it).
+#: The fields of a template; both are the task's text. The second is the name of the field in the
+#: original LIBERO reward server.
 FIELDS = ("task", "task_instruction")
 
 _MAX_TEMPLATE = 20_000
-#: How often a template may name the task, which bounds what comes of it.
+#: How often a template may name the task; this limits the length of the prompt.
 _MAX_FIELDS = 4
 
 
@@ -24,9 +25,9 @@ class Prompt:
     """A template whose only fields are those in `FIELDS`.
 
     Attributes:
-        template: Text with `{task}`; braces that are meant as such are doubled.
-        name: Of the file that it came from; `custom` is one that a user gave.
-        version: Raised with every change of the file's text.
+        template: Text with `{task}`; literal braces are doubled.
+        name: The name of its file; `custom` for a template from settings or requests.
+        version: Increased with every change of the file's text.
     """
 
     template: str
@@ -35,10 +36,11 @@ class Prompt:
 
     @classmethod
     def of(cls, template: str, name: str = "custom", version: int = 0) -> Self:
-        """Check a template. It may name the task, and nothing that hangs on it.
+        """Make a prompt of a template, which may contain `FIELDS` only.
 
         Raises:
-            ValueError: It has other fields, attributes, indices, formats or single braces.
+            ValueError: It has other fields, attributes, indices, formats or single braces, or is
+                empty or too long.
         """
         if not template.strip() or len(template) > _MAX_TEMPLATE:
             raise ValueError(f"a prompt template has 1 to {_MAX_TEMPLATE} characters")
@@ -58,28 +60,33 @@ class Prompt:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Read one of the prompts that come with the service."""
+        """Read one of the prompts that come with the service, by the name of its file."""
         text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
         content = tomllib.loads(text)
         return cls.of(content["template"].strip("\n"), name, content["version"])
 
     @property
     def digest(self) -> str:
-        """A short name for the template's content."""
+        """The first 16 hex digits of the template's SHA-256."""
         return hashlib.sha256(self.template.encode()).hexdigest()[:16]
 
     @property
     def provenance(self) -> dict[str, str | int]:
-        """Which prompt this is."""
+        """Name, version and digest."""
         return {"name": self.name, "version": self.version, "sha256": self.digest}
 
     def render(self, task_text: str) -> str:
-        """Put the task's text in. Nothing in the text itself is expanded."""
+        """Return the prompt for a task. Braces in the task's text are not expanded."""
         return self.template.format(**dict.fromkeys(FIELDS, task_text))
 
 
+#: Asks for a number from 0 to 100.
 PERCENTAGE = Prompt.load("percentage")
+#: Asks whether the task is done.
 YES_OR_NO = Prompt.load("yes_or_no")
+#: Asks for a grade from 1 to 5.
 RUBRIC = Prompt.load("rubric")
+#: The system prompt of PRIMO-R1.
 PRIMO_SYSTEM = Prompt.load("primo_system")
+#: The user prompt of PRIMO-R1.
 PRIMO_USER = Prompt.load("primo_user")

@@ -1,1 +1,1 @@
-"""Labelled rollouts, and how a clip is compared with them."""
+"""Labeled rollouts, and the comparison of a clip with them."""

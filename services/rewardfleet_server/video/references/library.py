@@ -1,4 +1,4 @@
-"""A folder of labelled rollouts: `manifest.jsonl` and video files."""
+"""A library of labeled rollouts: a folder with `manifest.jsonl` and video files."""
 
 import hashlib
 import os
@@ -22,30 +22,31 @@ from rewardfleet.wire.validation import format_validation_error
 from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
 
-from .matcher import Library, Reference, normal_task, view_of
+from .matcher import Library, Reference, make_thumbnail, normalize_task
 
-#: Rollouts of 14 LIBERO tasks that come with the package; see its NOTICE.md.
+#: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
 
+#: Name of the manifest, one `Entry` per line.
 MANIFEST = "manifest.jsonl"
 
-#: Frames kept of each reference, evenly spread.
-_MOMENTS = 24
-#: As every frame is made small at once, this bounds only what is decoded on the way.
+#: Frames per reference, evenly spread.
+_FRAMES = 24
+#: Frames become thumbnails after decoding, so this limits only the memory of decoding.
 _MAX_PIXELS = 1_605_632
 _MAX_BYTES = 2**30
 
 
-def _inside(file: str) -> str:
+def _check_file(file: str) -> str:
     path = PurePath(file)
     if path.is_absolute() or ".." in path.parts or "\0" in file:
-        raise ValueError("a file's name must lie inside the library")
+        raise ValueError("a file must be inside the library")
     return file
 
 
-def _named(task_text: str) -> str:
-    if not normal_task(task_text):
-        raise ValueError("a task's text must have a word in it")
+def _check_task(task_text: str) -> str:
+    if not normalize_task(task_text):
+        raise ValueError("a task's text must contain a word")
     return task_text
 
 
@@ -54,16 +55,16 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    file: Annotated[str, AfterValidator(_inside)] = Field(min_length=1)
-    task_text: Annotated[str, AfterValidator(_named)]
+    file: Annotated[str, AfterValidator(_check_file)] = Field(min_length=1)
+    task_text: Annotated[str, AfterValidator(_check_task)]
     success: bool = Field(description="Whether the task was done at the end of the clip.")
     success_frame: NonNegativeInt | None = Field(
-        None, description="The first frame that shows the success; sharpens the judge."
+        None, description="The first frame that shows the success; improves the judge."
     )
-    sha256: str | None = Field(None, description="Of the file; a changed one is refused.")
+    sha256: str | None = Field(None, description="In hex; a changed file is refused.")
 
     @model_validator(mode="after")
-    def _only_a_success_has_a_frame_of_it(self) -> Self:
+    def _only_a_success_has_a_success_frame(self) -> Self:
         if self.success_frame is not None and not self.success:
             raise ValueError("success_frame goes with success: true only")
         return self
@@ -77,12 +78,12 @@ def load_library(folder: Path) -> Library:
     """
     digest = hashlib.sha256()
     references = []
-    for where, entry in _entries(folder):
+    for line, entry in _entries(folder):
         sha256 = _sha256(folder / entry.file)
         if entry.sha256 not in {None, sha256}:
-            raise ValueError(f"{where}: {entry.file} has changed: its sha256 is {sha256}")
-        known = entry.model_copy(update={"sha256": sha256})
-        digest.update(known.model_dump_json().encode())
+            raise ValueError(f"{line}: {entry.file} has changed: its sha256 is {sha256}")
+        hashed = entry.model_copy(update={"sha256": sha256})
+        digest.update(hashed.model_dump_json().encode())
         references.append(_reference(folder, entry))
     return Library(tuple(references), digest.hexdigest())
 
@@ -90,10 +91,17 @@ def load_library(folder: Path) -> Library:
 def add_reference(
     folder: Path, clip: Path, task_text: str, *, success: bool, success_frame: int | None = None
 ) -> Entry:
-    """Copy a clip into a library, which is made where it is missing, and enter it.
+    """Copy a clip into a library and append it to the manifest; return its entry.
+
+    Args:
+        folder: The library; it is created if it does not exist.
+        clip: The video file.
+        task_text: The task.
+        success: Whether the task was done at the end.
+        success_frame: Index of the first frame that shows the success, or None if unknown.
 
     Raises:
-        ValueError: It is no video, it is there already, or the library is damaged.
+        ValueError: The clip is not a video or already in the library, or the library is damaged.
         OSError: A file cannot be read or written.
     """
     content = clip.read_bytes()
@@ -110,13 +118,13 @@ def add_reference(
         )
     except ValidationError as error:
         raise ValueError(format_validation_error(error, Entry)) from None
-    known = _entries(folder) if (folder / MANIFEST).exists() else []
-    for _, other in known:
+    existing = _entries(folder) if (folder / MANIFEST).exists() else []
+    for _, other in existing:
         if other.sha256 == sha256:
             raise ValueError(f"{clip.name} is already in the library, as {other.file}")
     _reference(clip.parent, entry.model_copy(update={"file": clip.name}))
     folder.mkdir(parents=True, exist_ok=True)
-    # The file is whole before the manifest names it: a crash leaves a library that can be read.
+    # The file is complete before the manifest names it, so a crash leaves a valid library.
     part = folder / f".{name}.part"
     part.write_bytes(content)
     part.replace(folder / name)
@@ -128,26 +136,26 @@ def _append(manifest: Path, entry: Entry) -> None:
     with manifest.open("a+b") as file:
         file.seek(0)
         text = file.read()
-        gap = b"" if not text or text.endswith(b"\n") else b"\n"
-        file.write(gap + entry.model_dump_json(exclude_none=True).encode() + b"\n")
+        newline = b"" if not text or text.endswith(b"\n") else b"\n"
+        file.write(newline + entry.model_dump_json(exclude_none=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def _entries(folder: Path) -> list[tuple[str, Entry]]:
-    """Read the manifest; each entry comes with where it stands."""
+    """Read the manifest; each entry comes with its line, for messages."""
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines()
     except OSError as error:
-        raise ValueError(f"{folder} is no library: {MANIFEST}: {error.strerror}") from error
+        raise ValueError(f"{folder} is not a library: {MANIFEST}: {error.strerror}") from error
     entries = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{MANIFEST}, line {number}"
-        if line.strip():
+    for number, content in enumerate(lines, start=1):
+        line = f"{MANIFEST}, line {number}"
+        if content.strip():
             try:
-                entries.append((where, Entry.model_validate_json(line)))
+                entries.append((line, Entry.model_validate_json(content)))
             except ValidationError as error:
-                raise ValueError(f"{where}: {format_validation_error(error, Entry)}") from None
+                raise ValueError(f"{line}: {format_validation_error(error, Entry)}") from None
     if not entries:
         raise ValueError(f"{folder} is an empty library: {MANIFEST} has no line")
     return entries
@@ -166,13 +174,13 @@ def _reference(folder: Path, entry: Entry) -> Reference:
         with path.open("rb") as file:
             check_container(file.fileno(), entry.file, max_bytes=_MAX_BYTES)
         clip = decode_video(
-            str(path), count=_MOMENTS, max_pixels=_MAX_PIXELS, stop=threading.Event()
+            str(path), count=_FRAMES, max_pixels=_MAX_PIXELS, stop=threading.Event()
         )
     except RewardFleetError as error:
         raise ValueError(f"{entry.file}: {error.detail}") from None
     if entry.success_frame is not None and entry.success_frame >= clip.total:
         raise ValueError(f"{entry.file}: success_frame is past its {clip.total} frames")
-    views = tuple(view_of(frame) for frame in clip.frames)
+    thumbnails = tuple(make_thumbnail(frame) for frame in clip.frames)
     return Reference(
-        entry.file, entry.task_text, entry.success, entry.success_frame, views, clip.total
+        entry.file, entry.task_text, entry.success, entry.success_frame, thumbnails, clip.total
     )

@@ -1,1 +1,1 @@
-"""The sandbox `jail`: programs run on this machine, each in a fork that can do no harm."""
+"""The sandbox `jail`: programs run on this machine, each in an isolated process."""

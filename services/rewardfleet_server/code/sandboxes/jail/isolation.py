@@ -1,13 +1,13 @@
-"""The ladder of isolation: how a warden is started at each level, and who it runs as.
+"""The isolation levels: how the supervisor (warden.py) is started at each, and as which user.
 
 `bubblewrap`: user, pid, network, ipc, uts and mount namespaces, an empty file system with a
-read-only Python, and Landlock on top where the kernel has it.
-`landlock`: where namespaces are refused (a container's default seccomp, a hardened kernel).
-Landlock leaves nothing to read but Python, and nothing to write.
-`none-unsafe`: neither; files that this user may read, programs may read.
+read-only Python, and Landlock in addition if the kernel has it.
+`landlock`: for machines without namespaces (a container's default seccomp profile, a hardened
+kernel). Landlock permits reading Python only, and writing nothing.
+`none-unsafe`: neither. Programs can read all files that the user of the service can read.
 
-At every level the warden's seccomp filter and limits hold. A service that runs as root becomes
-nobody first: the limit on processes does not hold for root, and nobody's files are few.
+The seccomp filters and the limits apply at every level. If the service runs as root, the jails run
+as nobody: the limit on processes does not apply to root, and nobody owns few files.
 """
 
 import json
@@ -20,21 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Level = Literal["bubblewrap", "landlock", "none-unsafe"]
+#: How programs are isolated, from the best level to none.
+IsolationLevel = Literal["bubblewrap", "landlock", "none-unsafe"]
 
-#: From the best down; the last is never tried unless it is asked for by name.
-FALLBACK_ORDER: tuple[Level, ...] = ("bubblewrap", "landlock")
+#: The levels that are tried by default. `none-unsafe` must be requested explicitly.
+FALLBACK_ORDER: tuple[IsolationLevel, ...] = ("bubblewrap", "landlock")
 
 _NOBODY = 65534
-#: MiB of each place that a program may write to.
+#: MiB of each folder that a program may write to.
 _SCRATCH_MB = 64
-#: Processes and threads of a jail.
-_PROCESSES = 128
-_ASK_SECONDS = 20.0
-#: No environment but this: sets are in the same order in every run.
+#: Maximum number of processes and threads of a jail.
+_MAX_TASKS = 128
+_VERSION_TIMEOUT_S = 20.0
+#: The complete environment. With a fixed hash seed, sets have the same order in every run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
-_ASK = """
+#: Prints whether the interpreter is new enough, and its folders.
+_VERSION_PROGRAM = """
 import json, sys
 print(json.dumps([sys.version_info >= (3, 11), sys.prefix, sys.base_prefix]))
 """
@@ -42,9 +44,10 @@ print(json.dumps([sys.version_info >= (3, 11), sys.prefix, sys.base_prefix]))
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter that the jails' user can run.
+    """An interpreter that the user of the jails can run.
 
     Attributes:
+        path: The executable.
         prefixes: The folders that it needs.
     """
 
@@ -54,15 +57,18 @@ class Python:
 
 @dataclass(frozen=True)
 class IsolationSpec:
-    """How to start a warden at a level.
+    """How to start a supervisor at an isolation level.
 
     Attributes:
-        command: Without the number of its channel.
-        readable, writable: The paths that Landlock leaves open.
-        processes: The limit on processes and threads of its user.
+        level: The level.
+        command: The command, without its last argument, the descriptor of the channel.
+        readable: Paths that Landlock permits to read.
+        writable: Paths that Landlock permits to write.
+        processes: Limit on the processes and threads of the user of the jails.
+        landlock: Whether to use Landlock if the kernel has it.
     """
 
-    level: Level
+    level: IsolationLevel
     command: tuple[str, ...]
     readable: tuple[str, ...]
     writable: tuple[str, ...]
@@ -71,42 +77,46 @@ class IsolationSpec:
 
 
 def jail_user() -> int | None:
-    """The user that jails run as, where it is not the service's own."""
+    """Return the user id that jails run as; None for that of the service."""
     return _NOBODY if os.geteuid() == 0 else None
 
 
-def find_python(asked: Path | None) -> Python:
-    """Find an interpreter for the jails.
+def find_python(requested: Path | None) -> Python:
+    """Return an interpreter for the jails, of Python 3.11 or newer.
+
+    Args:
+        requested: The interpreter to use. None: that of the service, or one of the system.
 
     Raises:
-        ValueError: There is none that their user can run.
+        ValueError: There is none that the user of the jails can run.
     """
     own = os.path.realpath(sys.executable)
-    candidates = [str(asked)] if asked else [own, "/usr/local/bin/python3", "/usr/bin/python3"]
+    system = ("/usr/local/bin/python3", "/usr/bin/python3")
+    candidates = [str(requested)] if requested else [own, *system]
     for path in candidates:
         try:
-            asking = subprocess.run(  # noqa: S603 - ours, or the one that the operator named
-                [path, *_FLAGS, "-c", _ASK],
+            done = subprocess.run(  # noqa: S603 - an interpreter of the system or the operator
+                [path, *_FLAGS, "-c", _VERSION_PROGRAM],
                 env=ENVIRONMENT,
                 capture_output=True,
                 check=True,
-                timeout=_ASK_SECONDS,
+                timeout=_VERSION_TIMEOUT_S,
                 cwd="/",
                 **_as_jail_user(),
             )
-            new_enough, *prefixes = json.loads(asking.stdout)
+            new_enough, *prefixes = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError):
             continue
         if new_enough:
             return Python(path, tuple(dict.fromkeys(prefixes)))
     raise ValueError(
         f"programs cannot be run: no Python 3.11 or newer among {', '.join(candidates)} that "
-        f"{'nobody (uid 65534)' if jail_user() else 'this user'} can start; name one by --python"
+        f"{'nobody (uid 65534)' if jail_user() else 'this user'} can run; give one with --python"
     )
 
 
-def cell(level: Level, python: Python) -> IsolationSpec:
-    """Return how to start a warden.
+def isolation_spec(level: IsolationLevel, python: Python) -> IsolationSpec:
+    """Return how to start a supervisor at a level.
 
     Raises:
         ValueError: bubblewrap is not installed.
@@ -115,24 +125,25 @@ def cell(level: Level, python: Python) -> IsolationSpec:
     readable = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", *python.prefixes)
     if level != "bubblewrap":
         return IsolationSpec(
-            level, command, readable, (), _tasks_of_user() + _PROCESSES, level == "landlock"
+            level, command, readable, (), _tasks_of_user() + _MAX_TASKS, level == "landlock"
         )
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ValueError("bubblewrap is not installed (`apt-get install bubblewrap`)")
-    around = (bwrap, *_namespaces(python.prefixes))
+    wrapper = (bwrap, *_bubblewrap_flags(python.prefixes))
     writable = ("/tmp", "/dev/shm")  # noqa: S108 - of the jail
-    return IsolationSpec(level, (*around, *command), readable, writable, _PROCESSES, True)
+    return IsolationSpec(level, (*wrapper, *command), readable, writable, _MAX_TASKS, True)
 
 
 def spawn(command: Sequence[str], channel: int, errors: int) -> subprocess.Popen[bytes]:
-    """Start a warden, which reads its source from its standard input.
+    """Start a supervisor, which reads its source code from its standard input.
 
     Args:
-        channel: Descriptor of its end of the channel.
-        errors: Descriptor of a file for what it says when it cannot start.
+        command: The command of an `IsolationSpec`.
+        channel: Descriptor of the supervisor's end of the channel.
+        errors: Descriptor of a file for its standard error.
     """
-    process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `cell`
+    process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
         [*command, str(channel)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -151,14 +162,14 @@ def _as_jail_user() -> dict[str, Any]:
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 
 
-def _namespaces(prefixes: Sequence[str]) -> Iterator[str]:
+def _bubblewrap_flags(prefixes: Sequence[str]) -> Iterator[str]:
     yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
     yield from ("--as-pid-1", "--hostname", "jail", "--ro-bind", "/usr", "/usr")
-    for place in map(Path, ("/lib", "/lib32", "/lib64", "/bin")):
-        if place.is_symlink():
-            yield from ("--symlink", str(place.readlink()), str(place))
-        elif place.is_dir():
-            yield from ("--ro-bind", str(place), str(place))
+    for folder in map(Path, ("/lib", "/lib32", "/lib64", "/bin")):
+        if folder.is_symlink():
+            yield from ("--symlink", str(folder.readlink()), str(folder))
+        elif folder.is_dir():
+            yield from ("--ro-bind", str(folder), str(folder))
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         yield from ("--ro-bind-try", path, path)
     for path in prefixes:
@@ -171,13 +182,13 @@ def _namespaces(prefixes: Sequence[str]) -> Iterator[str]:
 
 
 def _tasks_of_user() -> int:
-    """Count the threads that the jails' user has now: the limit counts them all together."""
+    """Return how many threads the user of the jails has now: the limit includes them."""
     user, count = jail_user() or os.geteuid(), 0
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             try:
-                if place.stat().st_uid == user:
-                    count += sum(1 for _ in (place / "task").iterdir())
+                if process.stat().st_uid == user:
+                    count += sum(1 for _ in (process / "task").iterdir())
             except OSError:  # it has ended
                 continue
     return count

@@ -14,84 +14,81 @@ from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.threads import run_in_thread
 
-from .isolation import FALLBACK_ORDER, Level, cell, find_python
+from .isolation import FALLBACK_ORDER, IsolationLevel, find_python, isolation_spec
 from .seccomp import compiled_filters
-from .worker import NoJail, Worker, WorkerConfig
+from .worker import JailUnavailable, Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
 
 def build(settings: CodeSettings) -> "JailPool":
-    """Climb down the ladder to the first level that holds here, and start its jails.
+    """Start jails at the isolation level of the settings, or at the first one that works.
 
     Raises:
-        ValueError: None holds.
+        ValueError: No level works on this machine.
     """
     python = find_python(settings.python)
     try:
         seccomp = compiled_filters()
     except (RuntimeError, ImportError) as error:
-        raise ValueError(f"no jail without libseccomp2 and pyseccomp: {error}") from error
-    levels: tuple[Level, ...] = (
+        raise ValueError(f"the jail needs libseccomp2 and pyseccomp: {error}") from error
+    levels: tuple[IsolationLevel, ...] = (
         FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
     )
-    refusals = []
+    reasons = []
     for level in levels:
         try:
-            orders = WorkerConfig(cell(level, python), seccomp, tuple(settings.preload))
-            jail = JailPool(orders, settings.workers)
-        except (NoJail, ValueError) as error:
-            refusals.append(str(error))
+            spec = isolation_spec(level, python)
+            config = WorkerConfig(spec, seccomp, tuple(settings.preload))
+            pool = JailPool(config, settings.workers)
+        except (JailUnavailable, ValueError) as error:
+            reasons.append(str(error))
             continue
-        if refusals:
-            log.warning("isolation is %s only: %s", level, "; ".join(refusals))
-        return jail
+        if reasons:
+            log.warning("isolation is %s only: %s", level, "; ".join(reasons))
+        return pool
     raise ValueError(
-        f"there is no safe way to run programs here ({'; '.join(refusals)}). Install bubblewrap "
+        f"programs cannot be isolated on this machine ({'; '.join(reasons)}). Install bubblewrap "
         "and allow user namespaces, or use a kernel with Landlock (5.13 or newer). On a machine "
-        "where nothing can be harmed, --isolation none-unsafe does without"
+        "where programs can do no harm, --isolation none-unsafe runs them without isolation"
     )
-
-
-def _digest(*said: object) -> str:
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
 class JailPool:
-    """A sandbox on this machine.
+    """A sandbox of jails on this machine.
 
     Args:
-        orders: How its jails are started.
-        count: How many there are.
+        config: How to start the jails.
+        count: How many jails to start.
 
     Raises:
-        NoJail: They do not come up, or do not hold.
+        JailUnavailable: A jail does not start, or does not isolate.
     """
 
-    def __init__(self, orders: WorkerConfig, count: int) -> None:
-        self._workers = [Worker(orders) for _ in range(count)]
-        # A jail is started by one of these threads and ends with it: the kernel sees to that.
+    def __init__(self, config: WorkerConfig, count: int) -> None:
+        self._workers = [Worker(config) for _ in range(count)]
+        # The kernel ends a jail together with the thread that started it, so these threads live on.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="jail")
         try:
             list(self._threads.map(Worker.probe, self._workers))
-        except NoJail:
+        except JailUnavailable:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._close()
             raise
         self._idle: asyncio.Queue[Worker] = asyncio.Queue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
-        hello = self._workers[0].hello
+        handshake = self._workers[0].handshake
         self._provenance: dict[str, JsonValue] = {
             "sandbox": "jail",
-            "isolation": orders.cell.level,
-            "landlock": hello["landlock"],
-            "python": hello["python"],
-            "packages": _digest(hello["environment"], orders.preload),
-            "seccomp": hashlib.sha256(orders.seccomp.warden + orders.seccomp.run).hexdigest()[:16],
+            "isolation": config.spec.level,
+            "landlock": handshake["landlock"],
+            "python": handshake["python"],
+            "packages": _digest(repr((handshake["environment"], config.preload)).encode()),
+            "seccomp": _digest(config.seccomp.supervisor + config.seccomp.run),
         }
-        if hello["missing"]:
-            log.warning("not to be had in the jail: %s", ", ".join(hello["missing"]))
+        if handshake["missing"]:
+            log.warning("modules not found in the jail: %s", ", ".join(handshake["missing"]))
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -99,28 +96,28 @@ class JailPool:
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
         """See `Sandbox.run`."""
-        asked = time.monotonic()
+        started = time.monotonic()
         worker = await self._idle.get()
-        worker.ready()
-        waited = time.monotonic() - asked
+        worker.clear_stop()
+        waited = time.monotonic() - started
         running = run_in_thread(self._threads, lambda: worker.run(job, on_result))
-        # Whoever waits for it or not, the place is free when the thread says so.
+        # The worker is free when its thread is done, even if this task was cancelled before.
         running.add_done_callback(lambda _: self._idle.put_nowait(worker))
         try:
-            whole = await asyncio.shield(running)
+            finished = await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
-            if not running.done():  # else the worker may be somebody else's by now
+            if not running.done():  # otherwise the worker may have another job already
                 worker.stop()
             raise
-        except NoJail as error:
-            raise Unavailable(f"no jail can be had now: {error}", retry_after=1) from error
-        if not whole:  # what was not run is no failure of the program's
+        except JailUnavailable as error:
+            raise Unavailable(f"no jail is available: {error}", retry_after=1) from error
+        if not finished:  # the program did not fail: the rest of its runs did not take place
             raise Unavailable("the service is shutting down", retry_after=1)
         return waited
 
     async def aclose(self) -> None:
-        """End every jail."""
+        """End all jails."""
         for worker in self._workers:
             worker.stop()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
@@ -129,3 +126,7 @@ class JailPool:
     def _close(self) -> None:
         for worker in self._workers:
             worker.close()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

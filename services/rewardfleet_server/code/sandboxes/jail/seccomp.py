@@ -1,9 +1,9 @@
-"""The system calls that a program may make: a short list of what may, not of what may not.
+"""The system calls that a program may make: a list of what is allowed.
 
-What a program is refused beside: to make processes, to run other programs, to signal or trace
-anybody, to open sockets, to change namespaces or mounts, to change what Landlock does not watch
-(modes, owners and times of files), to leave anything in the kernel that outlives it. What is on
-no list does not exist for it (ENOSYS), as on an older kernel.
+Among what is refused: creating processes, running other programs, signaling or tracing processes,
+opening sockets, changing namespaces or mounts, changing what Landlock does not cover (modes, owners
+and times of files), and leaving objects in the kernel that outlive the program. A call that is on
+no list fails with ENOSYS, as on an older kernel.
 """
 
 import errno
@@ -35,13 +35,13 @@ setitimer
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
 """
 
-#: What the warden needs beside, and takes from each run: a small filter on top of the large one
-#: that the run inherits, as the kernel takes long over a large one.
-_WARDENS = """
+#: Calls that only the supervisor (warden.py) may make. Each run inherits its large filter, and adds
+#: a small one that refuses them: the kernel is slow to load a large filter.
+_SUPERVISOR = """
 fork vfork kill pidfd_open memfd_create
 """
 
-#: Answered with EPERM, which says more to the reader of a traceback than ENOSYS.
+#: Refused with EPERM, which is clearer in a traceback than ENOSYS.
 _REFUSED = """
 execve execveat tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
 pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
@@ -54,17 +54,17 @@ setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_s
 sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
 """
 
-#: Flags of open: without truncation, or for writing.
+#: Masks and values of the flags of open: without truncation, or for writing.
 _OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
-#: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no
-#: locks of ranges, which take the kernel's memory without bound.
+#: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no locks
+#: of ranges, which take unlimited memory of the kernel.
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1031, 1032, 1033, 1034)
-#: Requests of ioctl: is it a terminal, how large, how much is there to read, flags.
+#: Requests of ioctl: whether it is a terminal, its size, bytes that can be read, flags.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-#: Options of prctl: names of threads and of memory, and harmless questions.
+#: Options of prctl: names of threads and of memory, and harmless queries.
 _PRCTL = (3, 15, 16, 39, 0x53564D41)
-
-_WARDENS_PRCTL = (1, 22)  # to end with its parent, and to take on a filter
+#: Options of prctl for the supervisor: to end with its parent, and to load a filter.
+_SUPERVISOR_PRCTL = (1, 22)
 
 _CLONE_THREAD = 0x00010000
 #: Flags of clone, in its first argument, that make namespaces.
@@ -74,63 +74,67 @@ _AF_UNIX, _SOCK_STREAM = 1, 1
 
 @dataclass(frozen=True)
 class Filters:
-    """The two filters, as programs for the kernel."""
+    """The two filters, as BPF programs.
 
-    warden: bytes
+    Attributes:
+        supervisor: For the supervisor (warden.py), inherited by each run.
+        run: For each run, in addition.
+    """
+
+    supervisor: bytes
     run: bytes
 
 
 def compiled_filters() -> Filters:
-    """Return what the warden takes upon itself, and what each run does on top.
+    """Compile the filters.
 
     Raises:
         RuntimeError: libseccomp is not installed.
+        ImportError: pyseccomp is not installed.
     """
-    # On import it says itself that its library is missing.
+    # The import fails if the C library is missing.
     import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
 
-    return Filters(_of_warden(seccomp), _of_run(seccomp))
+    return Filters(_supervisor_filter(seccomp), _run_filter(seccomp))
 
 
-def _of_run(seccomp: Any) -> bytes:
+def _run_filter(seccomp: Any) -> bytes:
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
     refused = seccomp.ERRNO(errno.EPERM)
-    for name in _known(seccomp, _WARDENS):
+    for name in _known(seccomp, _SUPERVISOR):
         rules.add_rule(refused, name)
-    for value in _WARDENS_PRCTL:
+    for value in _SUPERVISOR_PRCTL:
         rules.add_rule(refused, "prctl", seccomp.Arg(0, seccomp.EQ, value))
     process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
     rules.add_rule(refused, "clone", process)
     return _exported(rules)
 
 
-def _of_warden(seccomp: Any) -> bytes:
+def _supervisor_filter(seccomp: Any) -> bytes:
     def equals(index: int, value: int) -> Any:
         return seccomp.Arg(index, seccomp.EQ, value)
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
-    rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)  # a search tree, as each call pays for the filter
-    for name in _known(seccomp, _ALLOWED + _WARDENS):
+    rules.set_attr(
+        seccomp.Attr.CTL_OPTIMIZE, 2
+    )  # a search tree, because every call runs the filter
+    for name in _known(seccomp, _ALLOWED + _SUPERVISOR):
         rules.add_rule(seccomp.ALLOW, name)
     for name in _known(seccomp, _REFUSED):
         rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
-    # Old versions of Landlock do not know that reading may truncate.
+    # Old versions of Landlock do not prevent truncation by opening a file for reading.
     for name, index in (("open", 1), ("openat", 2)):
-        for mask, value in (
-            (os.O_TRUNC, 0),
-            (os.O_ACCMODE, os.O_WRONLY),
-            (os.O_ACCMODE, os.O_RDWR),
-        ):
+        for mask, value in _OPEN:
             for known in _known(seccomp, name):
                 flags = seccomp.Arg(index, seccomp.MASKED_EQ, mask, value)
                 rules.add_rule(seccomp.ALLOW, known, flags)
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         for value in values:
             rules.add_rule(seccomp.ALLOW, name, equals(1, value))
-    for value in _PRCTL + _WARDENS_PRCTL:
+    for value in _PRCTL + _SUPERVISOR_PRCTL:
         rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
-    rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # of nobody but itself
-    # Pairs only, which asyncio needs, and of the one kind that cannot name another receiver.
+    rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # its own limits only
+    # Only pairs, which asyncio needs, of the one kind that cannot send to another address.
     stream = seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, _SOCK_STREAM)
     rules.add_rule(seccomp.ALLOW, "socketpair", equals(0, _AF_UNIX), stream)
     same_namespaces = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NAMESPACES, 0)
@@ -146,6 +150,6 @@ def _exported(rules: Any) -> bytes:
 
 
 def _known(seccomp: Any, names: str) -> list[str]:
-    """Those that this machine's architecture has."""
+    """Return the names that exist on this machine's architecture."""
     arch = seccomp.system_arch()
     return [name for name in names.split() if seccomp.resolve_syscall(arch, name) >= 0]

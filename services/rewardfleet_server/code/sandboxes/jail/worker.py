@@ -1,4 +1,4 @@
-"""One jail and its warden, seen from outside: started, talked to, ended. All of it blocks."""
+"""One jail and its supervisor (warden.py), as seen from outside. All calls block."""
 
 import json
 import logging
@@ -14,23 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
-from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Job, ProgramRun, RunResult
+from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun, RunResult
 
 from .isolation import IsolationSpec, spawn
 from .seccomp import Filters
 
 log = logging.getLogger(__name__)
 
-_WARDEN = Path(__file__).with_name("warden.py")
+_SUPERVISOR = Path(__file__).with_name("warden.py")
 _LENGTHS = struct.Struct("!II")
-_START_SECONDS = 20.0
-#: What an answer may come later than the run's own bound: a loaded host.
-_LATE_SECONDS = 20.0
-_END_SECONDS = 5.0
+_START_TIMEOUT_S = 20.0
+#: Seconds that a busy host may take in addition to the wall time limit of a run.
+_GRACE_S = 20.0
+_END_TIMEOUT_S = 5.0
 
-#: What programs usually import. The more, the longer each fork: a millisecond for some 20 MB.
+#: Modules that programs often import. Each 20 MB or so of them adds a millisecond to every fork.
 _PRELOAD = (
     "abc array ast bisect cmath collections collections.abc contextlib copy dataclasses datetime "
     "decimal enum fractions functools heapq io itertools json math numbers operator os queue "
@@ -38,160 +36,170 @@ _PRELOAD = (
 )
 
 
-class NoJail(Exception):
-    """A jail could not be started, or does not do what it must."""
+class JailUnavailable(Exception):
+    """A jail could not be started, or does not isolate."""
 
 
 class JailDied(Exception):
-    """A jail ended, or fell silent, while a program ran."""
+    """A jail ended, or stopped responding, while a program ran."""
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What every warden of a service is told."""
+    """How to start the jails of a service.
 
-    cell: IsolationSpec
+    Attributes:
+        spec: How to start a supervisor.
+        seccomp: The filters.
+        preload: Modules to import before the first program, besides the usual ones.
+    """
+
+    spec: IsolationSpec
     seccomp: Filters
     preload: tuple[str, ...]
 
 
 class Worker:
-    """One place where programs run, and the jail in it, which is made anew when it broke.
+    """Runs one job at a time in its jail, which is replaced if it breaks.
 
-    Used by one thread at a time, but for `stop`.
+    Used by one thread at a time, except for `stop`.
+
+    Args:
+        config: How to start the jail.
+
+    Attributes:
+        handshake: What the supervisor reported when it started: its Python, packages and Landlock.
     """
 
-    def __init__(self, orders: WorkerConfig) -> None:
-        self.orders = orders
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._stopped = threading.Event()
         self._sending = threading.Lock()
-        self.hello: Mapping[str, Any] = {}  #: what the warden said of itself
+        self.handshake: Mapping[str, Any] = {}
 
     def start(self) -> None:
-        """Start a jail, where there is none.
+        """Start a jail unless there is one.
 
         Raises:
-            NoJail: It did not come up.
+            JailUnavailable: It did not start.
         """
         if self._channel is not None:
             if not _is_closed(self._channel):
                 return
-            self.close()  # it died while nobody was in it, which no program answers for
-        ours, theirs = socket.socketpair()
+            self.close()  # it died while idle, so no program is to blame
+        channel, supervisor_end = socket.socketpair()
         errors = os.memfd_create("errors")
-        cell = self.orders.cell
-        orders = {
-            "preload": [*_PRELOAD.split(), *self.orders.preload],
-            "readable": cell.readable,
-            "writable": cell.writable,
-            "processes": cell.processes,
-            "landlock": cell.landlock,
-            "warden_filter_bytes": len(self.orders.seccomp.warden),
+        spec, seccomp = self.config.spec, self.config.seccomp
+        config = {
+            "preload": [*_PRELOAD.split(), *self.config.preload],
+            "readable": spec.readable,
+            "writable": spec.writable,
+            "processes": spec.processes,
+            "landlock": spec.landlock,
+            "warden_filter_bytes": len(seccomp.supervisor),
         }
         try:
-            self._channel = ours
-            self._process = spawn(cell.command, theirs.fileno(), errors)
-            theirs.close()
-            assert self._process.stdin is not None  # noqa: S101 - it was asked for
+            self._channel = channel
+            self._process = spawn(spec.command, supervisor_end.fileno(), errors)
+            supervisor_end.close()
+            assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
             with self._process.stdin as stdin:
-                stdin.write(_WARDEN.read_bytes())
-            ours.settimeout(_START_SECONDS)
-            _send(ours, orders, self.orders.seccomp.warden + self.orders.seccomp.run)
-            self.hello, _ = _receive(ours)
+                stdin.write(_SUPERVISOR.read_bytes())
+            channel.settimeout(_START_TIMEOUT_S)
+            _send(channel, config, seccomp.supervisor + seccomp.run)
+            self.handshake, _ = _receive(channel)
         except (OSError, subprocess.SubprocessError, JailDied) as error:
             self.close()
-            said = os.pread(errors, 2000, 0).decode(errors="replace").strip()[-500:]
-            raise NoJail(f"{cell.level}: {said or error}") from error
+            message = os.pread(errors, 2000, 0).decode(errors="replace").strip()[-500:]
+            raise JailUnavailable(f"{spec.level}: {message or error}") from error
         finally:
-            theirs.close()
+            supervisor_end.close()
             os.close(errors)
-        if cell.level == "landlock" and not self.hello["landlock"]:
+        if spec.level == "landlock" and not self.handshake["landlock"]:
             self.close()
-            raise NoJail("landlock: this kernel has none")
+            raise JailUnavailable("landlock: this kernel does not have it")
 
-    def ready(self) -> None:
-        """Forget that the job before was stopped."""
+    def clear_stop(self) -> None:
+        """Undo `stop`, before the next job."""
         self._stopped.clear()
 
     def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
-        """Run a job; see `Sandbox.run`. Return whether it was let come to its end.
+        """Run a job; see `Sandbox.run`. Return False if `stop` ended it early.
 
         Raises:
-            NoJail: There is none to be had now.
+            JailUnavailable: No jail can be started now.
         """
         self.start()
         try:
             return self._run_all(job, on_result)
         except JailDied:
             self.close()
-            self.probe()  # in a fresh jail: else it is not the program's fault
+            self.probe()  # if a new jail does not work either, it is not the program's fault
             on_result(RunResult(exit_code=-signal.SIGKILL, stopped="died"))
             return True
         except BaseException:
-            self.close()  # an answer may be under way that nobody waits for
+            self.close()  # its next message would belong to this job
             raise
 
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
-        """Run and look; the next run is under way while the last one is looked at."""
-        wall_s = job.bounds.wall_s
-        following = [*job.runs[1:], None]
-        self._ask(_order(job, job.runs[0], job.program), job.runs[0].stdin, wall_s)
-        for run in following:
-            ended, odd = self._answer()
-            if odd:
-                log.warning("a jail could not be cleared after a run, and is made anew")
+        """Run a job. The next run is started before `on_result` sees the last one."""
+        next_runs = [*job.runs[1:], None]
+        self._send_run(job, job.runs[0], with_source=True)
+        for run in next_runs:
+            result, is_unclean = self._receive_result()
+            if is_unclean:
+                log.warning("a jail could not be cleaned after a run, and is replaced")
                 self.close()
                 self.start()
             if self._stopped.is_set():
                 return False
             if run is not None:
-                self._ask(_order(job, run, job.program if odd else None), run.stdin, wall_s)
-            if not on_result(ended):
+                self._send_run(job, run, with_source=is_unclean)
+            if not on_result(result):
                 if run is not None:
-                    self._tell_to_stop()
-                    self._answer()
+                    self._send_stop()
+                    self._receive_result()
                 return True
         return True
 
     def probe(self) -> None:
-        """Run a program that is known to be good, and one that tries what must not be.
+        """Run a known-good program that also attempts what must be refused.
 
         Raises:
-            NoJail: There is none, or it does not hold.
+            JailUnavailable: No jail can be started, or it does not isolate.
         """
         self.start()
-        order = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": []}
+        level = self.config.spec.level
+        message = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": []}
         try:
-            self._ask(order, b"in", _PROBE_LIMITS["wall_s"])
-            ended, odd = self._answer()
+            self._send_message(message, b"in", _PROBE_LIMITS["wall_s"])
+            result, is_unclean = self._receive_result()
         except JailDied as error:
             self.close()
-            raise NoJail(
-                f"{self.orders.cell.level}: a known-good program ended the jail"
-            ) from error
-        said = ended.stdout.decode(errors="replace")
-        if self.orders.cell.level == "none-unsafe":
-            said = said.replace(_IS_UNSAFE, "")
-        if odd or ended.exit_code or said != "in\n":
+            raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
+        output = result.stdout.decode(errors="replace")
+        if level == "none-unsafe":
+            output = output.replace(_READS_FILES, "")
+        if is_unclean or result.exit_code or output != "in\n":
             self.close()
-            what = said.strip() or ended.stderr.decode(errors="replace").strip()
-            raise NoJail(f"{self.orders.cell.level}: does not hold: {what[-300:]}")
+            why = output.strip() or result.stderr.decode(errors="replace").strip()
+            raise JailUnavailable(f"{level}: does not isolate: {why[-300:]}")
 
     def stop(self) -> None:
-        """Make the job under way end soon. From any thread, while there is a job."""
+        """End the current job soon. Can be called from any thread while there is a job."""
         self._stopped.set()
-        self._tell_to_stop()
+        self._send_stop()
 
-    def _tell_to_stop(self) -> None:
+    def _send_stop(self) -> None:
         channel = self._channel
-        # Whoever is sending right now looks again when he has sent.
+        # If another thread is sending, it checks `_stopped` afterwards.
         if channel is not None and self._sending.acquire(blocking=False):
             try:
                 _send(channel, {}, b"")
             except JailDied:
-                log.debug("the jail that was to stop is gone already")
+                log.debug("the jail to stop has ended already")
             finally:
                 self._sending.release()
 
@@ -203,31 +211,39 @@ class Worker:
             channel.close()
         if process is not None:
             process.kill()
-            process.wait(_END_SECONDS)
+            process.wait(_END_TIMEOUT_S)
 
-    def _ask(self, order: Mapping[str, Any], stdin: bytes, wall_s: float) -> None:
+    def _send_run(self, job: Job, run: ProgramRun, *, with_source: bool) -> None:
+        """Start a run. A jail needs the source only once per job."""
+        message = _run_message(job, run)
+        if with_source:
+            message["source"] = job.program
+        self._send_message(message, run.stdin, job.limits.wall_s)
+
+    def _send_message(self, message: Mapping[str, Any], stdin: bytes, wall_s: float) -> None:
         channel = self._channel
         if channel is None:
             raise JailDied
-        channel.settimeout(wall_s + _LATE_SECONDS)
+        channel.settimeout(wall_s + _GRACE_S)
         with self._sending:
-            _send(channel, order, stdin)
+            _send(channel, message, stdin)
         if self._stopped.is_set():
-            self._tell_to_stop()
+            self._send_stop()
 
-    def _answer(self) -> tuple[RunResult, bool]:
+    def _receive_result(self) -> tuple[RunResult, bool]:
+        """Return the result of a run, and whether the supervisor could not clean up after it."""
         channel = self._channel
         if channel is None:
             raise JailDied
         header, blob = _receive(channel)
         if "refused" in header:
-            raise NoJail(f"{self.orders.cell.level}: {header['refused']}")
-        outputs, place = [], 0
+            raise JailUnavailable(f"{self.config.spec.level}: {header['refused']}")
+        outputs, start = [], 0
         for length in header["lengths"]:
-            outputs.append(blob[place : place + length])
-            place += length
+            outputs.append(blob[start : start + length])
+            start += length
         stdout, stderr, report = outputs
-        ended = RunResult(
+        result = RunResult(
             exit_code=header["exit"],
             stopped=header["stopped"],
             stdout=stdout,
@@ -238,32 +254,27 @@ class Worker:
             run_ms=header["run_ms"],
             clean_ms=header["clean_ms"],
         )
-        return ended, header["odd"]
+        return result, header["odd"]
 
 
 def _is_closed(channel: socket.socket) -> bool:
-    """Whether the other end has gone: a warden that is not asked says nothing."""
+    """Return whether the other end is closed. An idle supervisor sends nothing."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _order(job: Job, run: ProgramRun, source: str | None) -> dict[str, Any]:
-    bounds = job.bounds
-    order = {
-        "cpu_s": bounds.cpu_s,
-        "wall_s": bounds.wall_s,
-        "memory_bytes": bounds.memory_bytes,
-        "output_bytes": bounds.output_bytes,
+def _run_message(job: Job, run: ProgramRun) -> dict[str, Any]:
+    limits = job.limits
+    return {
+        "cpu_s": limits.cpu_s,
+        "wall_s": limits.wall_s,
+        "memory_bytes": limits.memory_bytes,
+        "output_bytes": limits.output_bytes,
         "report_bytes": MAX_REPORT_BYTES,
         "setup": run.setup,
-        "checks": [_asked(check) for check in run.checks],
+        "checks": [check.as_json() for check in run.checks],
     }
-    return order if source is None else {**order, "source": source}
-
-
-def _asked(check: Check) -> dict[str, JsonValue]:
-    return {check.kind: check.source, "args": list(check.args), "nonce": check.nonce}
 
 
 def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes) -> None:
@@ -301,9 +312,9 @@ _PROBE_LIMITS: dict[str, float] = {
     "output_bytes": 2**20,
     "report_bytes": 2**20,
 }
-#: What the level that is none lets through.
-_IS_UNSAFE = "a program could read /etc/passwd\n"
-#: Prints what it read, and whatever it could do that it must not.
+#: What `none-unsafe` does not prevent.
+_READS_FILES = "a program could read /etc/passwd\n"
+#: Prints what it read, and each forbidden action that succeeded.
 _PROBE = """
 import ctypes, os, socket
 print(input())

@@ -1,9 +1,13 @@
-"""Judges that run a vision-language model of the Qwen-VL family in this process.
+"""Judges that run a vision-language model in this process.
 
-One request passes through: a *view* makes a conversation of the clip (`views.py`), the frames are
-resized to what the model takes (`geometry.py`), an *engine* continues the conversation
-(`on_vllm.py`, `on_transformers.py`), and a *readout* makes a score of what came (`readouts.py`).
-`judge.py` holds the thread, `build.py` puts the judges of the table together.
+How a request is judged: a prompt layout makes a conversation of the clip (`prompt_layouts.py`), a
+geometry resizes the frames to what the model takes, an engine generates completions
+(`engine_vllm.py`, `engine_transformers.py`), and a readout turns them into a score
+(`readouts.py`). `judge.py` runs these steps. What is specific to a family of models is in
+`families/`, what their builders share in `factory.py`.
+
+To add a family, write `families/<name>.py` with a geometry and a builder, and name the builder in
+`rewardfleet_server.video.judges.JUDGES`.
 """
 
 from collections.abc import Mapping
@@ -21,11 +25,12 @@ Frames = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One frame, shown as a still.
+class ImagePart:
+    """One frame, shown as a still image.
 
     Attributes:
-        id: Names the content, for caches of what the model made of it.
+        frame: RGB, `[H, W, 3]`, uint8.
+        id: Identifies the content in an engine's caches.
     """
 
     frame: Frame
@@ -33,17 +38,16 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Video:
+class VideoPart:
     """Frames, shown as a video.
 
     Attributes:
-        frames: An even number of them, as the models take them two at a time; stacked when they
-            have the model's size.
-        indices: Which frames of the source these are, `[T]`.
-        total: How many frames the source has.
-        fps: Frames a second of the source.
-        max_pixels: The most pixels of a frame that the model shall see.
-        id: Names the content, for caches of what the model made of it.
+        frames: T frames of one size. They are stacked once they have the model's size.
+        indices: The source's index of each frame, `[T]`.
+        total: Number of frames of the source.
+        fps: Frames per second of the source.
+        max_pixels: The most pixels per frame that the model may see.
+        id: Identifies the content in an engine's caches.
     """
 
     frames: Frames | tuple[Frame, ...]
@@ -56,21 +60,23 @@ class Video:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a model is shown and told, in order."""
+    """One user turn: images, videos and texts in order, after an optional system prompt."""
 
-    parts: tuple[Picture | Video | str, ...]
+    parts: tuple[ImagePart | VideoPart | str, ...]
     system: str | None = None
 
 
 @dataclass(frozen=True)
-class Ask:
-    """How a model shall continue. Equal ones may share a batch.
+class GenerationParams:
+    """How a model generates. Conversations with equal parameters may share a batch.
 
     Attributes:
-        max_tokens: Tokens of the answer.
-        n: Answers wanted; they differ where the temperature is above 0.
-        labels: Tokens whose log-probabilities at the answer's first place are wanted.
-        numbers_only: Whether the text is limited to a whole number from 0 to 100.
+        max_tokens: The most tokens of a completion.
+        temperature: 0 for greedy decoding.
+        top_p: Probability mass of nucleus sampling, in (0, 1].
+        n: Number of completions. They differ only at a temperature above 0.
+        labels: Token ids whose log-probabilities at the first position are returned.
+        numbers_only: Whether the text is restricted to a whole number from 0 to 100.
     """
 
     max_tokens: int
@@ -82,12 +88,13 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a model continued.
+class Completion:
+    """What a model generated.
 
     Attributes:
-        truncated: Whether it was cut at `Ask.max_tokens`.
-        logprobs: Of the labels that were asked for, by token.
+        text: Without special tokens.
+        truncated: Whether it was cut at `GenerationParams.max_tokens`.
+        logprobs: Natural log-probability of each of `GenerationParams.labels`, by token id.
     """
 
     text: str
@@ -96,11 +103,11 @@ class Answer:
 
 
 class Engine(Protocol):
-    """What continues conversations, those of many callers in one batch.
+    """Generates completions; concurrent conversations share batches.
 
     Attributes:
-        provenance: What its answers depend on: library, version, precision.
-        failure: Why it can work no more, or None.
+        provenance: What the completions depend on: library, version, precision.
+        failure: Why the engine can no longer work, or None.
     """
 
     @property
@@ -109,17 +116,21 @@ class Engine(Protocol):
     @property
     def failure(self) -> str | None: ...
 
-    async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
-        """Continue a conversation whose frames have the model's size; return `ask.n` answers.
+    async def generate(
+        self, conversation: Conversation, prompt: str, params: GenerationParams
+    ) -> list[Completion]:
+        """Return `params.n` completions. Cancelling the call removes it from the batch.
 
-        `prompt` is the conversation in the model's chat template, see `Checkpoint.prompt`.
-
-        A caller who is cancelled takes his request out of the batch.
+        Args:
+            conversation: Its frames have the size that the model takes.
+            prompt: The conversation in the model's chat template, see `Checkpoint.prompt`.
+            params: How to generate.
 
         Raises:
             InvalidRequest: The model cannot take the conversation.
-            Unavailable: The engine is gone.
+            BackendFailed: The model failed on this conversation.
+            Unavailable: The engine died.
         """
 
     async def aclose(self) -> None:
-        """Give the memory back, and end what was started."""
+        """Free the memory, and end the processes that the engine started."""

@@ -1,7 +1,7 @@
-"""What each process that vLLM starts for a service does first (entry point `vllm.general_plugins`).
+"""The first code in every process that vLLM starts (entry point `vllm.general_plugins`).
 
-vLLM ends its processes when it is shut down, but not when the process that started them is killed;
-they would keep the GPU.
+vLLM ends its processes at its shutdown, but not if the process that started them is killed; they
+would then keep the GPU.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin() -> None:
-    """Have the kernel kill this process when its parent ends, where a service of ours began it."""
+    """Have the kernel kill this process when its parent ends, if it belongs to a service."""
     parent = multiprocessing.parent_process()
     if parent is None or not started_by_service():
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it ended before we asked
+    if os.getppid() != parent.pid:  # it ended before the call
         os._exit(1)
     if current_platform.is_cpu():
         lower_thread_priority()

@@ -1,11 +1,11 @@
-"""vLLM in this process, through its asynchronous engine: all callers share one running batch."""
+"""vLLM in this process, through its asynchronous engine: all requests share one running batch."""
 
 import contextlib
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-# vLLM is imported by name where the judge is built, never with the server.
+# This module is imported when the judge is loaded, never with the server.
 import vllm
 from pydantic import JsonValue
 from vllm import AsyncEngineArgs, SamplingParams
@@ -19,25 +19,25 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.video.settings import VideoSettings, prepare_engine_environment
 
-from . import Answer, Ask, Conversation, Picture, Video
+from . import Completion, Conversation, GenerationParams, ImagePart, VideoPart
 from .checkpoint import Checkpoint
 
 _NUMBER = StructuredOutputsParams(regex=r"100|[1-9]?[0-9]")
-#: Pictures and videos of one conversation: a curve shows its frames as pairs.
-_MOST_MEDIA = 64
+#: The most videos of one conversation: a curve shows its frames in pairs.
+_MAX_VIDEOS = 64
 _SHUTDOWN_SECONDS = 10.0
-#: Characters of its reasons, some of which list all that it knows.
+#: Characters of vLLM's reason for not loading a model; some list everything that it supports.
 _MAX_REASON = 300
 
 
 class VllmEngine:
-    """An engine process (several where the model is spread over GPUs) and its front in this one.
+    """A front in this process, and one engine process (several if the model spans GPUs).
 
     Args:
         checkpoint: What to load.
-        settings: How.
-        tensor_parallel_size: GPUs that one replica of the model is spread over.
-        gpu_memory_utilization: Share of each GPU's memory for it.
+        settings: Those of the engine.
+        tensor_parallel_size: GPUs per replica of the model.
+        gpu_memory_utilization: Share of each GPU's memory for the model.
 
     Raises:
         ValueError: vLLM cannot load the model.
@@ -61,10 +61,10 @@ class VllmEngine:
             data_parallel_size=settings.data_parallel_size,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=settings.enforce_eager,
-            limit_mm_per_prompt={"image": 2, "video": _MOST_MEDIA},
-            # Rollouts never repeat: what the processor made of one is of no use for the next.
+            limit_mm_per_prompt={"image": 2, "video": _MAX_VIDEOS},
+            # Rollouts do not repeat, so a cache of processed frames is off by default.
             mm_processor_cache_gb=settings.mm_processor_cache_gb,
-            # The frames have the model's size already, and are those that shall be seen.
+            # The frames are sampled and have the model's size already.
             mm_processor_kwargs={"do_resize": False, "do_sample_frames": False},
             disable_log_stats=True,
         )
@@ -87,13 +87,16 @@ class VllmEngine:
     def failure(self) -> str | None:
         return "the vLLM engine died" if self._engine.errored else None
 
-    async def answer(self, conversation: Conversation, prompt: str, ask: Ask) -> list[Answer]:
+    async def generate(
+        self, conversation: Conversation, prompt: str, params: GenerationParams
+    ) -> list[Completion]:
         try:
             (engine_input,) = await self._engine.renderer.render_cmpl_async(
                 [parse_model_prompt(self._engine.model_config, _model_input(prompt, conversation))]
             )
-            # Closing the generator, which cancelling this does, takes the request out of the batch.
-            generating = self._engine.generate(engine_input, _parameters(ask), uuid.uuid4().hex)
+            sampling = _sampling_params(params)
+            # Closing the generator, as cancelling this call does, removes it from the batch.
+            generating = self._engine.generate(engine_input, sampling, uuid.uuid4().hex)
             async with contextlib.aclosing(generating) as outputs:
                 async for output in outputs:
                     finished = output
@@ -101,28 +104,28 @@ class VllmEngine:
             raise Unavailable("the vLLM engine died; the service ends", retry_after=5) from None
         except VLLMClientError as error:
             raise InvalidRequest(f"vLLM refuses this: {error}") from None
-        return [_answer(completion) for completion in finished.outputs]
+        return [_completion(output) for output in finished.outputs]
 
     async def aclose(self) -> None:
         self._engine.shutdown(timeout=_SHUTDOWN_SECONDS)
 
 
 def _model_input(prompt: str, conversation: Conversation) -> dict[str, Any]:
-    pictures = [part for part in conversation.parts if isinstance(part, Picture)]
-    videos = [part for part in conversation.parts if isinstance(part, Video)]
+    images = [part for part in conversation.parts if isinstance(part, ImagePart)]
+    videos = [part for part in conversation.parts if isinstance(part, VideoPart)]
     data: dict[str, Any] = {}
     ids: dict[str, list[str]] = {}
-    if pictures:
-        data["image"] = [picture.frame for picture in pictures]
-        ids["image"] = [picture.id for picture in pictures]
+    if images:
+        data["image"] = [image.frame for image in images]
+        ids["image"] = [image.id for image in images]
     if videos:
         data["video"] = [(video.frames, _metadata(video)) for video in videos]
         ids["video"] = [video.id for video in videos]
     return {"prompt": prompt, "multi_modal_data": data, "multi_modal_uuids": ids}
 
 
-def _metadata(video: Video) -> dict[str, Any]:
-    """Say when the frames were taken: vLLM refuses frames without it."""
+def _metadata(video: VideoPart) -> dict[str, Any]:
+    """Return when the frames were taken; vLLM refuses frames without it."""
     return {
         "fps": video.fps,
         "total_num_frames": video.total,
@@ -133,22 +136,22 @@ def _metadata(video: Video) -> dict[str, Any]:
     }
 
 
-def _parameters(ask: Ask) -> SamplingParams:
+def _sampling_params(params: GenerationParams) -> SamplingParams:
     return SamplingParams(
-        n=ask.n,
-        temperature=ask.temperature,
-        top_p=ask.top_p,
-        max_tokens=ask.max_tokens,
-        logprob_token_ids=list(ask.labels) or None,
-        structured_outputs=_NUMBER if ask.numbers_only else None,
+        n=params.n,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_tokens=params.max_tokens,
+        logprob_token_ids=list(params.labels) or None,
+        structured_outputs=_NUMBER if params.numbers_only else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _answer(completion: Any) -> Answer:
-    logprobs = completion.logprobs[0] if completion.logprobs else {}
-    return Answer(
-        completion.text,
-        truncated=completion.finish_reason == "length",
+def _completion(output: Any) -> Completion:
+    logprobs = output.logprobs[0] if output.logprobs else {}
+    return Completion(
+        output.text,
+        truncated=output.finish_reason == "length",
         logprobs={token: found.logprob for token, found in logprobs.items()},
     )

@@ -1,4 +1,4 @@
-"""The judge that all models of this folder share."""
+"""The judge that all families of models share."""
 
 import asyncio
 import hashlib
@@ -22,24 +22,23 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.score_parser import ScoreMode
 
-from . import Answer, Ask, Conversation, Engine
+from . import Completion, Conversation, Engine, GenerationParams
 from .checkpoint import Checkpoint
-from .geometry import Prepare
-from .prompt_layouts import View
-from .readouts import Readout, Sampling
+from .prompt_layouts import PromptLayout
+from .readouts import Readout, SamplingParams
 
 T = TypeVar("T")
 
-#: Answers to one request, by samples and moments together.
-_MAX_SAMPLES = 64
-_MAX_PREFIXES = 64
-#: Conversations of one curve under way at once: each holds its own frames.
-_MOMENTS_AT_ONCE = 4
-_BLACK = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
+#: Completions of one request: samples times points of the curve.
+_MAX_COMPLETIONS = 64
+_MAX_CURVE_POINTS = 64
+#: Conversations of one curve in progress at the same time; each holds its own frames.
+_CONCURRENT_PREFIXES = 4
+_WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
 class Options(BaseModel):
-    """What a request's `backend_kwargs` may say."""
+    """The `backend_kwargs` that a request may have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,44 +47,46 @@ class Options(BaseModel):
     prompt_template: str | None = None
     system_prompt: str | None = None
     user_prompt: str | None = None
-    n: int = Field(1, ge=1, le=_MAX_SAMPLES)
-    curve: int | None = Field(None, ge=2, le=_MAX_PREFIXES)
+    n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)
+    curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What a judge is.
+class JudgeSpec:
+    """How a model is used as a judge.
 
     Attributes:
-        name: Its name in the table.
-        readouts: By name; the first is the default.
-        prompt: What to ask in place of the readouts' own prompts.
-        system: What the model is told before.
+        name: The judge's name in `JUDGES`.
+        readouts: Those that requests may choose from, by name; the first is the default.
+        sampling: How free text is sampled.
+        layout: How a clip is laid out in a prompt.
+        prompt: Replaces the default readout's own prompt.
+        system: The system prompt.
     """
 
     name: str
     readouts: Mapping[str, Readout]
-    sampling: Sampling
-    view: View
+    sampling: SamplingParams
+    layout: PromptLayout
     prompt: Prompt | None = None
     system: Prompt | None = None
 
     @property
     def digest(self) -> str:
-        """Names all readouts with their prompts, and the view."""
-        said = [f"{each.name} {each.prompt.digest}" for each in self.readouts.values()]
-        said.append(type(self.view).__name__)
-        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        """A digest of all readouts with their prompts, and of the layout; part of cache keys."""
+        lines = [f"{each.name} {each.prompt.digest}" for each in self.readouts.values()]
+        lines.append(type(self.layout).__name__)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What one request wants."""
+class _Query:
+    """A request's options, resolved against the judge's spec."""
 
     readout: Readout
     prompt: Prompt
     system: Prompt | None
-    ask: Ask
+    params: GenerationParams
     mode: ScoreMode
 
     @property
@@ -98,39 +99,30 @@ class _Question:
 
 
 class VlmJudge:
-    """Shows a clip to a model and reads what it answers.
+    """Shows a clip to a vision-language model and reads a score from its completions."""
 
-    Args:
-        prepare: Resizes frames; it is called in a thread.
-        frames: The name of this way, for provenance.
-    """
-
-    def __init__(
-        self, setup: Setup, checkpoint: Checkpoint, engine: Engine, prepare: Prepare, frames: str
-    ) -> None:
-        self._setup = setup
+    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: Engine) -> None:
+        self._spec = spec
         self._checkpoint = checkpoint
         self._engine = engine
-        self._prepare = prepare
-        self._frames = frames
         self._threads = ThreadPoolExecutor(
             max(2, (os.cpu_count() or 2) // 2),
             thread_name_prefix="prepare",
             initializer=lower_thread_priority,
         )
-        self.deterministic = setup.sampling.temperature == 0
+        self.deterministic = spec.sampling.temperature == 0
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
-        sampling = self._setup.sampling
+        sampling = self._spec.sampling
         return {
-            "judge": self._setup.name,
+            "judge": self._spec.name,
             "model": self._checkpoint.path,
             "checkpoint": self._checkpoint.fingerprint,
-            **self._question(Options()).provenance,
-            # Of all that requests may choose from, so that no change of it meets old answers.
-            "readouts": self._setup.digest,
-            "frames_for_model": f"{self._frames} {self._checkpoint.geometry}",
+            **self._query(Options()).provenance,
+            # Requests may choose another readout, whose prompt the lines above do not name.
+            "readouts": self._spec.digest,
+            "frames_for_model": self._checkpoint.geometry.name,
             "sampling": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -144,111 +136,119 @@ class VlmJudge:
         return self._engine.failure
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Raise `InvalidRequest` where an option is unknown, or not accepted here."""
-        self._question(_options(backend_kwargs))
+        self._query(_options(backend_kwargs))
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         options = _options(backend_kwargs)
-        question = self._question(options)
-        text = question.prompt.render(task_text)
-        system = question.system.render(task_text) if question.system else None
+        query = self._query(options)
+        text = query.prompt.render(task_text)
+        system = query.system.render(task_text) if query.system else None
+        layout = self._spec.layout
         if options.curve is None:
-            conversation = self._setup.view.whole(clip, text, system)
-            judgment = await self._judgment(conversation, question)
+            conversation = layout.full_prompt(clip, text, system)
+            judgment = await self._judge(conversation, query)
         else:
-            moments = self._setup.view.moments(clip, options.curve, text, system)
-            judgments = await self._judgments([talk for _, talk in moments], question)
-            judgment = with_curve(judgments, [frame for frame, _ in moments])
-        return replace(judgment, provenance=question.provenance)
+            prefixes = layout.prefix_prompts(clip, options.curve, text, system)
+            judgments = await self._judge_prefixes([each for _, each in prefixes], query)
+            judgment = with_curve(judgments, [frame for frame, _ in prefixes])
+        return replace(judgment, provenance=query.provenance)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Ask each readout's kind of question once: engines compile what they need at first use.
+        """Use each readout once before the first request, as engines compile at first use.
 
-        Without it, the first callers would wait for seconds, on a CPU for a quarter of a minute.
+        Without it the first requests would wait for seconds, on a CPU for a quarter of a minute.
         """
         try:
-            for readout in self._setup.readouts.values():
-                ask = replace(readout.ask(self._setup.sampling, 1), max_tokens=1)
-                await self._answers(self._setup.view.whole(_BLACK, "Ready?", None), ask)
+            for readout in self._spec.readouts.values():
+                params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
+                prompt = self._spec.layout.full_prompt(_WARM_UP_CLIP, "Ready?", None)
+                await self._complete(prompt, params)
             yield
         finally:
             await self._engine.aclose()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _question(self, options: Options) -> _Question:
-        """Put the request's options over the settings.
+    def _query(self, options: Options) -> _Query:
+        """Resolve a request's options against the spec.
 
         Raises:
-            InvalidRequest: They do not go together, or this judge has no such readout.
+            InvalidRequest: They contradict each other, or the judge has no such readout.
         """
-        setup = self._setup
-        readout = setup.readouts.get(options.readout or next(iter(setup.readouts)))
+        spec = self._spec
+        readout = spec.readouts.get(options.readout or next(iter(spec.readouts)))
         if readout is None:
             raise InvalidRequest(
                 f"backend_kwargs: readout {str(options.readout)[:60]!r} is unknown to "
-                f"{setup.name}; it has: {', '.join(setup.readouts)}"
+                f"{spec.name}; it has: {', '.join(spec.readouts)}"
             )
-        ask = readout.ask(setup.sampling, options.n)
-        if options.n > 1 and not (ask.n > 1 and ask.temperature > 0):
+        params = readout.generation_params(spec.sampling, options.n)
+        if options.n > 1 and not (params.n > 1 and params.temperature > 0):
             raise InvalidRequest(
-                "backend_kwargs: n above 1 needs a readout of the model's words and a server "
-                "with a temperature above 0, as its answers would all be the same"
+                "backend_kwargs: n above 1 needs a readout of text and a server with a "
+                "temperature above 0; otherwise all completions would be the same"
             )
-        is_default = readout is next(iter(setup.readouts.values()))
-        own = setup.prompt if is_default else None
         if options.prompt_template is not None and options.user_prompt is not None:
             raise InvalidRequest("backend_kwargs: prompt_template and user_prompt are the same")
-        if options.n * (options.curve or 1) > _MAX_SAMPLES:
-            raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_SAMPLES}")
-        given = _given(options.prompt_template) or _given(options.user_prompt)
-        prompt = given or own or readout.prompt
+        if options.n * (options.curve or 1) > _MAX_COMPLETIONS:
+            raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_COMPLETIONS}")
+        is_default = readout is next(iter(spec.readouts.values()))
+        from_settings = spec.prompt if is_default else None
+        from_request = _prompt_of(options.prompt_template) or _prompt_of(options.user_prompt)
+        prompt = from_request or from_settings or readout.prompt
+        system = _prompt_of(options.system_prompt) or spec.system
         mode = options.score_mode or "auto"
         if mode == "auto" and prompt is readout.prompt:
-            mode = "percentage"  # which our own prompts ask for, so that `1` can be read
-        return _Question(readout, prompt, _given(options.system_prompt) or setup.system, ask, mode)
+            mode = "percentage"  # the shipped prompts ask for one, so `1` is not ambiguous
+        return _Query(readout, prompt, system, params, mode)
 
-    async def _judgments(
-        self, conversations: Sequence[Conversation], question: _Question
+    async def _judge_prefixes(
+        self, conversations: Sequence[Conversation], query: _Query
     ) -> list[Judgment]:
-        """Ask the longest first, alone: the others then find their beginnings read already."""
-        last = await self._judgment(conversations[-1], question)
-        at_once = asyncio.Semaphore(_MOMENTS_AT_ONCE)
+        """Judge the longest first, alone: the engine then has the prefixes of the others cached."""
+        last = await self._judge(conversations[-1], query)
+        slots = asyncio.Semaphore(_CONCURRENT_PREFIXES)
 
-        async def bounded(conversation: Conversation) -> Judgment:
-            async with at_once:
-                return await self._judgment(conversation, question)
+        async def judge(conversation: Conversation) -> Judgment:
+            async with slots:
+                return await self._judge(conversation, query)
 
-        async with asyncio.TaskGroup() as asking:
-            others = [asking.create_task(bounded(each)) for each in conversations[:-1]]
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(judge(each)) for each in conversations[:-1]]
         return [*(other.result() for other in others), last]
 
-    async def _judgment(self, conversation: Conversation, question: _Question) -> Judgment:
-        answers = await self._answers(conversation, question.ask)
-        # A long chain of thought takes milliseconds to read.
-        return await self._in_thread(lambda: question.readout.read(answers, question.mode))
+    async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
+        completions = await self._complete(conversation, query.params)
+        # Parsing a long chain of thought takes milliseconds.
+        return await self._in_thread(lambda: query.readout.read(completions, query.mode))
 
-    async def _answers(self, conversation: Conversation, ask: Ask) -> list[Answer]:
-        def ready() -> tuple[Conversation, str]:
+    async def _complete(
+        self, conversation: Conversation, params: GenerationParams
+    ) -> list[Completion]:
+        def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
-            self._checkpoint.check_length(conversation, prompt, ask)
-            return self._prepare(conversation), prompt
+            self._checkpoint.check_length(conversation, prompt, params)
+            return self._checkpoint.geometry.prepare(conversation), prompt
 
-        prepared, prompt = await self._in_thread(ready)
-        return await self._engine.answer(prepared, prompt, ask)
+        prepared, prompt = await self._in_thread(prepare)
+        return await self._engine.generate(prepared, prompt, params)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await run_in_thread(self._threads, work)
 
 
 def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment:
-    """Return the last judgment, with those of all moments as a curve.
+    """Return the last judgment, with the scores of all judgments as its curve.
 
-    `value_order_correlation` is Spearman's rank correlation of the values with time (Ma et al.,
-    "Vision Language Models are In-Context Value Learners", 2024): 1 rises throughout, -1 falls.
-    It is left out where the values do not differ.
+    The component `value_order_correlation` is Spearman's rank correlation of the scores with time
+    (Ma et al., "Vision Language Models are In-Context Value Learners", 2024): 1 if they always
+    rise, -1 if they always fall. It is left out if the scores are all equal.
+
+    Args:
+        judgments: One per prefix of a clip, the complete clip last.
+        frames: The source's index of the last frame of each prefix.
     """
     values = [judgment.score for judgment in judgments]
     components = dict(judgments[-1].components)
@@ -260,17 +260,20 @@ def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment
 
 
 def order_correlation(values: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation of values with their order, in [-1, 1]."""
+    """Return Spearman's rank correlation of values with their order, in [-1, 1].
+
+    None if the values are all equal, or fewer than two.
+    """
     if len(set(values)) < 2:
         return None
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks = (ends - (counts - 1) / 2)[places]  # equal values share the mean of their ranks
+    ranks = (ends - (counts - 1) / 2)[groups]  # equal values share the mean of their ranks
     correlation = float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
     return min(max(correlation, -1.0), 1.0) if math.isfinite(correlation) else None
 
 
-def _given(template: str | None) -> Prompt | None:
+def _prompt_of(template: str | None) -> Prompt | None:
     if template is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How a model is shown a clip."""
+"""How a clip is laid out in a prompt."""
 
 import math
 import uuid
@@ -7,39 +7,42 @@ from typing import Protocol
 
 from rewardfleet_server.video.frames import UNKNOWN_FPS, Clip
 
-from . import Conversation, Picture, Video
+from . import Conversation, ImagePart, VideoPart
 
 
-class View(Protocol):
-    """Makes conversations of a clip and a question."""
+class PromptLayout(Protocol):
+    """Makes conversations of a clip and a question.
 
-    def whole(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        """Show all of the clip, then ask."""
+    The name of the class is part of cache keys, see `JudgeSpec.digest`.
+    """
 
-    def moments(
+    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
+        """Show the complete clip, then ask the question."""
+
+    def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
     ) -> list[tuple[int, Conversation]]:
-        """Show the clip up to each of at most `count` moments, evenly spread; the last is its end.
+        """Show at most `count` prefixes of the clip, evenly spread; the last is the complete clip.
 
         Returns:
-            For each moment the source's index of its last frame, and the conversation.
+            For each prefix the source's index of its last frame, and the conversation.
         """
 
 
 class AsVideo:
-    """The clip is a video."""
+    """The clip as one video."""
 
-    def whole(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        whole = _video(clip, 0, len(clip.frames), uuid.uuid4().hex)
-        return Conversation((whole, question), system)
+    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
+        video = _video(clip, 0, len(clip.frames), uuid.uuid4().hex)
+        return Conversation((video, question), system)
 
-    def moments(
+    def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
     ) -> list[tuple[int, Conversation]]:
-        """Show the frames two by two, as short videos.
+        """Show the frames in pairs, as short videos.
 
-        So a longer conversation begins with all of a shorter one but its question, and an engine
-        need not read that part again.
+        A longer conversation then begins with all frames of a shorter one, and an engine with a
+        prefix cache processes those only once.
         """
         name = uuid.uuid4().hex
         pairs = [
@@ -53,30 +56,30 @@ class AsVideo:
 
 
 class FirstVideoLast:
-    """The first frame, the clip as a video, and the last frame: the view of PRIMO-R1."""
+    """The first frame, the clip as a video, and the last frame: the layout of PRIMO-R1."""
 
-    def whole(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        return self._until(clip, len(clip.frames), question, system)
+    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
+        return self._prefix(clip, len(clip.frames), question, system)
 
-    def moments(
+    def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
     ) -> list[tuple[int, Conversation]]:
-        """Show each moment as its own whole; only the first frame is the same in all."""
+        """Show each prefix as a clip of its own; only the first frame is common to all."""
         return [
-            (clip.indices[length - 1], self._until(clip, length, question, system))
+            (clip.indices[length - 1], self._prefix(clip, length, question, system))
             for length in even_lengths(len(clip.frames), count)
         ]
 
     @staticmethod
-    def _until(clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+    def _prefix(clip: Clip, length: int, question: str, system: str | None) -> Conversation:
         name = uuid.uuid4().hex
-        first = Picture(clip.frames[0], f"{name}-first")
-        last = Picture(clip.frames[length - 1], f"{name}-last")
+        first = ImagePart(clip.frames[0], f"{name}-first")
+        last = ImagePart(clip.frames[length - 1], f"{name}-last")
         return Conversation((first, _video(clip, 0, length, name), last, question), system)
 
 
 def even_lengths(total: int, count: int) -> Sequence[int]:
-    """Return at most `count` lengths of prefixes of `total` things, ascending; the last is all.
+    """Return at most `count` prefix lengths of `total` items, ascending; the last is `total`.
 
     >>> even_lengths(8, 4)
     [2, 4, 6, 8]
@@ -84,12 +87,15 @@ def even_lengths(total: int, count: int) -> Sequence[int]:
     return sorted({math.ceil(total * step / count) for step in range(1, count + 1)})
 
 
-def _video(clip: Clip, start: int, end: int, name: str) -> Video:
-    """Make a video of an even number of frames: an odd last one is shown twice."""
-    places = [*range(start, end), *([end - 1] if (end - start) % 2 else [])]
-    return Video(
-        frames=tuple(clip.frames[place] for place in places),
-        indices=tuple(clip.indices[place] for place in places),
+def _video(clip: Clip, start: int, end: int, name: str) -> VideoPart:
+    """Make a video of an even number of frames: an odd last one is shown twice.
+
+    Models of the Qwen-VL family merge frames in pairs.
+    """
+    positions = [*range(start, end), *([end - 1] if (end - start) % 2 else [])]
+    return VideoPart(
+        frames=tuple(clip.frames[position] for position in positions),
+        indices=tuple(clip.indices[position] for position in positions),
         total=clip.total,
         fps=clip.fps or UNKNOWN_FPS,
         max_pixels=clip.max_pixels,

@@ -1,13 +1,13 @@
-"""What a model is asked for, and how its answers become a score.
+"""Readouts: what a model is asked to generate, and how its completions become a score.
 
-    text         the model's words, read by the strict readout of `readout.py`
-    constrained  likewise, but the words can only be a whole number from 0 to 100
-    probability  P(yes) / (P(yes) + P(no)) of the answer's first token
-    rubric       the expectation over the labels 1 to 5 of the first token, spread over [0, 1]
+    text         free text, read by `score_parser.py`
+    constrained  like text, but the model can only generate a whole number from 0 to 100
+    probability  P(yes) / (P(yes) + P(no)) at the first token of the answer
+    rubric       the expectation of the grades 1 to 5 at the first token, scaled to [0, 1]
 
-The last two take the exact log-probabilities of their labels and need one token and no sampling.
-They are always a ratio: by themselves such probabilities are often as small as e^-26, so that
-their exponentials would say 0 (measured by Large-Reward-Models).
+The last two take the exact log-probabilities of their labels; they need one token and no sampling.
+They normalize over their labels, because the probability of a label alone is often as small as
+e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
 """
 
 import math
@@ -19,16 +19,22 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 
-from . import Answer, Ask
+from . import Completion, GenerationParams
 from .checkpoint import Checkpoint
 
-#: Tokens of the longest number, and of the end.
+#: Enough tokens for the longest number and the end token.
 _NUMBER_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the model speaks, where it speaks freely."""
+class SamplingParams:
+    """How free text is sampled, as the settings say.
+
+    Attributes:
+        temperature: 0 for greedy decoding.
+        top_p: Probability mass of nucleus sampling, in (0, 1].
+        max_tokens: The most tokens of a completion.
+    """
 
     temperature: float
     top_p: float
@@ -36,11 +42,11 @@ class Sampling:
 
 
 class Readout(Protocol):
-    """One way to a score.
+    """One way to get a score from a model.
 
     Attributes:
         name: With the version, for provenance.
-        prompt: What to ask where the user does not say.
+        prompt: The prompt used if neither settings nor request give one.
     """
 
     @property
@@ -49,20 +55,22 @@ class Readout(Protocol):
     @property
     def prompt(self) -> Prompt: ...
 
-    def ask(self, sampling: Sampling, n: int) -> Ask: ...
+    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
+        """Return what to generate; a readout without sampling ignores both arguments."""
 
-    def read(self, answers: Sequence[Answer], mode: ScoreMode) -> Judgment:
-        """Make a judgment of all answers to one question; `mode` is for numbers without a unit."""
+    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+        """Make one judgment of all completions; `mode` says what a number without a unit means."""
 
 
 @dataclass(frozen=True)
-class Text:
-    """The model's words.
+class TextReadout:
+    """Reads a score from text.
 
     Attributes:
-        numbers_only: The words can only be a number.
-        strict_tags: Nothing is read that does not stand in `<answer>` after a closed `<think>`.
-        component: Name under which the score is told as well.
+        prompt: See `Readout`.
+        numbers_only: Restrict the text to a whole number from 0 to 100.
+        strict_tags: Abstain unless `<answer>` follows a closed `<think>`.
+        component: Name of a component that repeats the score, or None.
     """
 
     prompt: Prompt
@@ -74,8 +82,8 @@ class Text:
     def name(self) -> str:
         return f"{'constrained' if self.numbers_only else 'text'} v{PARSER_VERSION}"
 
-    def ask(self, sampling: Sampling, n: int) -> Ask:
-        return Ask(
+    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
+        return GenerationParams(
             max_tokens=_NUMBER_TOKENS if self.numbers_only else sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -83,65 +91,68 @@ class Text:
             numbers_only=self.numbers_only,
         )
 
-    def read(self, answers: Sequence[Answer], mode: ScoreMode) -> Judgment:
-        """Take the mean of the answers that can be read; abstain where fewer than half can."""
-        readings = [self._read(answer, mode) for answer in answers]
+    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+        """Return the mean of the scores that can be read; abstain if fewer than half can."""
+        readings = [self._read(completion, mode) for completion in completions]
         scores = [score for score, _ in readings if score is not None]
-        said = "\n---\n".join(text for _, text in readings)
+        output = "\n---\n".join(text for _, text in readings)
         if 2 * len(scores) < len(readings) or not scores:
-            return Judgment(None, said)
+            return Judgment(None, output)
         mean = math.fsum(scores) / len(scores)
         components = {self.component: mean} if self.component else {}
-        if len(answers) > 1:
+        if len(completions) > 1:
             spread = math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
             components |= {"spread": spread, "samples": float(len(scores))}
-        return Judgment(mean, said, components)
+        return Judgment(mean, output, components)
 
-    def _read(self, answer: Answer, mode: ScoreMode) -> tuple[float | None, str]:
-        if self.strict_tags and not _answers_after_thought(answer.text):
-            cut = ", cut by the token limit" if answer.truncated else ""
-            return None, f"{answer.text}\n[no <answer> after a closed <think>{cut}]"
-        reading = parse_score(answer.text, mode=mode, truncated=answer.truncated)
-        if reading.score is None:
-            return None, f"{answer.text}\n[{reading.reason}]"
-        return reading.score, answer.text
+    def _read(self, completion: Completion, mode: ScoreMode) -> tuple[float | None, str]:
+        text = completion.text
+        if self.strict_tags and not _has_answer_after_thinking(text):
+            cut = ", cut by the token limit" if completion.truncated else ""
+            return None, f"{text}\n[no <answer> after a closed <think>{cut}]"
+        parsed = parse_score(text, mode=mode, truncated=completion.truncated)
+        return parsed.score, text if parsed.score is not None else f"{text}\n[{parsed.reason}]"
 
 
 @dataclass(frozen=True)
-class Labels:
-    """The first token, out of several.
+class LabelReadout:
+    """Reads a score from the probabilities of labels at the first token.
 
     Attributes:
-        labels: Each label's value, in [0, 1], and its tokens.
+        name: See `Readout`.
+        prompt: See `Readout`.
+        labels: The token ids of each label, by the label's value in [0, 1].
     """
 
     name: str
     prompt: Prompt
     labels: Mapping[float, tuple[int, ...]]
 
-    def ask(self, sampling: Sampling, n: int) -> Ask:
+    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
         tokens = tuple(token for tokens in self.labels.values() for token in tokens)
-        return Ask(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
+        return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
 
-    def read(self, answers: Sequence[Answer], mode: ScoreMode) -> Judgment:
+    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+        """Return the expectation of the labels' values, normalized over the labels."""
         del mode
-        (answer,) = answers
+        (completion,) = completions
         logprobs = {
-            value: _log_sum_exp([answer.logprobs[token] for token in tokens])
+            value: _log_sum_exp([completion.logprobs[token] for token in tokens])
             for value, tokens in self.labels.items()
         }
         total = _log_sum_exp(list(logprobs.values()))
         if not math.isfinite(total):
-            return Judgment(None, f"{answer.text}\n[no label has any probability]")
+            return Judgment(None, f"{completion.text}\n[no label has any probability]")
         score = math.fsum(value * math.exp(logprob - total) for value, logprob in logprobs.items())
-        # How much of all probability the labels have: little means that the model would rather
-        # have said something else.
-        return Judgment(min(max(score, 0.0), 1.0), answer.text, {"labels_logprob": total})
+        # The log of the probability that all labels have together. If it is very small, the model
+        # preferred to say something else.
+        components = {"labels_logprob": total}
+        return Judgment(min(max(score, 0.0), 1.0), completion.text, components)
 
 
 def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
-    """Return the readouts that a model has, by name.
+    """Return the readouts that a model supports, by name.
 
     Raises:
         ValueError: Its tokenizer has no single token for a label.
@@ -149,10 +160,10 @@ def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
     yes_and_no = {1.0: ("Yes", "yes", " Yes", " yes"), 0.0: ("No", "no", " No", " no")}
     grades = {(grade - 1) / 4: (str(grade), f" {grade}") for grade in range(1, 6)}
     return {
-        "text": Text(PERCENTAGE),
-        "constrained": Text(PERCENTAGE, numbers_only=True),
-        "probability": Labels("probability v1", YES_OR_NO, _tokens(yes_and_no, checkpoint)),
-        "rubric": Labels("rubric v1", RUBRIC, _tokens(grades, checkpoint)),
+        "text": TextReadout(PERCENTAGE),
+        "constrained": TextReadout(PERCENTAGE, numbers_only=True),
+        "probability": LabelReadout("probability v1", YES_OR_NO, _tokens(yes_and_no, checkpoint)),
+        "rubric": LabelReadout("rubric v1", RUBRIC, _tokens(grades, checkpoint)),
     }
 
 
@@ -169,15 +180,15 @@ def _tokens(
     return tokens
 
 
-def _answers_after_thought(text: str) -> bool:
-    """Whether an `<answer>` begins after a `<think>` that was closed."""
-    thought = text.find("<think>")
-    closed = text.find("</think>", thought)
-    return thought >= 0 and closed >= 0 and text.find("<answer>", closed) >= 0
+def _has_answer_after_thinking(text: str) -> bool:
+    """Return whether an `<answer>` follows a `<think>` that was closed."""
+    opened = text.find("<think>")
+    closed = text.find("</think>", opened)
+    return opened >= 0 and closed >= 0 and text.find("<answer>", closed) >= 0
 
 
 def _log_sum_exp(logs: Sequence[float]) -> float:
-    most = max(logs)
-    if not math.isfinite(most):
-        return most
-    return most + math.log(math.fsum(math.exp(log - most) for log in logs))
+    largest = max(logs)
+    if not math.isfinite(largest):
+        return largest
+    return largest + math.log(math.fsum(math.exp(log - largest) for log in logs))

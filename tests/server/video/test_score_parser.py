@@ -1,4 +1,4 @@
-"""The readout of a score from text; the decisions stand in the module's docstring."""
+"""Parsing a score from text; the decisions are listed in the module's docstring."""
 
 import math
 import re
@@ -13,13 +13,13 @@ from rewardfleet_server.video.score_parser import parse_score
 
 MODES = ("auto", "percentage", "unit")
 
-#: Text, and what it reads as in percentage, unit and auto; None is an abstention.
+#: Text, and its score in the modes percentage, unit and auto; None is an abstention.
 BY_MODE = [
-    # the whole numbers, and the numbers in between, that mean different things
+    # whole numbers and decimals, which differ between the modes
     ("0", 0.0, 0.0, 0.0),
     ("0.0", 0.0, 0.0, 0.0),
     ("1", 0.01, 1.0, None),
-    ("1.0", None, 1.0, None),  # written like 0-1 where 0-100 was asked for
+    ("1.0", None, 1.0, None),  # looks like 0-1, but 0-100 was requested
     ("0.85", None, 0.85, 0.85),
     (".85", None, 0.85, 0.85),
     ("0,85", None, 0.85, 0.85),  # a decimal comma
@@ -38,7 +38,7 @@ BY_MODE = [
     ('{"score": 85}', 0.85, None, 0.85),
     ('{"score": 0.85, "reason": "step 3"}', None, 0.85, 0.85),
     ("<answer>1</answer>", 0.01, 1.0, None),
-    # a scale that the text states holds in every mode, and so does the unit in a mark
+    # a scale in the text holds in every mode, and so does a unit in a marker
     ("Score (0-100): 1", 0.01, 0.01, 0.01),
     ("Score (0-1): 1", 1.0, 1.0, 1.0),
     ("Score (out of 100): 85", 0.85, 0.85, 0.85),
@@ -47,7 +47,7 @@ BY_MODE = [
     ("completion percentage: 1", 0.01, 0.01, 0.01),
 ]
 
-#: Text that reads the same in every mode: its unit is written, or it has no number.
+#: Text with the same score in every mode: it has a unit, or no number.
 SAME = [
     # percentages
     ("85%", 0.85),
@@ -64,7 +64,7 @@ SAME = [
     ("+5%", None),  # a difference
     ("85%%", None),
     ("80% complete (step 3 of 5)", 0.8),
-    ("80% complete (3/5 steps)", 0.8),  # counts are no rivals
+    ("80% complete (3/5 steps)", 0.8),  # counts do not conflict
     ("The task is about 80% complete.", 0.8),
     ("The robot has completed approximately 80% of the task.", 0.8),
     ("I'd say 80%.", 0.8),
@@ -77,7 +77,7 @@ SAME = [
     ("about 80%", 0.8),
     ("80%-ish", 0.8),
     ("50%\n50 %", 0.5),  # they agree
-    # percentages that are bounds, differences, confidences, moments, or of something else
+    # percentages that are limits, differences, confidences, times, or of something else
     (">90%", None),
     ("< 10%", None),
     ("less than 10%", None),
@@ -132,9 +132,9 @@ SAME = [
     ("between 60% and 70%", 0.65),
     ("70-60%", None),
     ("0-100%", None),  # an echo of the question
-    ("40% to 80%", None),  # too wide to say anything
+    ("40% to 80%", None),  # too wide
     ("60 and 70", None),
-    # no number at all, or not surely one
+    # not a number, or ambiguous
     ("", None),
     (" \n\t\u200b", None),
     ("nan", None),
@@ -151,7 +151,7 @@ SAME = [
     ("-5", None),
     ("-0", None),
     ("+85", None),
-    ("1,000", None),  # a thousand, or one
+    ("1,000", None),  # one thousand, or 1.000
     ("1 000", None),
     ("3.1.2", None),
     ("1e2", None),
@@ -167,10 +167,10 @@ SAME = [
     ("1\u00bd", None),  # one and a half is not 11/2
     ("\u2167", None),  # the Roman eight
     ("\u2460", None),  # a one in a circle
-    ("8\x005", None),  # a NUL may stand for anything
-    ("85\ud800", None),  # so may half a character
+    ("8\x005", None),  # a NUL may replace any character
+    ("85\ud800", None),  # half of a surrogate pair, too
     ("85\ufffd", None),
-    # scales that are neither
+    # scales other than 0-100 and 0-1
     ("On a scale of 1 to 10, score: 8", None),
     ("Rating (1-5): 4", None),
     ('{"score": 8, "max_score": 10}', None),
@@ -203,7 +203,7 @@ SAME = [
     ("failed to complete the task", 0.0),
     ("The task was not completed successfully.", 0.0),
     ("No, it failed.", 0.0),
-    # words that are no verdict on the whole task
+    # words that are not a verdict on the complete task
     ("did not fail", None),
     ("not unsuccessful", None),
     ("success or failure", None),
@@ -213,10 +213,10 @@ SAME = [
     ("probably a success", None),
     ("would have been a success", None),
     ("not fully completed", None),
-    ("Complete the task", None),  # the order, repeated
+    ("Complete the task", None),  # repeats the instruction
     ("Was the task completed", None),
     ("Success?", None),
-    ("Done.", None),  # the talk is
+    ("Done.", None),  # the output is done
     ("No answer.", None),
     ("Success score:", None),
     ("Success:", None),
@@ -230,12 +230,12 @@ SAME = [
     ("know", None),
 ]
 
-#: Text as read in percentage mode.
+#: Text, and its score in percentage mode.
 PERCENTAGE = [
     # thinking
     ("<think>\u2026 40% then \u2026</think><answer>85</answer>", 0.85),
     ("<think>40%</think>85", 0.85),
-    ("40% so far</think>85", 0.85),  # opened in the prompt
+    ("40% so far</think>85", 0.85),  # the prompt contains the opening tag
     ("<THINK>40%</THINK>\n85", 0.85),
     ("\u25c1think\u25b740%\u25c1/think\u25b785", 0.85),  # Kimi-VL
     ("<think><answer>40</answer></think><answer>85</answer>", 0.85),
@@ -244,7 +244,7 @@ PERCENTAGE = [
     ("<think>a<think>b</think>85", None),
     ("85<think>or rather", None),
     ("<think><answer>85</answer>", None),
-    ("<think><answer>85</answer></think>", None),  # only thought, never said
+    ("<think><answer>85</answer></think>", None),  # inside the thinking
     ("<think>85</think>", None),
     # answers
     ("<answer>85</answer>", 0.85),
@@ -265,7 +265,7 @@ PERCENTAGE = [
     ("<answer>40 or 85</answer>", None),
     ("<answer><|begin_of_box|>85<|end_of_box|></answer>", 0.85),  # GLM
     ("<answer>85</answer><|im_end|>", 0.85),
-    # marks
+    # markers
     ("Step 1: 20%\nStep 2: 40%\nFinal answer: 70", 0.7),
     ("Step 1: grasp. Step 2: lift. The final answer is 70.", 0.7),
     ("Score: 40. Final score: 70", 0.7),
@@ -287,7 +287,7 @@ PERCENTAGE = [
     ("Score: 85, 90", None),
     ("Score: 85 or 90", None),
     ("Score: - 5", None),
-    ("Score: unknown\n85", None),  # a mark is not replaced by a guess
+    ("Score: unknown\n85", None),  # a marker without a score is not replaced
     ("Score: I cannot tell; 3 objects were moved", None),
     ("Final answer: maybe 70. Score: 40", None),
     ("[[]] 3", None),
@@ -297,7 +297,7 @@ PERCENTAGE = [
     ("Score: 3 steps", None),
     ("Result 3: completed", None),
     ("The score is not 85", None),
-    # JSON, and what resembles it
+    # JSON, also invalid
     ('```json\n{\n  "score": 85\n}\n```', 0.85),
     ("{'score': 85}", 0.85),
     ('{"score": "85%"}', 0.85),
@@ -311,7 +311,7 @@ PERCENTAGE = [
     ('{"score": NaN}', None),
     ('{"score": -5}', None),
     ('{"steps": 5}', None),
-    # unmarked numbers
+    # numbers without a marker
     ("85.", 0.85),
     ("...85", 0.85),
     ("(85)", 0.85),
@@ -341,7 +341,7 @@ PERCENTAGE = [
     ("Task 3", None),
     ("1 result", None),
     ("40 + 45 = 85", None),
-    # other scripts, and what nobody sees
+    # other scripts, and invisible characters
     ("\u0668\u0665", 0.85),  # Arabic-Indic
     ("\u0668\u0665\u066a", 0.85),
     ("\u06f8\u06f5", 0.85),  # Persian
@@ -361,24 +361,24 @@ TABLE = [
 
 
 def check(text, mode, score):
-    reading = parse_score(text, mode=mode)
-    assert reading.score == (None if score is None else pytest.approx(score, abs=1e-9)), reading
-    assert reading.reason.endswith(".") and len(reading.reason) < 200
+    parsed = parse_score(text, mode=mode)
+    assert parsed.score == (None if score is None else pytest.approx(score, abs=1e-9)), parsed
+    assert parsed.reason.endswith(".") and len(parsed.reason) < 200
 
 
 @pytest.mark.parametrize(("text", "percentage", "unit", "auto"), TABLE, ids=ascii)
-def test_a_text_reads_as_the_table_says(text, percentage, unit, auto):
+def test_a_text_has_the_score_in_the_table(text, percentage, unit, auto):
     check(text, "percentage", percentage)
     check(text, "unit", unit)
     check(text, "auto", auto)
 
 
 @pytest.mark.parametrize(("text", "score"), PERCENTAGE, ids=ascii)
-def test_in_percentage_mode_a_text_reads_as_the_table_says(text, score):
+def test_a_text_has_the_score_in_the_table_in_percentage_mode(text, score):
     check(text, "percentage", score)
 
 
-def test_the_table_is_long_and_says_nothing_twice():
+def test_the_tables_have_no_duplicates():
     texts = [text for text, *_ in [*TABLE, *PERCENTAGE]]
     assert len(texts) >= 120
     assert len(set(texts)) == len(texts)
@@ -398,13 +398,13 @@ def test_the_table_is_long_and_says_nothing_twice():
         ("<think>x</think><answer>85</answer> The bowl is", 0.85),
     ],
 )
-def test_of_a_text_that_the_limit_cut_only_a_closed_answer_counts(text, score):
+def test_only_a_closed_answer_counts_in_a_truncated_text(text, score):
     assert parse_score(text, mode="percentage", truncated=True).score == score
 
 
 @pytest.mark.parametrize("number", range(101))
 def test_every_whole_percentage_is_exact(number):
-    """However it is dressed."""
+    """In every form."""
     for text in (
         f"{number}%",
         f"{number}/100",
@@ -420,7 +420,7 @@ def test_every_whole_percentage_is_exact(number):
 
 # Any text
 
-#: The words without which nothing but a digit can make a score.
+#: A text without digits needs one of these words to have a score.
 VERDICTS = (
     r"\b(success\w*|succe\w+|complete\w*|accomplish\w*|achieve\w*|pass|passed|yes|true|no|false"
     r"|fail\w*|unsuccess\w*|incomplete|unfinished|unaccomplished|finish\w*|done)\b"
@@ -442,30 +442,30 @@ TEXTS = st.one_of(
 
 @settings(max_examples=800, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES), truncated=st.booleans())
-def test_any_text_gives_a_share_or_an_abstention(text, mode, truncated):
-    """It never raises, never leaves [0, 1], and needs a digit or a word of success or failure."""
-    reading = parse_score(text, mode=mode, truncated=truncated)
-    reading.reason.encode()  # no half characters
-    if reading.score is None:
+def test_any_text_gives_a_score_or_an_abstention(text, mode, truncated):
+    """It never raises, and a score in [0, 1] needs a digit or a word of success or failure."""
+    parsed = parse_score(text, mode=mode, truncated=truncated)
+    parsed.reason.encode()  # fails on half a surrogate pair
+    if parsed.score is None:
         return
-    assert math.isfinite(reading.score) and 0 <= reading.score <= 1
+    assert math.isfinite(parsed.score) and 0 <= parsed.score <= 1
     if not any(map(str.isdecimal, text)):
-        seen = "".join(char for char in text if unicodedata.category(char) != "Cf")
-        seen = unicodedata.normalize("NFKC", seen).lower().replace("_", " ")
-        assert re.search(VERDICTS, seen) and reading.score in {0, 1}
+        visible = "".join(char for char in text if unicodedata.category(char) != "Cf")
+        visible = unicodedata.normalize("NFKC", visible).lower().replace("_", " ")
+        assert re.search(VERDICTS, visible) and parsed.score in {0, 1}
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
-def test_what_was_thought_changes_nothing(text, mode):
-    said = "<answer>85%</answer>"
+def test_the_thinking_does_not_change_the_score(text, mode):
+    answer = "<answer>85%</answer>"
     if "<" not in text and "\u25c1" not in text and "\uff1c" not in text:
-        assert parse_score(f"<think>{text}</think>{said}", mode=mode).score == 0.85
+        assert parse_score(f"<think>{text}</think>{answer}", mode=mode).score == 0.85
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
-def test_an_unclosed_thought_gives_no_score(text, mode):
+def test_an_unclosed_think_tag_gives_no_score(text, mode):
     if not re.search(r"[<\u25c1\ufe64\uff1c]", text):
         assert parse_score(f"<think>{text}", mode=mode).score is None
 
@@ -477,9 +477,9 @@ def test_an_unclosed_thought_gives_no_score(text, mode):
 ...|# - |85% complete. |success, |yes. |not |½|٨|=|?""".replace("\n", "").split("|"),
     ids=ascii,
 )
-def test_long_texts_take_time_in_proportion(piece):
-    """100 kB of anything takes under half a second; a careless pattern would take minutes."""
+def test_the_time_is_linear_in_the_length(piece):
+    """100 kB of anything takes under half a second; with backtracking it would take minutes."""
     text = piece * (100_000 // len(piece))
     started = time.perf_counter()
     parse_score(text)
-    assert time.perf_counter() - started < 5  # a machine under load is slow, but not quadratic
+    assert time.perf_counter() - started < 5  # enough for a machine under load

@@ -1,4 +1,4 @@
-"""The journey of a request, over real HTTP."""
+"""Handling of a request, over real HTTP."""
 
 import contextlib
 import json
@@ -16,17 +16,19 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import Serve, picture
+from ..conftest import Serve, image_base64
 
 
 def metric(client: httpx.Client, line: str) -> float:
-    """The value of the series that `line` begins, 0 where there is none."""
+    """Return the value of the first series that starts with `line`, or 0."""
     text = client.get("/metrics").text
     values = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
     return float(values[0]) if values else 0.0
 
 
-def send_and_hang_up(client: httpx.Client, body: dict[str, object], after: threading.Event) -> None:
+def send_and_disconnect(
+    client: httpx.Client, body: dict[str, object], after: threading.Event
+) -> None:
     """Send a request on a connection of its own, and close it once `after` is set."""
     content = json.dumps(body).encode()
     head = (
@@ -38,7 +40,7 @@ def send_and_hang_up(client: httpx.Client, body: dict[str, object], after: threa
         after.wait(10)
 
 
-def test_a_score_says_where_it_came_from_and_where_the_time_went(serve: Serve, frames_request):
+def test_a_score_reports_provenance_and_timing(serve: Serve, frames_request):
     client = serve(FakeJudge(0.25, wait_s=0.05))
     answer = client.post("/score", json=frames_request)
     assert answer.status_code == 200
@@ -62,7 +64,7 @@ def test_an_abstention_has_no_score_and_is_not_cached(serve: Serve, frames_reque
     assert len(judge.seen) == 2
 
 
-def test_a_repeated_request_is_answered_from_the_cache(serve: Serve, frames_request):
+def test_a_repeated_request_is_a_cache_hit(serve: Serve, frames_request):
     judge = FakeJudge()
     client = serve(judge)
     first, second = (client.post("/score", json=frames_request).json() for _ in range(2))
@@ -81,18 +83,18 @@ def test_a_repeated_request_is_answered_from_the_cache(serve: Serve, frames_requ
         {"nframes": 3},
         {"max_pixels": 784},
         {"fps": 5},
-        {"frames_base64": [picture(level=7)]},
-        {"frames_base64": [picture(), picture()]},
+        {"frames_base64": [image_base64(level=7)]},
+        {"frames_base64": [image_base64(), image_base64()]},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_whatever_the_answer_depends_on_is_in_the_cache_key(serve: Serve, frames_request, change):
+def test_whatever_the_score_depends_on_is_in_the_cache_key(serve: Serve, frames_request, change):
     client = serve()
     client.post("/score", json=frames_request)
     assert client.post("/score", json={**frames_request, **change}).json()["cached"] is False
 
 
-def test_the_answers_of_a_judge_with_chance_are_not_cached(serve: Serve, frames_request):
+def test_scores_of_a_nondeterministic_judge_are_not_cached(serve: Serve, frames_request):
     judge = FakeJudge(deterministic=False)
     client = serve(judge)
     assert [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)] == [
@@ -102,7 +104,7 @@ def test_the_answers_of_a_judge_with_chance_are_not_cached(serve: Serve, frames_
     assert len(judge.seen) == 2
 
 
-def test_answers_in_a_file_outlive_the_service(serve: Serve, frames_request, tmp_path):
+def test_scores_in_a_cache_file_outlive_the_service(serve: Serve, frames_request, tmp_path):
     settings = {"cache_file": tmp_path / "cache.sqlite"}
     serve(**settings).post("/score", json=frames_request)
     judge = FakeJudge()
@@ -120,8 +122,8 @@ def test_identical_requests_in_flight_are_computed_once(serve: Serve, frames_req
 
 
 @pytest.mark.slow
-def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_request):
-    """Each sharer keeps his own deadline; the work is cancelled when the last has left."""
+def test_a_shared_computation_continues_while_anyone_waits(serve: Serve, frames_request):
+    """Each waiter has its own deadline; the work is cancelled when the last one leaves."""
     judge = FakeJudge(wait_s=1.5)
     client = serve(judge)
     hurried = {"x-request-timeout": "0.7"}
@@ -137,7 +139,7 @@ def test_a_shared_computation_goes_on_while_anyone_waits(serve: Serve, frames_re
 
 
 @pytest.mark.slow
-def test_the_deadline_counts_the_waiting(serve: Serve, frames_request):
+def test_the_deadline_includes_the_time_in_the_queue(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=0.6)
     client = serve(judge, max_in_flight=1, deadline_s=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
@@ -149,7 +151,7 @@ def test_the_deadline_counts_the_waiting(serve: Serve, frames_request):
     assert "1 s" in problem["detail"]
 
 
-def test_a_caller_can_shorten_the_deadline_not_lengthen_it(serve: Serve, frames_request):
+def test_a_caller_can_shorten_the_deadline_but_not_extend_it(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=1), deadline_s=0.2)
     answer = client.post("/score", json=frames_request, headers={"x-request-timeout": "100"})
     assert answer.status_code == 504
@@ -159,24 +161,22 @@ def test_a_caller_can_shorten_the_deadline_not_lengthen_it(serve: Serve, frames_
         assert "x-request-timeout" in answer.json()["detail"]
 
 
-def test_work_whose_caller_hung_up_is_cancelled(serve: Serve, frames_request):
+def test_work_is_cancelled_when_its_caller_disconnects(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=30)
     client = serve(judge)
-    send_and_hang_up(client, frames_request, after=_when(lambda: len(judge.seen) == 1))
+    send_and_disconnect(client, frames_request, after=_when(lambda: len(judge.seen) == 1))
     wait_until(lambda: judge.cancelled == 1)
     wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
 
 
-def test_a_caller_who_hung_up_while_waiting_is_dropped_before_work_starts(
-    serve: Serve, frames_request
-):
+def test_a_queued_item_is_dropped_when_its_caller_disconnects(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=0.5)
     client = serve(judge, max_in_flight=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/score", json=frames_request)
         wait_until(lambda: len(judge.seen) == 1)
         waiting = _when(lambda: metric(client, "rewardfleet_queue_depth{") == 1)
-        send_and_hang_up(client, {**frames_request, "task_text": "another"}, after=waiting)
+        send_and_disconnect(client, {**frames_request, "task_text": "another"}, after=waiting)
         assert first.result().status_code == 200
     wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
     assert len(judge.seen) == 1
@@ -195,7 +195,7 @@ def _when(condition) -> threading.Event:
 
 
 @pytest.mark.slow
-def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_request):
+def test_at_capacity_429_is_sent_before_the_body_is_read(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=1), max_in_flight=1, max_queue_depth=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -215,7 +215,7 @@ def test_a_full_house_answers_429_before_it_reads_the_body(serve: Serve, frames_
 
 
 @pytest.mark.slow
-def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request):
+def test_health_is_answered_at_capacity(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=60), max_in_flight=1, max_queue_depth=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
     hurried = {"x-request-timeout": "3"}
@@ -228,7 +228,7 @@ def test_health_is_answered_while_the_house_is_full(serve: Serve, frames_request
         assert [answer.result().status_code for answer in inside] == [504, 504]
 
 
-def test_the_items_of_a_batch_fail_one_by_one(serve: Serve, frames_request):
+def test_items_of_a_batch_fail_individually(serve: Serve, frames_request):
     client = serve()
     wrong = [{**frames_request, "nframes": 0}, {"video_path": "x"}, "no object", None]
     items = [frames_request, *wrong, {**frames_request, "task_text": "another"}]
@@ -242,14 +242,14 @@ def test_the_items_of_a_batch_fail_one_by_one(serve: Serve, frames_request):
     assert "task_text" in results[2]["error"]["detail"]
 
 
-def test_what_the_items_of_a_batch_have_in_common_is_told_once(serve: Serve, frames_request):
+def test_shared_provenance_is_reported_once_per_batch(serve: Serve, frames_request):
     client = serve()
     answer = client.post("/score/batch", json={"items": [frames_request] * 2}).json()
     assert answer["provenance"]["fake"]["judge"] == "fake"
     assert all(set(result["provenance"]) == {"frames"} for result in answer["results"])
 
 
-def test_a_batch_is_judged_side_by_side(serve: Serve, frames_request):
+def test_items_of_a_batch_are_judged_concurrently(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=0.3))
     items = [{**frames_request, "task_text": f"task {index}"} for index in range(16)]
     started = time.monotonic()
@@ -259,7 +259,7 @@ def test_a_batch_is_judged_side_by_side(serve: Serve, frames_request):
 
 
 @pytest.mark.slow
-def test_the_late_items_of_a_batch_are_told_apart_from_the_done(serve: Serve, frames_request):
+def test_late_items_of_a_batch_fail_and_finished_ones_do_not(serve: Serve, frames_request):
     client = serve(FakeJudge(wait_s=0.6), max_in_flight=1)
     items = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
     answer = client.post("/score/batch", json={"items": items}, headers={"x-request-timeout": "1"})
@@ -276,7 +276,7 @@ def test_a_batch_has_1_to_256_items(serve: Serve, frames_request, count):
     assert "items" in answer.json()["detail"]
 
 
-def test_a_judge_that_breaks_is_a_failure_not_a_zero(serve: Serve, frames_request):
+def test_a_failing_judge_is_an_error_and_never_a_zero(serve: Serve, frames_request):
     judge = FakeJudge(error=RuntimeError("the engine is dead"))
     client = serve(judge)
     for _ in range(2):
@@ -289,7 +289,7 @@ def test_a_judge_that_breaks_is_a_failure_not_a_zero(serve: Serve, frames_reques
 
 
 @pytest.mark.parametrize("score", [1.5, -0.1, float("nan"), float("inf")])
-def test_a_judge_that_answers_nonsense_is_a_failure(serve: Serve, frames_request, score):
+def test_a_judge_with_a_score_out_of_range_is_an_error(serve: Serve, frames_request, score):
     answer = serve(FakeJudge(score)).post("/score", json=frames_request)
     assert answer.status_code == 502
     assert "[0, 1]" in answer.json()["detail"]
@@ -334,7 +334,7 @@ def test_no_task_path_or_request_becomes_a_label(serve: Serve, frames_request):
     assert "secret" not in client.get("/metrics").text
 
 
-def test_a_cached_answer_that_cannot_be_read_is_computed_anew(
+def test_a_cached_score_that_cannot_be_decoded_is_computed_again(
     serve: Serve, frames_request, tmp_path
 ):
     path = tmp_path / "cache.sqlite"
@@ -357,8 +357,8 @@ def test_a_cached_answer_that_cannot_be_read_is_computed_anew(
     ],
     ids=["fields", "items", "values"],
 )
-def test_a_flood_of_fields_does_not_halt_the_service(serve: Serve, body: bytes):
-    """Each would cost a finding, and a hundred times its size."""
+def test_a_body_with_very_many_fields_does_not_block_the_service(serve: Serve, body: bytes):
+    """Each field would cost an error, and a hundred times its size."""
     client = serve()
     slowest = 0.0
     with ThreadPoolExecutor(1) as pool:
@@ -386,7 +386,7 @@ def test_a_flood_of_fields_does_not_halt_the_service(serve: Serve, body: bytes):
     ],
     ids=repr,
 )
-def test_a_judge_that_answers_no_judgment_is_a_failure_of_the_backend(
+def test_a_judge_that_returns_no_judgment_is_a_backend_failure(
     serve: Serve, frames_request, judgment
 ):
     class Nonsense(FakeJudge):
@@ -397,7 +397,7 @@ def test_a_judge_that_answers_no_judgment_is_a_failure_of_the_backend(
     assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
 
 
-def test_punctuation_in_texts_is_no_field(serve: Serve, frames_request):
+def test_punctuation_in_strings_is_not_counted_as_fields(serve: Serve, frames_request):
     client = serve()
     for text in ("do: " * 1024, '":' * 2048, ",:" * 2048):
         item = {**frames_request, "task_text": text}
@@ -405,12 +405,12 @@ def test_punctuation_in_texts_is_no_field(serve: Serve, frames_request):
         assert client.post("/score/batch", json={"items": [item] * 256}).status_code == 200
 
 
-def test_a_judges_words_in_a_problem_are_bounded(serve: Serve, frames_request):
+def test_a_judges_text_in_a_problem_is_truncated(serve: Serve, frames_request):
     client = serve(FakeJudge(error=RuntimeError("x" * 100_000)))
     assert len(client.post("/score", json=frames_request).text) < 1500
 
 
-def test_two_judges_that_are_alike_do_not_share_answers(frames_request):
+def test_two_equal_judges_do_not_share_scores(frames_request):
     app = create_app(VideoSettings(), {"a": FakeJudge(), "b": FakeJudge()})
     with serving(app) as url:
         for backend in ("a", "b"):
@@ -418,7 +418,7 @@ def test_two_judges_that_are_alike_do_not_share_answers(frames_request):
             assert (answer["backend"], answer["cached"]) == (backend, False)
 
 
-def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Serve, frames_request):
+def test_a_failed_item_is_counted_alone_and_in_a_batch(serve: Serve, frames_request):
     client = serve(FakeJudge(error=RuntimeError("dead")))
     client.post("/score", json=frames_request)
     client.post("/score/batch", json={"items": [frames_request]})
@@ -428,11 +428,11 @@ def test_a_failed_item_is_counted_whether_it_came_alone_or_in_a_batch(serve: Ser
 
 @pytest.mark.slow
 def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
-    """Each may take 600 MB decoded; here there is room for one at a time."""
+    """Each may take 600 MB decoded; here there is memory for one at a time."""
     monkeypatch.setattr("rewardfleet_server.video.scorer.FrameMemoryLimiter._UNITS", 40)
     judge = FakeJudge(wait_s=0.1)
     client = serve(judge)
-    large = {"frames_base64": [picture()], "nframes": 128, "max_pixels": 1_605_632}
+    large = {"frames_base64": [image_base64()], "nframes": 128, "max_pixels": 1_605_632}
     bodies = [{**large, "task_text": f"task {index}"} for index in range(5)]
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda body: client.post("/score", json=body), bodies))

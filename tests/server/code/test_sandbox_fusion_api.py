@@ -17,7 +17,7 @@ import sandbox_fusion as sf
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
-from ..test_pipeline import metric
+from ..test_requests import metric
 from ..video.test_bad_input import check_problem
 from .conftest import Service, served_code
 
@@ -46,8 +46,8 @@ def submit(
     service: Service, completion: str, test: object, dataset_type: str, **config: Any
 ) -> sf.EvalResult:
     fields = {"language": "python", "run_timeout": 5, **config}
-    given = sf.TestConfig(dataset_type=dataset_type, provided_data={"test": test}, **fields)
-    request = sf.SubmitRequest(dataset="any", id=7, completion=completion, config=given)
+    test_config = sf.TestConfig(dataset_type=dataset_type, provided_data={"test": test}, **fields)
+    request = sf.SubmitRequest(dataset="any", id=7, completion=completion, config=test_config)
     return sf.submit(request, endpoint=str(service.client.base_url), max_attempts=1)
 
 
@@ -56,8 +56,8 @@ def oj(*cases: tuple[str, str]) -> list[dict]:
 
 
 def lcb(inputs: list, outputs: list, fn_name: str | None = None) -> dict[str, str]:
-    given = {"inputs": inputs, "outputs": outputs, "fn_name": fn_name}
-    return {"input_output": json.dumps(given)}
+    fields = {"inputs": inputs, "outputs": outputs, "fn_name": fn_name}
+    return {"input_output": json.dumps(fields)}
 
 
 def passed(result: sf.EvalResult) -> list[bool]:
@@ -67,17 +67,17 @@ def passed(result: sf.EvalResult) -> list[bool]:
 # POST /run_code
 
 
-def test_a_program_that_ends_well(service: Service):
-    answer = run(service, "import sys\nprint(input())\nprint('e', file=sys.stderr)", stdin="hä\n")
-    assert (answer.status, answer.message, answer.compile_result) == ("Success", "", None)
-    result = answer.run_result
+def test_a_program_that_succeeds(service: Service):
+    response = run(service, "import sys\nprint(input())\nprint('e', file=sys.stderr)", stdin="hä\n")
+    assert (response.status, response.message, response.compile_result) == ("Success", "", None)
+    result = response.run_result
     assert (result.status, result.return_code) == ("Finished", 0)
     assert (result.stdout, result.stderr) == ("hä\n", "e\n")
     assert 0 < result.execution_time < 5 and result.cpu_time > 0
 
 
 @pytest.mark.parametrize(
-    ("code", "return_code", "said"),
+    ("code", "return_code", "stderr"),
     [
         ("raise ValueError('no')", 1, "ValueError: no"),
         ("def f(:", 1, "SyntaxError"),
@@ -90,79 +90,79 @@ def test_a_program_that_ends_well(service: Service):
         ("import os\nos.fork()", 1, "PermissionError"),
     ],
 )
-def test_a_program_that_fails(service: Service, code: str, return_code: int, said: str):
-    answer = run(service, code)
-    assert (answer.status, answer.run_result.status) == ("Failed", "Finished")
-    assert answer.run_result.return_code == return_code
-    assert said in answer.run_result.stderr
+def test_a_program_that_fails(service: Service, code: str, return_code: int, stderr: str):
+    response = run(service, code)
+    assert (response.status, response.run_result.status) == ("Failed", "Finished")
+    assert response.run_result.return_code == return_code
+    assert stderr in response.run_result.stderr
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time\ntime.sleep(60)"])
 def test_a_program_that_takes_too_long(service: Service, code: str):
     started = time.monotonic()
-    answer = run(service, f"print('so far', flush=True)\n{code}", run_timeout=0.5)
-    assert (answer.status, answer.run_result.status) == ("Failed", "TimeLimitExceeded")
-    assert (answer.run_result.return_code, answer.run_result.stdout) == (None, "so far\n")
+    response = run(service, f"print('so far', flush=True)\n{code}", run_timeout=0.5)
+    assert (response.status, response.run_result.status) == ("Failed", "TimeLimitExceeded")
+    assert (response.run_result.return_code, response.run_result.stdout) == (None, "so far\n")
     assert time.monotonic() - started < 4
 
 
-def test_large_outputs_come_whole(service: Service):
-    """SandboxFusion cuts 300 kB without a word, and times out on a megabyte."""
-    answer = run(service, "print('x' * 1_000_000)\nprint('end')")
-    assert answer.status == "Success"
-    assert answer.run_result.stdout == "x" * 1_000_000 + "\nend\n"
+def test_large_outputs_are_complete(service: Service):
+    """SandboxFusion silently truncates 300 kB, and times out on a megabyte."""
+    response = run(service, "print('x' * 1_000_000)\nprint('end')")
+    assert response.status == "Success"
+    assert response.run_result.stdout == "x" * 1_000_000 + "\nend\n"
 
 
-def test_an_endless_output_is_no_success(service: Service):
-    answer = run(service, "while True: print('x' * 100_000)")
-    assert (answer.status, answer.run_result.return_code) == ("Failed", -25)
+def test_an_endless_output_fails(service: Service):
+    response = run(service, "while True: print('x' * 100_000)")
+    assert (response.status, response.run_result.return_code) == ("Failed", -25)
 
 
-def test_memory_may_be_asked_for(service: Service):
-    """As verl does, in a field that the published client does not have yet."""
+def test_a_memory_limit_can_be_requested(service: Service):
+    """verl sends it, in a field that the published client does not have yet."""
     body = {"code": "x = bytearray(300 << 20)", "language": "python"}
     for memory_mb, status in ((-1, "Success"), (512, "Success"), (128, "Failed")):
-        answer = service.client.post("/run_code", json={**body, "memory_limit_MB": memory_mb})
-        assert answer.json()["status"] == status
+        response = service.client.post("/run_code", json={**body, "memory_limit_MB": memory_mb})
+        assert response.json()["status"] == status
 
 
-def test_the_summary_of_the_published_client(service: Service):
+def test_the_published_client_can_summarize_responses(service: Service):
     mapping = sf.SummaryMapping(Success="ok", Failed="failed", RunFailed="re", RunTimeout="tle")
     codes = ["print(1)", "1/0", "while True: pass"]
-    answers = [run(service, code, run_timeout=0.3) for code in codes]
-    said = [sf.summary_run_code_result(answer, mapping) for answer in answers]
-    assert said == ["ok", "re", "tle"]
+    responses = [run(service, code, run_timeout=0.3) for code in codes]
+    summaries = [sf.summary_run_code_result(response, mapping) for response in responses]
+    assert summaries == ["ok", "re", "tle"]
 
 
-async def test_the_async_client_many_at_once(service: Service):
+async def test_concurrent_requests_of_the_async_client(service: Service):
     url = str(service.client.base_url)
     requests = [sf.RunCodeRequest(code=f"print({n})", language="python") for n in range(40)]
-    answers = await asyncio.gather(*(sf.run_code_async(each, endpoint=url) for each in requests))
-    assert [answer.run_result.stdout for answer in answers] == [f"{n}\n" for n in range(40)]
+    responses = await asyncio.gather(*(sf.run_code_async(each, endpoint=url) for each in requests))
+    assert [response.run_result.stdout for response in responses] == [f"{n}\n" for n in range(40)]
 
 
 def verl_result(service: Service, code: str, stdin: str, expected: str) -> bool | int:
-    """What verl makes of an answer: its request, its codes.
+    """Send verl's request, and convert the response to verl's codes as verl does.
 
-    -1: a failure of the sandbox; -2: of the program; -3: time; -4: no program at all.
+    -1: the sandbox failed; -2: the program failed; -3: time limit; -4: compile error.
     """
     body = {"compile_timeout": 1, "run_timeout": 1, "code": code, "stdin": stdin}
     body |= {"memory_limit_MB": 1024, "language": "python", "files": {}, "fetch_files": []}
-    answer = service.client.post("/run_code", json=body)
-    if answer.status_code != 200:
+    response = service.client.post("/run_code", json=body)
+    if response.status_code != 200:
         return -1
-    given = answer.json()
-    ran, compiled = given["run_result"], given["compile_result"]
-    if given["status"] == "Success" and ran["status"] == "Finished":
-        return ran["stdout"].rstrip("\n") == expected.rstrip("\n")
-    if given["status"] != "Failed":
+    fields = response.json()
+    result = fields["run_result"]
+    if fields["status"] == "Success" and result["status"] == "Finished":
+        return result["stdout"].rstrip("\n") == expected.rstrip("\n")
+    if fields["status"] != "Failed":
         return -1
-    if compiled:
+    if fields["compile_result"]:
         return -4
-    return -3 if ran["status"] == "TimeLimitExceeded" else -2
+    return -3 if result["status"] == "TimeLimitExceeded" else -2
 
 
-def test_what_verl_makes_of_it(service: Service):
+def test_verl_interprets_responses_correctly(service: Service):
     assert verl_result(service, ADD, "1 2\n", "3\n") is True
     assert verl_result(service, ADD, "1 2\n", "4") is False
     assert verl_result(service, ADD, "x", "4") == -2
@@ -185,26 +185,26 @@ def test_an_accepted_submission(service: Service):
     assert result.extra == {"isolation": "bubblewrap", "suspicions": []}
 
 
-def test_a_failure_ends_it_unless_all_cases_are_asked_for(service: Service):
+def test_a_submission_stops_at_the_first_failure_unless_all_cases_are_requested(service: Service):
     test = oj(("1 2", "3"), ("4 5", "x"), ("x", "1"), ("6 7", "13"))
     first = submit(service, ADD, test, "CommonOJ")
     assert (first.accepted, passed(first)) == (False, [True, False])
-    # As CTRL sends it: the tests as their JSON.
+    # CTRL sends the tests as JSON text.
     extra = {"run_all_cases": True}
     every = submit(service, ADD, json.dumps(test), "CommonOJDataset", extra=extra)
     assert (every.accepted, passed(every)) == (False, [True, False, False, True])
-    told = [each.exec_info.status for each in every.tests]
-    assert told == ["Success", "Success", "Failed", "Success"]
+    statuses = [each.exec_info.status for each in every.tests]
+    assert statuses == ["Success", "Success", "Failed", "Success"]
     assert "ValueError" in every.tests[2].exec_info.run_result.stderr
 
 
-def test_a_test_for_which_there_was_no_time_is_not_passed():
-    with served_code(workers=1, max_submission_s=0.5) as hurried:
+def test_a_test_that_was_skipped_for_lack_of_time_has_not_passed():
+    with served_code(workers=1, max_submission_s=0.5) as service:
         test, extra = oj(*[("", "")] * 5), {"run_all_cases": True}
-        result = submit(hurried, "while True: pass", test, "CommonOJ", extra=extra, run_timeout=0.5)
+        result = submit(service, "while True: pass", test, "CommonOJ", extra=extra, run_timeout=0.5)
     assert passed(result) == [False] * 5
-    told = {each.exec_info.run_result.status for each in result.tests}
-    assert told == {"TimeLimitExceeded"}
+    statuses = {each.exec_info.run_result.status for each in result.tests}
+    assert statuses == {"TimeLimitExceeded"}
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_how_outputs_are_compared(service: Service, printed: str, expected: str,
 @pytest.mark.parametrize(
     "completion", ["", "I cannot.", "```python\n```", "import os\nos._exit(0)"]
 )
-def test_who_says_nothing_passes_nothing(service: Service, completion: str):
+def test_a_completion_without_a_solution_is_rejected(service: Service, completion: str):
     assert submit(service, completion, oj(("", "1")), "CommonOJ").accepted is False
-    for fn_name in ("f", "add", "max"):  # the second and third are there without an import
+    for fn_name in ("f", "add", "max"):  # `add` and `max` exist without the program
         test = lcb(["1\n0"], ["1"], fn_name)
         assert submit(service, completion, test, "LiveCodeBench").accepted is False
 
@@ -246,7 +246,7 @@ class Solution:
 CALLS = lcb(["[1, 2]\n3", "[]\n0"], ["6", "0"], "add")
 
 
-def packed(value: object, protocol: int = 4) -> str:
+def encoded(value: object, protocol: int = 4) -> str:
     return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
 
 
@@ -255,20 +255,20 @@ def packed(value: object, protocol: int = 4) -> str:
     [
         CALLS,
         json.dumps(CALLS),
-        packed(CALLS),
-        packed(CALLS, 2),
-        packed(json.dumps(CALLS)),
+        encoded(CALLS),
+        encoded(CALLS, 2),
+        encoded(json.dumps(CALLS)),
     ],
     ids=["object", "json", "pickle", "old pickle", "pickled json"],
 )
-def test_the_forms_of_livecodebench(service: Service, test: object):
+def test_the_encodings_of_livecodebench(service: Service, test: object):
     result = submit(service, SOLUTION, test, "LiveCodeBenchDataset", language=None)
     assert (result.accepted, passed(result)) == (True, [True])
     assert result.extracted_code == SOLUTION
 
 
 def test_livecodebench_has_one_entry_for_all_tests(service: Service):
-    """CTRL averages over the entries; there is one in SandboxFusion, too."""
+    """CTRL averages over the entries, and SandboxFusion has one as well."""
     wrong = SOLUTION.replace("+ more", "+ 3")
     result = submit(service, wrong, CALLS, "LiveCodeBench")
     assert (result.accepted, passed(result)) == (False, [False])
@@ -280,14 +280,14 @@ def test_livecodebench_has_one_entry_for_all_tests(service: Service):
     assert "ZeroDivisionError" in raising.tests[0].exec_info.run_result.stderr
 
 
-def test_the_reward_hacks_that_sandboxfusion_accepts(service: Service):
+def test_reward_hacks_that_sandboxfusion_accepts_are_rejected(service: Service):
     for hack in ("import sys\nsys.exit(0)", "import os\nos._exit(0)"):
         assert submit(service, hack, CALLS, "LiveCodeBench").accepted is False
     equal = "class E(int):\n  __eq__ = lambda *_: True\ndef add(*_): return E()"
     assert submit(service, equal, CALLS, "LiveCodeBench").accepted is False
 
 
-async def test_the_async_client_submits(service: Service):
+async def test_concurrent_submissions_of_the_async_client(service: Service):
     config = sf.TestConfig(
         language="python", dataset_type="CommonOJ", provided_data={"test": oj(("1 2", "3"))}
     )
@@ -297,26 +297,26 @@ async def test_the_async_client_submits(service: Service):
     assert all(result.accepted and result.id == "a" for result in results)
 
 
-def test_a_submission_is_a_result_like_others(service: Service):
+def test_submissions_are_counted_as_results(service: Service):
     line = 'rewardfleet_results_total{backend="jail",service="code",status="ok"}'
     before = metric(service.client, line)
     submit(service, ADD, oj(("1 2", "3")), "CommonOJ")
     assert metric(service.client, line) == before + 1
 
 
-# What is refused
+# Requests that are rejected
 
 RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "detail"),
     [
         ({"language": "cpp"}, "'python' (got 'cpp')"),
         ({"code": None}, "code"),
         ({"code": "x" * 1_000_001}, "1000000 characters"),
-        ({"files": {"a.txt": "YQ=="}}, "files: this service keeps no files"),
-        ({"fetch_files": ["a.txt"]}, "fetch_files: this service keeps no files"),
+        ({"files": {"a.txt": "YQ=="}}, "files: this service stores no files"),
+        ({"fetch_files": ["a.txt"]}, "fetch_files: this service stores no files"),
         ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s (got 1000)"),
         ({"run_timeout": 0}, "run_timeout"),
         ({"run_timeout": "nan"}, "run_timeout"),
@@ -324,8 +324,8 @@ RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}
     ],
     ids=str,
 )
-def test_runs_that_are_refused(service: Service, fields: dict[str, Any], said: str):
-    check_problem(service.client.post("/run_code", json={**RUN, **fields}), "invalid", said)
+def test_invalid_runs_are_rejected(service: Service, fields: dict[str, Any], detail: str):
+    check_problem(service.client.post("/run_code", json={**RUN, **fields}), "invalid", detail)
 
 
 class _Evil:
@@ -342,17 +342,17 @@ LCB = {"dataset_type": "LiveCodeBenchDataset"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "detail"),
     [
-        ({"custom_extract_logic": "submit_code_blocks([])"}, "custom_extract_logic: refused"),
+        ({"custom_extract_logic": "submit_code_blocks([])"}, "custom_extract_logic: rejected"),
         ({"language": "java"}, "'python' (got 'java')"),
-        ({"language": None}, "asks for a language"),
+        ({"language": None}, "requires a language"),
         ({"dataset_type": None}, "dataset_type"),
         ({"dataset_type": "HumanEvalDataset"}, "CommonOJDataset"),
         ({"provided_data": None}, "provided_data"),
         ({"provided_data": [{"test": []}]}, "provided_data"),
         ({"provided_data": {}}, "provided_data.test"),
-        ({"provided_data": {"test": "no JSON"}}, "provided_data.test"),
+        ({"provided_data": {"test": "not JSON"}}, "provided_data.test"),
         ({"provided_data": {"test": []}}, "cases"),
         ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "at most 1000 items"),
         ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
@@ -362,46 +362,49 @@ LCB = {"dataset_type": "LiveCodeBenchDataset"}
         ({**LCB, "provided_data": {"test": {"input_output": "{}"}}}, "no tests"),
         ({**LCB, "provided_data": {"test": lcb([], [])}}, "no tests"),
         ({**LCB, "provided_data": {"test": lcb(["1"], [])}}, "as many outputs"),
-        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input 0: no JSON"),
+        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input 0: not valid JSON"),
         ({**LCB, "provided_data": {"test": lcb(["1"], ["1"], "f; g")}}, "fn_name"),
-        ({**LCB, "provided_data": {"test": packed(_Evil())}}, "more than a text"),
-        ({**LCB, "provided_data": {"test": packed({"input_output": 1})}}, "more than a text"),
-        ({**LCB, "provided_data": {"test": packed("[" * 10**6)}}, "no JSON"),
-        ({**LCB, "provided_data": {"test": packed(CALLS)[:-8]}}, "cut short"),
+        ({**LCB, "provided_data": {"test": encoded(_Evil())}}, "not exactly one string"),
+        (
+            {**LCB, "provided_data": {"test": encoded({"input_output": 1})}},
+            "not exactly one string",
+        ),
+        ({**LCB, "provided_data": {"test": encoded("[" * 10**6)}}, "not valid JSON"),
+        ({**LCB, "provided_data": {"test": encoded(CALLS)[:-8]}}, "truncated"),
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_submissions_that_are_refused(service: Service, fields: dict[str, Any], said: str):
+def test_invalid_submissions_are_rejected(service: Service, fields: dict[str, Any], detail: str):
     body = {"dataset": "any", "id": 1, "completion": ADD, "config": {**CONFIG, **fields}}
-    check_problem(service.client.post("/submit", json=body), "invalid", said)
+    check_problem(service.client.post("/submit", json=body), "invalid", detail)
     assert not os.path.exists("/tmp/rewardfleet-was-here")
 
 
-def test_tests_that_unpack_to_very_much(service: Service):
+def test_a_decompression_bomb_is_rejected(service: Service):
     bomb = base64.b64encode(zlib.compress(b"\0" * (200 << 20))).decode()
     config = {**LCB, "provided_data": {"test": bomb}}
     body = {"dataset": "any", "id": 1, "completion": ADD, "config": config}
-    check_problem(service.client.post("/submit", json=body), "invalid", "above 32 MiB")
+    check_problem(service.client.post("/submit", json=body), "invalid", "larger than 32 MiB")
 
 
-# The journey
+# Request handling
 
 SUBMIT = {"dataset": "any", "id": 1, "completion": ADD, "config": CONFIG}
 BOTH = pytest.mark.parametrize(("path", "body"), [("/run_code", RUN), ("/submit", SUBMIT)])
 
 
 @BOTH
-def test_our_failure_is_an_http_error(path: str, body: dict):
+def test_an_internal_failure_is_an_http_error(path: str, body: dict):
     with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
-        answer = service.client.post(path, json=body)
-        check_problem(answer, "unavailable", "gone")
-        assert answer.json()["retryable"] is True
+        response = service.client.post(path, json=body)
+        check_problem(response, "unavailable", "gone")
+        assert response.json()["retryable"] is True
         with pytest.raises(Exception, match="code 503"):
             run(service, "print(1)")
 
 
 @BOTH
-def test_keys_are_asked_for(path: str, body: dict, tmp_path):
+def test_an_api_key_is_required(path: str, body: dict, tmp_path):
     (tmp_path / "keys").write_text("secret\n")
     with served_code(sandbox=FakeSandbox(), api_key_file=tmp_path / "keys") as service:
         check_problem(service.client.post(path, json=body), "unauthorized")
@@ -410,21 +413,21 @@ def test_keys_are_asked_for(path: str, body: dict, tmp_path):
 
 
 @BOTH
-def test_a_body_that_is_too_large(path: str, body: dict):
+def test_a_body_that_is_too_large_is_rejected(path: str, body: dict):
     with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
-        answer = service.client.post(path, json={**body, "more": "x" * (2 << 20)})
-        check_problem(answer, "too_large")
+        response = service.client.post(path, json={**body, "more": "x" * (2 << 20)})
+        check_problem(response, "too_large")
 
 
 @BOTH
-def test_the_deadline_ends_it(path: str, body: dict):
+def test_the_deadline_applies(path: str, body: dict):
     with served_code(sandbox=FakeSandbox(wait_s=5)) as service:
         headers = {"x-request-timeout": "0.2"}
         check_problem(service.client.post(path, json=body, headers=headers), "deadline_exceeded")
 
 
 @BOTH
-def test_a_full_house_refuses_at_once(path: str, body: dict):
+def test_a_request_is_rejected_at_once_at_capacity(path: str, body: dict):
     sandbox = FakeSandbox(wait_s=0.8)
     with (
         served_code(sandbox=sandbox, max_in_flight=1, max_queue_depth=1) as service,
@@ -433,16 +436,16 @@ def test_a_full_house_refuses_at_once(path: str, body: dict):
         early = [callers.submit(service.client.post, path, json=body) for _ in range(2)]
         wait_until(lambda: metric(service.client, "rewardfleet_admitted_requests") == 2)
         started = time.monotonic()
-        answer = service.client.post(path, json=body)
-        check_problem(answer, "overloaded")
-        assert "retry-after" in answer.headers
+        response = service.client.post(path, json=body)
+        check_problem(response, "overloaded")
+        assert "retry-after" in response.headers
         assert time.monotonic() - started < 0.5
         assert [each.result().status_code for each in early] == [200, 200]
 
 
-def test_a_caller_who_hangs_up_ends_his_program(service: Service):
+def test_a_program_ends_when_its_caller_disconnects(service: Service):
     endless = {**RUN, "code": "while True: pass", "run_timeout": 30}
-    for _ in range(2):  # one for each worker
+    for _ in range(2):  # one per worker
         with pytest.raises(httpx.ReadTimeout):
             service.client.post("/run_code", json=endless, timeout=0.3)
     started = time.monotonic()

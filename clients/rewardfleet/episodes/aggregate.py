@@ -1,0 +1,178 @@
+"""Aggregation of a batch by group: normalized scores, statistics, and which episodes to keep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.wire.episode import DropReason, EpisodeOptions, FilterOptions
+
+from . import groups
+from .arrays import Bools, Floats, Indices
+from .batch import Batch
+from .clustering import Clusters, cluster_batch
+from .kinds import Rewards, compute_rewards
+from .rewards import by_length
+from .running import RunningMeanStd
+from .validation import validate_batch
+
+
+@dataclass(frozen=True)
+class GroupColumns:
+    """Statistics of the G groups of a batch, of rewards before normalization; all are [G].
+
+    Attributes:
+        names: In the order of their first members.
+        sizes: Members with a score.
+        mean: Of their rewards.
+        std: Sample standard deviation; NaN for one member.
+        success_rate: NaN if a member has no `success`.
+        all_equal: Whether the rewards are within the tolerance of each other.
+    """
+
+    names: list[str]
+    sizes: Indices
+    mean: Floats
+    std: Floats
+    success_rate: Floats
+    all_equal: Bools
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """The result of a batch of N episodes.
+
+    Attributes:
+        batch: The episodes, and why some have no score.
+        scores: [N], after normalization; NaN where there is none.
+        components: By name: [N]; NaN where an episode has no such component.
+        step_rewards: By index: [T].
+        keep: [N], whether to train on an episode; False where there is no score.
+        drop_reasons: By index: the filter rule that dropped an episode.
+        groups: Statistics of the groups.
+        clusters: None unless requested.
+    """
+
+    batch: Batch
+    scores: Floats
+    components: Mapping[str, Floats]
+    step_rewards: Mapping[int, Floats]
+    keep: Bools
+    drop_reasons: Mapping[int, DropReason]
+    groups: GroupColumns
+    clusters: Clusters | None
+
+
+def score_episodes(items: Sequence[Any], options: EpisodeOptions | None = None) -> BatchResult:
+    """Validate, compute and aggregate a batch.
+
+    Args:
+        items: Objects with the attributes of `EpisodeRequest`; their lists may be arrays.
+        options: Options of the batch. `normalize: running` needs `aggregate`.
+
+    Raises:
+        InvalidRequest: The batch cannot be clustered; see `cluster_batch`.
+    """
+    options = options or EpisodeOptions()
+    return aggregate(compute_rewards(validate_batch(items, options), options), options)
+
+
+def aggregate(
+    rewards: Rewards, options: EpisodeOptions, running: RunningMeanStd | None = None
+) -> BatchResult:
+    """Normalize rewards, compute the statistics of groups, and filter episodes.
+
+    Args:
+        rewards: The result of `compute_rewards`.
+        options: The options that they were computed with.
+        running: For `normalize: running`: the statistics of the run, these rewards included.
+
+    Raises:
+        InvalidRequest: The batch cannot be clustered; see `cluster_batch`.
+        ValueError: `running` is missing.
+    """
+    batch = rewards.batch
+    values = np.where(batch.ok, rewards.values, 0.0)
+    clusters = None
+    if options.clusters is not None:
+        clusters = cluster_batch(batch, options.clusters, options)
+    statistics = _statistics(batch, values, options.filter.tolerance)
+    components = rewards.components
+    if options.normalize != "none":
+        components = {**components, "reward": np.where(batch.ok, values, np.nan)}
+    scores = np.where(batch.ok, _normalized(batch, values, options, running), np.nan)
+    keep, drop_reasons = _filter(batch, statistics, clusters, options.filter)
+    return BatchResult(
+        batch, scores, components, rewards.step_rewards, keep, drop_reasons, statistics, clusters
+    )
+
+
+def _normalized(
+    batch: Batch, values: Floats, options: EpisodeOptions, running: RunningMeanStd | None
+) -> Floats:
+    """Return normalized rewards, [N]; those of the kind `reward_model` stay as they are."""
+    if options.normalize == "none":
+        return values
+    mask = batch.is_normalizable
+    if options.normalize == "length":
+        scores = np.full(len(values), np.nan)
+        scores[mask] = by_length(values[mask], batch.columns.number("steps")[mask])
+    elif options.normalize == "running":
+        if running is None:
+            raise ValueError("normalize: running needs the mean and variance of the run")
+        scores = running.normalize(values)
+    else:
+        by_std = options.normalize == "group_std"
+        grouping = batch.grouping.where(mask)
+        scores = groups.normalize(values, grouping, by_std=by_std, members=mask)
+    return np.where(batch.columns.is_kind("reward_model"), values, scores)
+
+
+def _statistics(batch: Batch, values: Floats, tolerance: float) -> GroupColumns:
+    grouping = batch.grouping
+    success = np.where(batch.ok, batch.columns.number("success"), 0.0)
+    return GroupColumns(
+        names=batch.group_names,
+        sizes=grouping.sizes,
+        mean=grouping.mean(values),
+        std=grouping.std(values),
+        success_rate=grouping.mean(success),
+        all_equal=groups.all_equal(values, grouping, tolerance),
+    )
+
+
+def _filter(
+    batch: Batch, statistics: GroupColumns, clusters: Clusters | None, options: FilterOptions
+) -> tuple[Bools, dict[int, DropReason]]:
+    """Return which episodes to keep, [N], and by index the first rule that drops an episode."""
+    keep, reasons = batch.ok.copy(), {}
+    if not options.final_attempt:  # else nothing can be resampled
+        for reason, dropped in _filter_rules(batch, statistics, clusters, options):
+            indices = np.flatnonzero(dropped & batch.grouping.has_group & keep).tolist()
+            keep[indices] = False
+            reasons.update(dict.fromkeys(indices, reason))
+    return keep, reasons
+
+
+def _filter_rules(
+    batch: Batch, statistics: GroupColumns, clusters: Clusters | None, options: FilterOptions
+) -> Iterator[tuple[DropReason, Bools]]:
+    """Yield each rule with the episodes that it drops, [N], in order of precedence."""
+    grouping = batch.grouping
+    drop_equal = options.drop_all_equal
+    if drop_equal is None:
+        drop_equal = not options.test_time_rl
+    if drop_equal:
+        yield "alone", grouping.broadcast((grouping.sizes == 1).astype(float)) > 0
+        yield "all_equal", grouping.broadcast(statistics.all_equal.astype(float)) > 0
+    if options.accuracy_bounds is not None:
+        low, high = options.accuracy_bounds
+        rate = grouping.broadcast(statistics.success_rate)
+        yield "accuracy", (rate < low) | (rate > high)
+    if options.select == "efficient":
+        fraction, succeeded = batch.columns.step_fraction, batch.columns.number("success") > 0
+        selected = groups.most_efficient(fraction, succeeded, grouping, options.select_count)
+        yield "not_selected", ~selected
+    elif options.select == "diverse" and clusters is not None:
+        yield "not_selected", ~clusters.is_diverse

@@ -1,0 +1,28 @@
+"""Array types, and the check that all formulas share."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+
+#: Added to standard deviations, as verl and TRL do: equal rewards become 0 instead of NaN.
+EPSILON = 1e-6
+
+
+def check(valid: ArrayLike, requirement: str, values: ArrayLike) -> None:
+    """Raise an error that names the first invalid entry.
+
+    Args:
+        valid: [N].
+        requirement: What holds for a valid entry; begins the message.
+        values: [N], shown in the message.
+
+    Raises:
+        ValueError: An entry is invalid.
+    """
+    is_valid = np.asarray(valid, bool)
+    if not is_valid.all():
+        first = int(np.flatnonzero(~is_valid)[0])
+        raise ValueError(f"{requirement} (entry {first}: {np.asarray(values).ravel()[first]})")

@@ -1,0 +1,138 @@
+"""The columns of a batch: access to its fields, without any rules.
+
+In shapes, N is the number of episodes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, get_args
+
+import numpy as np
+
+from rewardfleet.wire.episode import RewardKind
+from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.score import Score
+
+from .arrays import Bools, Floats
+from .groups import Grouping
+from .motion import commanded_path
+
+#: Scalar fields.
+NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature")
+
+_KIND_CODES = {kind: code for code, kind in enumerate(get_args(RewardKind))}
+
+
+class Columns:
+    """The fields of N episodes as arrays, each made when it is first used.
+
+    Args:
+        items: Objects with the attributes of `EpisodeRequest`; their lists may be arrays.
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+        self._kinds = np.array([_KIND_CODES.get(item.kind, -1) for item in items], np.int8)
+        self._numbers: dict[str, Floats] = {}
+        self._arrays: dict[tuple[str, int], Floats] = {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The known kinds that occur."""
+        present = set(self._kinds.tolist())
+        return [kind for kind, code in _KIND_CODES.items() if code in present]
+
+    @property
+    def has_known_kind(self) -> Bools:
+        """Episodes whose kind is known, [N]."""
+        known: Bools = self._kinds >= 0
+        return known
+
+    def is_kind(self, kind: str) -> Bools:
+        """Return whether an episode is of a kind, [N]."""
+        same: Bools = self._kinds == _KIND_CODES[kind]
+        return same
+
+    def number(self, name: str) -> Floats:
+        """Return a scalar field, or the number of `visual_success`, [N]; NaN if it is missing."""
+        column = self._numbers.get(name)
+        if column is None:
+            get = visual_score if name == "visual_success" else attrgetter(name)
+            column = np.array(list(map(get, self.items)), float)
+            self._numbers[name] = column
+        return column
+
+    def has(self, name: str) -> Bools:
+        """Return whether a field is given, [N]."""
+        if name in NUMBERS:
+            return np.asarray(~np.isnan(self.number(name)))
+        return np.array([value is not None for value in map(attrgetter(name), self.items)], bool)
+
+    def array(self, index: int, name: str) -> Floats:
+        """Return a list field of one episode.
+
+        Raises:
+            ValueError: Its rows differ in length.
+        """
+        array = self._arrays.get((name, index))
+        if array is None:
+            array = np.asarray(getattr(self.items[index], name), float)
+            self._arrays[name, index] = array
+        return array
+
+    def trajectory(self, index: int, source: str) -> Floats:
+        """Return the `actions` of one episode, [T, A], or its `path`, [T, D].
+
+        An episode without a measured path has the one that its actions command.
+        """
+        if source == "path" and self.items[index].path is None:
+            return commanded_path(self.array(index, "actions"))
+        return self.array(index, source)
+
+    @cached_property
+    def step_fraction(self) -> Floats:
+        """steps/max_steps, [N]; NaN if one is missing."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.number("steps") / self.number("max_steps")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A validated batch, which nothing changes any more.
+
+    Attributes:
+        columns: The fields of all episodes, invalid ones included.
+        ok: [N], whether an episode is valid.
+        reasons: By index: why an episode has no score; None if the judge of its video abstained.
+        grouping: Groups of the valid episodes.
+        group_names: [G].
+    """
+
+    columns: Columns
+    ok: Bools
+    reasons: Mapping[int, RewardFleetError | None]
+    grouping: Grouping
+    group_names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @cached_property
+    def is_normalizable(self) -> Bools:
+        """Valid episodes except those of the kind `reward_model`, which are not normalized, [N]."""
+        return self.ok & ~self.columns.is_kind("reward_model")
+
+
+def visual_score(item: Any) -> float | None:
+    """Return the number of an item's `visual_success`, which may be a video service's response."""
+    value = item.visual_success
+    if isinstance(value, dict):
+        value = value.get("score")
+    elif isinstance(value, Score):
+        value = value.score
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,283 @@
+"""The kinds of rewards and the objectives: the fields that each needs, and how it is computed.
+
+To add a kind, add its name to `RewardKind` in `rewardfleet.wire.episode`, a function and an entry
+in `KINDS` here, and a line to docs/episodes.md. In shapes, N is the number of episodes of a batch,
+M of those of one kind.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from rewardfleet.wire.episode import EpisodeOptions
+
+from . import groups, motion, rewards
+from .arrays import Bools, Floats
+from .batch import Batch
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The reward of each episode of a batch, before normalization.
+
+    Attributes:
+        batch: The episodes.
+        values: [N], NaN where there is no reward.
+        components: By name: [N], NaN where a kind has no such component.
+        step_rewards: By index, for the kinds `hybrid` and `shaped`: [T].
+    """
+
+    batch: Batch
+    values: Floats
+    components: Mapping[str, Floats]
+    step_rewards: Mapping[int, Floats]
+
+
+def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
+    """Compute the reward of each valid episode.
+
+    Args:
+        batch: The result of `validate_batch`.
+        options: The options that the batch was validated with.
+    """
+    values = np.full(len(batch), np.nan)
+    components: dict[str, Floats] = {}
+    step_rewards: dict[int, Floats] = {}
+    for kind in batch.columns.kinds:
+        mask = batch.columns.is_kind(kind) & batch.ok
+        if not mask.any():
+            continue
+        members = Members(batch, mask)
+        computed = KINDS[kind].compute(members, options)
+        values[mask] = computed.rewards
+        for name, column in computed.components.items():
+            components.setdefault(name, np.full(len(batch), np.nan))[mask] = column
+        step_rewards |= zip(members.indices, computed.step_rewards, strict=False)
+    return Rewards(batch, values, components, step_rewards)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The valid episodes of one kind.
+
+    Attributes:
+        batch: All episodes.
+        mask: [N].
+    """
+
+    batch: Batch
+    mask: Bools
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Their indices in the batch, [M]."""
+        indices: list[int] = np.flatnonzero(self.mask).tolist()
+        return indices
+
+    def number(self, name: str) -> Floats:
+        """Return a scalar field, [M]."""
+        return self.batch.columns.number(name)[self.mask]
+
+    def arrays(self, name: str) -> list[Floats]:
+        """Return a list field of each, M arrays."""
+        return [self.batch.columns.array(index, name) for index in self.indices]
+
+    def total_rewards(self) -> Floats:
+        """Return the given episode reward, else the sum of the step rewards, [M].
+
+        NaN where neither is given. Source: verl-agent, `TrajectoryCollector`.
+        """
+        totals, columns = self.number("episode_reward"), self.batch.columns
+        has_steps = columns.has("step_rewards")[self.mask]
+        for i in np.flatnonzero(np.isnan(totals) & has_steps).tolist():
+            totals[i] = columns.array(self.indices[i], "step_rewards").sum()
+        return totals
+
+    def terminal_rewards(self) -> Floats:
+        """Return `total_rewards`, or the success where there is none, [M]."""
+        totals = self.total_rewards()
+        return np.where(np.isnan(totals), self.number("success"), totals)
+
+
+@dataclass(frozen=True)
+class KindRewards:
+    """The rewards of the episodes of one kind.
+
+    Attributes:
+        rewards: [M].
+        components: By name: [M].
+        step_rewards: M arrays [T]; empty if the kind has none.
+    """
+
+    rewards: Floats
+    components: Mapping[str, Floats] = field(default_factory=dict)
+    step_rewards: Sequence[Floats] = ()
+
+
+def _success(members: Members, _: EpisodeOptions) -> KindRewards:
+    values = rewards.success(members.number("success"))
+    return KindRewards(values, {"success": values})
+
+
+def _return(members: Members, _: EpisodeOptions) -> KindRewards:
+    return KindRewards(members.total_rewards())
+
+
+def _reward_model(members: Members, _: EpisodeOptions) -> KindRewards:
+    return KindRewards(members.number("reward_model_score"))
+
+
+def _efficiency(members: Members, options: EpisodeOptions) -> KindRewards:
+    values = _efficiency_values(members, options)
+    return KindRewards(values, {"success": members.number("success")})
+
+
+def _hybrid(members: Members, _: EpisodeOptions) -> KindRewards:
+    episode = members.number("episode_reward")
+    step_rewards = [
+        rewards.hybrid(steps, terminal)
+        for steps, terminal in zip(members.arrays("step_rewards"), episode, strict=True)
+    ]
+    totals = np.array([steps.sum() for steps in step_rewards])
+    return KindRewards(totals, {"episode": episode, "steps": totals - episode}, step_rewards)
+
+
+def _visual(members: Members, _: EpisodeOptions) -> KindRewards:
+    episode, score = members.total_rewards(), members.number("visual_success")
+    values = rewards.visual(episode, score)
+    return KindRewards(values, {"episode": episode, "visual_success": score})
+
+
+def _objectives(members: Members, options: EpisodeOptions) -> KindRewards:
+    """Weigh the objectives, each in [0, 1] except a `progress` outside that range."""
+    total: Floats = np.zeros(len(members.indices))
+    components: dict[str, Floats] = {}
+    for name, weight in options.weights.items():
+        values = components[name] = OBJECTIVES[name].compute(members, options)
+        if options.combine == "normalized":
+            values = _normalized_in_group(members, values)
+        total = total + weight * values
+    if options.combine == "gated":
+        total = total * members.number("success")
+    return KindRewards(total, components)
+
+
+def _shaped(members: Members, options: EpisodeOptions) -> KindRewards:
+    columns, terminal = members.batch.columns, members.terminal_rewards()
+    step_rewards, totals = [], np.zeros(len(terminal))
+    for i, index in enumerate(members.indices):
+        shaping = rewards.shaping(columns.array(index, "progress"), options.gamma)
+        unshaped = np.zeros(len(shaping))
+        if columns.items[index].step_rewards is not None:
+            unshaped = np.array(columns.array(index, "step_rewards"), float)
+        unshaped[-1] += terminal[i] - unshaped.sum()  # the rest of the episode reward
+        step_rewards.append(unshaped + shaping)
+        totals[i] = unshaped.sum() + shaping.sum()
+        terminal[i] = unshaped.sum()
+    return KindRewards(totals, {"episode": terminal, "shaping": totals - terminal}, step_rewards)
+
+
+def _discounted(members: Members, options: EpisodeOptions) -> KindRewards:
+    terminal = members.terminal_rewards()
+    values = rewards.discounted(terminal, members.number("steps"), options.gamma)
+    return KindRewards(values, {"episode": terminal})
+
+
+def _success_values(members: Members, _: EpisodeOptions) -> Floats:
+    return members.number("success")
+
+
+def _efficiency_values(members: Members, options: EpisodeOptions) -> Floats:
+    best = np.full(len(members.indices), np.nan)
+    if options.efficiency == "group_best":
+        best = _group_best_fraction(members.batch)[members.mask]
+    succeeded, steps, limit = (members.number(name) for name in ("success", "steps", "max_steps"))
+    return rewards.efficiency(succeeded, steps, limit, options.efficiency, best=best)
+
+
+def _group_best_fraction(batch: Batch) -> Floats:
+    """Return the least steps/max_steps of a success in the episode's group, [N]."""
+    fraction = batch.columns.step_fraction
+    is_candidate = (batch.columns.number("success") > 0) & ~np.isnan(fraction)
+    return batch.grouping.broadcast(
+        batch.grouping.minimum(np.where(is_candidate, fraction, np.inf))
+    )
+
+
+def _progress_values(members: Members, _: EpisodeOptions) -> Floats:
+    return np.array([progress[-1] for progress in members.arrays("progress")])
+
+
+def _motion_values(
+    formula: Callable[[motion.Trajectories], Floats], source: str
+) -> Callable[[Members, EpisodeOptions], Floats]:
+    """Return a function that applies a formula to the `actions` or the `path` of each episode."""
+
+    def compute(members: Members, _: EpisodeOptions) -> Floats:
+        columns = members.batch.columns
+        trajectories = [columns.trajectory(index, source) for index in members.indices]
+        widths = np.array([each.shape[1] for each in trajectories])
+        values = np.zeros(len(trajectories))
+        for width in np.unique(widths):  # tasks may differ in the width of their actions
+            same = np.flatnonzero(widths == width)
+            values[same] = formula(motion.Trajectories([trajectories[i] for i in same]))
+        return values
+
+    return compute
+
+
+def _normalized_in_group(members: Members, values: Floats) -> Floats:
+    """Normalize an objective within its group, so that no objective dominates by its scale."""
+    grouping = members.batch.grouping.where(members.mask)
+    column = np.zeros(len(members.batch))
+    column[members.mask] = values
+    return groups.normalize(column, grouping, by_std=True, members=members.mask)[members.mask]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """An entry of the table of kinds or of objectives.
+
+    Attributes:
+        requires: The fields that an episode must have. "a or b" is met by either.
+        compute: Computes it, for episodes that have these fields.
+    """
+
+    requires: tuple[str, ...]
+    compute: Callable[[Members, EpisodeOptions], T]
+
+
+_REWARD = "episode_reward or step_rewards"
+_TERMINAL_REWARD = f"{_REWARD} or success"
+_STEPS = ("success", "steps", "max_steps")
+#: What a path can be taken from.
+PATH = "path or actions"
+
+#: The kinds of rewards. `objectives` also needs what the weighted objectives need.
+KINDS: dict[str, Entry[KindRewards]] = {
+    "success": Entry(("success",), _success),
+    "return": Entry((_REWARD,), _return),
+    "reward_model": Entry(("reward_model_score",), _reward_model),
+    "efficiency": Entry(_STEPS, _efficiency),
+    "hybrid": Entry(("step_rewards", "step_token_ends", "episode_reward"), _hybrid),
+    "visual": Entry((_REWARD, "visual_success"), _visual),
+    "objectives": Entry((), _objectives),
+    "shaped": Entry(("progress", _TERMINAL_REWARD), _shaped),
+    "discounted": Entry(("steps", _TERMINAL_REWARD), _discounted),
+}
+
+#: The objectives: one value per episode, [M]; larger is better.
+OBJECTIVES: dict[str, Entry[Floats]] = {
+    "success": Entry(("success",), _success_values),
+    "efficiency": Entry(_STEPS, _efficiency_values),
+    "smoothness": Entry(("actions",), _motion_values(motion.smoothness, "actions")),
+    "low_energy": Entry(("actions",), _motion_values(motion.low_energy, "actions")),
+    "short_path": Entry((PATH,), _motion_values(motion.short_path, "path")),
+    "progress": Entry(("progress",), _progress_values),
+}

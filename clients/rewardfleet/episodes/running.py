@@ -1,0 +1,43 @@
+"""The running mean and variance of the rewards of a training run."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import EPSILON, Floats
+
+
+class RunningMeanStd:
+    """Mean and standard deviation of all rewards so far, updated batch by batch.
+
+    Source: Chan, Golub, LeVeque 1979 (parallel variance), as in Gymnasium's `RunningMeanStd`.
+
+    Attributes:
+        count: Number of rewards.
+        mean: Their mean.
+        m2: Sum of their squared deviations from the mean.
+    """
+
+    def __init__(self, count: int = 0, mean: float = 0.0, m2: float = 0.0) -> None:
+        self.count, self.mean, self.m2 = count, mean, m2
+
+    @property
+    def variance(self) -> float:
+        """Population variance; 0 without rewards."""
+        return self.m2 / self.count if self.count else 0.0
+
+    def updated(self, rewards: ArrayLike) -> "RunningMeanStd":
+        """Return the statistics with `rewards`, [N], included."""
+        values = np.asarray(rewards, float)
+        if not values.size:
+            return self
+        count = self.count + values.size
+        delta = float(values.mean()) - self.mean
+        within = float(((values - values.mean()) ** 2).sum())
+        m2 = self.m2 + within + delta**2 * self.count * values.size / count
+        return RunningMeanStd(count, self.mean + delta * values.size / count, m2)
+
+    def normalize(self, rewards: ArrayLike) -> Floats:
+        """Return (reward - mean)/(std + 1e-6), [N]."""
+        std = np.sqrt(self.variance) + EPSILON
+        normalized: Floats = (np.asarray(rewards, float) - self.mean) / std
+        return normalized

@@ -1,0 +1,272 @@
+"""Validation of a batch: every invalid episode is refused, each with its reason.
+
+What comes after relies on the result: shapes agree, numbers are in range, and every episode that is
+compared with its group has another member to be compared with.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.wire.episode import EpisodeOptions
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score
+
+from .arrays import Bools
+from .batch import Batch, Columns, visual_score
+from .groups import Grouping
+from .kinds import KINDS, OBJECTIVES, PATH
+
+#: Limit on magnitudes: the squares of larger numbers may overflow.
+MAX_MAGNITUDE = 1e100
+_NUMBER = "a number between -1e100 and 1e100"
+
+
+def validate_batch(
+    items: Sequence[Any],
+    options: EpisodeOptions,
+    invalid: Mapping[int, RewardFleetError] | None = None,
+) -> Batch:
+    """Validate a batch; an invalid episode is refused with its reason, and the others go on.
+
+    Args:
+        items: N objects with the attributes of `EpisodeRequest`; their lists may be arrays.
+        options: Options of the batch.
+        invalid: By index: why an item is already known to be invalid.
+    """
+    draft = _Draft(items, invalid or {})
+    _check_uids(draft)
+    _check_kinds(draft)
+    _check_required_fields(draft, options)
+    _check_numbers(draft, options)
+    _check_lists(draft)
+    _check_visual_success(draft)
+    _check_widths(draft, options)
+    grouping, names = _grouped(draft, options)
+    draft.ok.flags.writeable = False
+    return Batch(draft.columns, draft.ok, draft.reasons, grouping, names)
+
+
+class _Draft:
+    """A batch while it is validated.
+
+    Attributes:
+        columns: The fields of the episodes.
+        ok: [N], whether an episode is valid so far.
+        reasons: By index: why it is not; None if the judge of its video abstained.
+    """
+
+    def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
+        self.columns = Columns(items)
+        self.ok: Bools = np.ones(len(items), bool)
+        self.reasons: dict[int, RewardFleetError | None] = dict(invalid)
+        self.ok[list(self.reasons)] = False
+
+    @property
+    def items(self) -> Sequence[Any]:
+        return self.columns.items
+
+    def refuse(self, mask: Bools, reason: Callable[[Any], str]) -> None:
+        """Refuse the episodes in `mask` that are valid so far; `reason` takes the item."""
+        for index in np.flatnonzero(mask & self.ok).tolist():
+            self.refuse_one(index, reason(self.items[index]))
+
+    def refuse_one(self, index: int, reason: str) -> None:
+        name = str(self.items[index].uid)[:60]
+        self.fail(index, InvalidRequest(f"item {index} (uid {name!r}): {reason}"))
+
+    def fail(self, index: int, error: RewardFleetError | None) -> None:
+        self.reasons[index] = error
+        self.ok[index] = False
+
+
+def _check_uids(draft: _Draft) -> None:
+    uids = [item.uid for item in draft.items]
+    if len(set(uids)) == len(uids):
+        return
+    first: dict[str, int] = {}
+    for index, uid in enumerate(uids):
+        if draft.ok[index] and first.setdefault(uid, index) != index:
+            draft.refuse_one(index, f"the same uid as item {first[uid]}")
+
+
+def _check_kinds(draft: _Draft) -> None:
+    known = ", ".join(KINDS)
+    draft.refuse(
+        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
+    )
+
+
+def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:
+    for kind in draft.columns.kinds:
+        for cause, field in _requirements(kind, options):
+            of_kind = draft.columns.is_kind(kind) & draft.ok
+            if not of_kind.any():
+                break
+            given = np.logical_or.reduce([draft.columns.has(name) for name in field.split(" or ")])
+            reason = f"{cause} needs {field}"
+            draft.refuse(of_kind & ~given, lambda _, reason=reason: reason)  # type: ignore[misc] # bound now
+
+
+def _requirements(kind: str, options: EpisodeOptions) -> Iterator[tuple[str, str]]:
+    """Yield what an episode of a kind must have: the kind or option that needs it, and the field.
+
+    A field "a or b" is met by either.
+    """
+    yield from ((f"kind {kind}", field) for field in KINDS[kind].requires)
+    if kind == "objectives":
+        for name in options.weights:
+            yield from ((f"objective {name}", field) for field in OBJECTIVES[name].requires)
+        if options.combine == "gated":
+            yield "combine: gated", "success"
+        if options.combine == "normalized":
+            yield "combine: normalized", "group"
+    if kind in {"efficiency", "objectives"} and options.efficiency == "group_best":
+        yield "efficiency: group_best", "group"
+    if kind != "reward_model":
+        if options.normalize == "length":
+            yield "normalize: length", "steps"
+        elif options.normalize in {"group_mean", "group_std"}:
+            yield f"normalize: {options.normalize}", "group"
+    if options.filter.select == "efficient":
+        for field in ("steps", "max_steps", "success"):
+            yield "filter.select: efficient", field
+    if options.clusters is not None:
+        yield "clusters", PATH if options.clusters.over == "path" else "actions"
+
+
+def _check_numbers(draft: _Draft, options: EpisodeOptions) -> None:
+    """Check the ranges of scalar fields; a missing one, NaN, is outside of none."""
+    number, refuse = draft.columns.number, draft.refuse
+    steps, limit, success = number("steps"), number("max_steps"), number("success")
+    refuse(steps < 0, lambda item: f"steps: 0 or more (got {item.steps:g})")
+    refuse(limit <= 0, lambda item: f"max_steps: above 0 (got {item.max_steps:g})")
+    refuse(limit < 1 / MAX_MAGNITUDE, lambda item: f"max_steps: too small (got {item.max_steps:g})")
+    refuse(steps > limit, lambda item: f"steps {item.steps:g} exceed max_steps {item.max_steps:g}")
+    refuse(
+        ~(np.isnan(success) | (success == 0) | (success == 1)),
+        lambda item: f"success: 0 or 1 (got {item.success})",
+    )
+    refuse(
+        number("temperature") < 0,
+        lambda item: f"temperature: 0 or above (got {item.temperature:g})",
+    )
+    for name in ("steps", "max_steps", "episode_reward", "reward_model_score", "temperature"):
+        is_large = np.abs(number(name)) > MAX_MAGNITUDE
+        refuse(is_large, lambda _, name=name: f"{name}: {_NUMBER}")  # type: ignore[misc] # bound now
+    if options.normalize == "length":
+        is_empty = (steps == 0) & ~draft.columns.is_kind("reward_model")
+        refuse(is_empty, lambda _: "steps: a length to divide by is above 0")
+
+
+def _check_lists(draft: _Draft) -> None:
+    """Check the shapes and magnitudes of list fields, of the episodes that have any."""
+    having_lists = [
+        index
+        for index, item in enumerate(draft.items)
+        if item.step_rewards is not None
+        or item.progress is not None
+        or item.actions is not None
+        or item.path is not None
+    ]
+    for index in having_lists:
+        if draft.ok[index]:
+            reason = _invalid_list(draft.columns, index, draft.items[index])
+            if reason is not None:
+                draft.refuse_one(index, reason)
+
+
+def _invalid_list(columns: Columns, index: int, item: Any) -> str | None:
+    """Return why a list field of an episode is invalid, or None."""
+    lengths: dict[str, int] = {}
+    for name, dimensions in (("step_rewards", 1), ("progress", 1), ("actions", 2), ("path", 2)):
+        if getattr(item, name) is None:
+            continue
+        try:
+            values = columns.array(index, name)
+        except ValueError:
+            return f"{name}: its rows are of different lengths"
+        if values.ndim != dimensions or not values.size:
+            return f"{name}: [{'T' if dimensions == 1 else 'T, A'}] with one step or more"
+        if not (np.abs(values) <= MAX_MAGNITUDE).all():
+            return f"{name}: {_NUMBER}"
+        lengths[name] = len(values)
+    if item.step_token_ends is not None:
+        ends = np.asarray(item.step_token_ends)
+        lengths["step_token_ends"] = len(ends)
+        if len(ends) and (ends[0] < 0 or (np.diff(ends) <= 0).any()):
+            return "step_token_ends: token indices from 0, strictly rising"
+    lengths.pop("path", None)  # as many points as actions, or one more
+    if len(set(lengths.values())) > 1:
+        return f"one entry per step in each list (got {lengths})"
+    return None
+
+
+def _check_visual_success(draft: _Draft) -> None:
+    """Check video scores. If the video has no score, the episode has its error or abstention."""
+    is_visual = draft.columns.is_kind("visual")
+    if not (is_visual & draft.ok).any():
+        return
+    for index in np.flatnonzero(is_visual & draft.ok).tolist():
+        value = draft.items[index].visual_success
+        if isinstance(value, dict):
+            try:
+                value = Score.model_validate(value)
+            except ValueError:
+                draft.refuse_one(index, "visual_success: a number or a Score")
+                continue
+        if isinstance(value, Score) and value.score is None:
+            problem = value.error
+            draft.fail(index, RewardFleetError.from_problem(problem) if problem else None)
+    score = draft.columns.number("visual_success")
+    draft.refuse(
+        is_visual & ~((score >= 0) & (score <= 1)),
+        lambda item: f"visual_success: in [0, 1] (got {visual_score(item)})",
+    )
+
+
+def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
+    """Check that trajectories that are compared have the width of the first one of their group."""
+    if options.clusters is None:
+        return
+    source = options.clusters.over
+    widths: dict[str, int] = {}
+    for index in np.flatnonzero(draft.ok).tolist():
+        group = draft.items[index].group
+        if group is None:
+            continue
+        width = draft.columns.trajectory(index, source).shape[1]
+        if widths.setdefault(group, width) != width:
+            others = widths[group]
+            draft.refuse_one(index, f"{source}: width {width}, but {others} in its group")
+
+
+def _grouped(draft: _Draft, options: EpisodeOptions) -> tuple[Grouping, list[str]]:
+    """Group the valid episodes. Refuse an episode that has no other to be compared with."""
+    grouping, names = _by_name(draft)
+    for compared in _comparisons(draft.columns, options):
+        others = grouping.where(compared & draft.ok)
+        is_alone = others.broadcast(others.sizes.astype(float)) == 1
+        if is_alone.any():
+            draft.refuse(
+                is_alone,
+                lambda item: f"no other member of group {item.group[:60]!r} to compare it with",
+            )
+            grouping, names = _by_name(draft)
+    return grouping, names
+
+
+def _by_name(draft: _Draft) -> tuple[Grouping, list[str]]:
+    names = [item.group for item in draft.items]
+    for index in draft.reasons:
+        names[index] = None
+    return Grouping.by_name(names)
+
+
+def _comparisons(columns: Columns, options: EpisodeOptions) -> Iterator[Bools]:
+    """Yield each set of episodes that are compared within their groups, [N]."""
+    if options.combine == "normalized":  # first: an episode it refuses leaves the next set
+        yield columns.is_kind("objectives")
+    if options.normalize in {"group_mean", "group_std"}:
+        yield ~columns.is_kind("reward_model")

@@ -1,0 +1,102 @@
+"""The judge PRIMO-R1 (arXiv 2603.15600): a Qwen2.5-VL that reasons before it answers."""
+
+import ast
+from pathlib import Path
+
+from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.vlm.factory import (
+    check_fits,
+    defer_vllm,
+    optional_prompt,
+    required_path,
+)
+from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
+from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
+from rewardfleet_server.video.judges.vlm.readouts import SamplingParams, TextReadout
+from rewardfleet_server.video.prompts import PRIMO_SYSTEM, PRIMO_USER, Prompt
+from rewardfleet_server.video.settings import VideoSettings
+
+from .qwen import load_checkpoint
+
+
+def build(settings: VideoSettings) -> DeferredJudge:
+    """Build the judge `PRIMO-R1`.
+
+    Raises:
+        ValueError: The checkpoint, the GPUs or the prompts do not fit the settings.
+    """
+    if settings.readout != "text":
+        raise ValueError(f"--readout {settings.readout}: PRIMO-R1 has the readout text only")
+    path = required_path(
+        "PRIMO-R1", "--primo-model-path", settings.primo_model_path or settings.model_path
+    )
+    checkpoint = load_checkpoint(
+        path, settings, settings.primo_max_model_len, "--primo-max-model-len"
+    )
+    checkpoint.check_max_tokens(settings.primo_max_tokens, "--primo-max-tokens")
+    spec = judge_spec(settings)
+    check_fits(spec, checkpoint)
+    return defer_vllm(
+        spec,
+        checkpoint,
+        settings,
+        tensor_parallel_size=settings.primo_tensor_parallel_size,
+        gpu_memory_utilization=settings.primo_gpu_memory_utilization,
+        gpu_memory_flag="--primo-gpu-memory-utilization",
+    )
+
+
+def judge_spec(settings: VideoSettings) -> JudgeSpec:
+    """Return how PRIMO-R1 is used as a judge: its layout, prompts and sampling.
+
+    Raises:
+        ValueError: A prompt is not accepted.
+    """
+    system, user = PRIMO_SYSTEM, PRIMO_USER
+    if settings.primo_prompts is not None:
+        system, user = authors_prompts(settings.primo_prompts)
+    return JudgeSpec(
+        name="PRIMO-R1",
+        readouts={"text": TextReadout(user, strict_tags=True, component="progress")},
+        sampling=SamplingParams(
+            settings.primo_temperature, settings.primo_top_p, settings.primo_max_tokens
+        ),
+        layout=FirstVideoLast(),
+        prompt=optional_prompt(settings.primo_user_prompt),
+        system=optional_prompt(settings.primo_system_prompt) or system,
+    )
+
+
+def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
+    """Read PRIMO-R1's system and user prompt from its authors' `src/primo_prompts.py`.
+
+    The file is parsed, not executed. Its user prompt has no question, as each record of the
+    authors' data brings its own; the question of our prompt is put there.
+
+    Raises:
+        ValueError: The file does not assign these texts.
+    """
+    texts: dict[str, object] = {}
+    try:
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
+                    texts[name] = ast.literal_eval(value)
+        system, template = str(texts["SYSTEM_PROMPT"]), str(texts["QUESTION_TEMPLATE"])
+        hints = texts["TYPE_TEMPLATE"]
+        hint = str(hints["regression"]) if isinstance(hints, dict) else ""
+    except (SyntaxError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"--primo-prompts {file}: it must assign the texts SYSTEM_PROMPT, QUESTION_TEMPLATE "
+            f"and TYPE_TEMPLATE, as the authors' src/primo_prompts.py does ({error})"
+        ) from error
+    question = PRIMO_USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
+    before, _, after = template.replace("{question_type}", "regression").partition("{Question}")
+    user = f"{_escaped(before)}{question}{_escaped(after + hint)}"
+    return Prompt.of(_escaped(system), "primo_system_authors"), Prompt.of(
+        user, "primo_user_authors"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,217 @@
+"""How models of the Qwen-VL family turn frames into tokens.
+
+The sizes are those of `smart_resize` in qwen-vl-utils: both sides are multiples of the side of one
+token, and the area lies between a minimum and a maximum number of tokens. If the caller allows
+fewer pixels than the minimum, the caller's limit applies. `QwenGeometry` resizes each frame once.
+Compared with the way of qwen-vl-utils for files, its pixels differ by at most 4 of 255 levels and
+by a fifth of a level on average. `QwenVlUtilsGeometry` calls qwen-vl-utils itself.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from PIL import Image
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.video.judges.vlm import Conversation, Frames, ImagePart, VideoPart
+
+#: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.
+_VIDEO_TOKENS = (128, 768)
+_IMAGE_TOKENS = (4, 16384)
+#: The most that the longer side may be of the shorter one, in qwen-vl-utils 0.0.14.
+_MAX_RATIO = 200
+
+_PLACEHOLDERS = re.compile(r"<\|(?:image|video)_pad\|>")
+
+
+@dataclass(frozen=True)
+class QwenGeometry:
+    """The geometry of a checkpoint; resizes each frame once, with torch.
+
+    Attributes:
+        patch: Pixels per side of a patch.
+        merge: Patches per side of a token.
+        temporal: Frames that one token covers.
+        max_pixels: The most pixels of a frame of a video, whatever requests allow; None for no
+            limit.
+    """
+
+    placeholders: ClassVar[re.Pattern[str]] = _PLACEHOLDERS
+    frame_resize: ClassVar[str] = "single"
+
+    patch: int
+    merge: int
+    temporal: int = 2
+    max_pixels: int | None = None
+
+    @classmethod
+    def from_config(
+        cls, path: str, config: Mapping[str, Any], *, max_pixels: int | None = None
+    ) -> Self:
+        """Read the geometry from the `config.json` of the checkpoint at `path`.
+
+        Raises:
+            ValueError: It is not a model of the family.
+        """
+        vision = config.get("vision_config") or {}
+        if "spatial_merge_size" not in vision:
+            raise ValueError(
+                f"--model-path {path}: {config.get('model_type', 'this')!r} is not a "
+                "vision-language model of the Qwen-VL family (Qwen2.5-VL, Qwen3-VL and models "
+                "derived from them)"
+            )
+        return cls(
+            patch=vision.get("patch_size", 14),
+            merge=vision["spatial_merge_size"],
+            temporal=vision.get("temporal_patch_size", 2),
+            max_pixels=max_pixels,
+        )
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.frame_resize} Geometry(patch={self.patch}, merge={self.merge}, "
+            f"temporal={self.temporal}, max_pixels={self.max_pixels})"
+        )
+
+    @property
+    def side(self) -> int:
+        """Pixels per side of a token."""
+        return self.patch * self.merge
+
+    def video_size(self, height: int, width: int, max_pixels: int) -> tuple[int, int]:
+        """Return the height and width in pixels to which frames of a video are resized.
+
+        Raises:
+            InvalidRequest: The frames are too narrow.
+        """
+        least, most = (tokens * self.side**2 for tokens in _VIDEO_TOKENS)
+        most = min(most, max_pixels, self.max_pixels or max_pixels)
+        return self._size(height, width, min(least, most), most)
+
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width in pixels to which an image is resized.
+
+        Raises:
+            InvalidRequest: The image is too narrow.
+        """
+        least, most = (tokens * self.side**2 for tokens in _IMAGE_TOKENS)
+        return self._size(height, width, least, most)
+
+    def tokens(self, conversation: Conversation) -> int:
+        return sum(
+            self._tokens_of(part) for part in conversation.parts if not isinstance(part, str)
+        )
+
+    def _tokens_of(self, part: ImagePart | VideoPart) -> int:
+        frames = 1 if isinstance(part, ImagePart) else len(part.frames) // self.temporal
+        return frames * math.prod(self._size_of(part)) // self.side**2
+
+    def _size_of(self, part: ImagePart | VideoPart) -> tuple[int, int]:
+        if isinstance(part, ImagePart):
+            return self.image_size(*part.frame.shape[:2])
+        height, width = part.frames[0].shape[:2]
+        return self.video_size(height, width, part.max_pixels)
+
+    def _size(self, height: int, width: int, least: int, most: int) -> tuple[int, int]:
+        """Apply `smart_resize` of qwen-vl-utils 0.0.14."""
+        if max(height, width) > _MAX_RATIO * min(height, width):
+            raise InvalidRequest(
+                f"frames of {width}x{height}: no side may be more than {_MAX_RATIO} times the other"
+            )
+        sides = [max(self.side, round(side / self.side) * self.side) for side in (height, width)]
+        if math.prod(sides) > most:
+            shrink = math.sqrt(height * width / most)
+            sides = [
+                max(self.side, math.floor(side / shrink / self.side) * self.side)
+                for side in (height, width)
+            ]
+        elif math.prod(sides) < least:
+            grow = math.sqrt(least / (height * width))
+            sides = [math.ceil(side * grow / self.side) * self.side for side in (height, width)]
+        return sides[0], sides[1]
+
+    def prepare(self, conversation: Conversation) -> Conversation:
+        return replace(conversation, parts=tuple(map(self._prepared, conversation.parts)))
+
+    def _prepared(self, part: ImagePart | VideoPart | str) -> ImagePart | VideoPart | str:
+        if isinstance(part, str):
+            return part
+        size = self._size_of(part)
+        if isinstance(part, ImagePart):
+            return replace(part, frame=_resized(part.frame[None], size)[0])
+        return replace(part, frames=_resized(np.stack(list(part.frames)), size))
+
+
+def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
+    """Resize as torchvision does, bicubic with antialiasing, but in uint8 throughout."""
+    if frames.shape[1:3] == size:
+        return frames
+    # Imported here: services without a model need not wait seconds for torch.
+    import torch  # noqa: PLC0415
+    from torch.nn.functional import interpolate  # noqa: PLC0415
+
+    # The permuted view is in torch's memory format "channels last": its fast path.
+    channels_first = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    resized = interpolate(channels_first, size, mode="bicubic", antialias=True)
+    result: Frames = np.ascontiguousarray(resized.permute(0, 2, 3, 1).numpy())
+    return result
+
+
+@dataclass(frozen=True)
+class QwenVlUtilsGeometry(QwenGeometry):
+    """The same sizes, but `qwen_vl_utils.process_vision_info` resizes lists of frames, twice.
+
+    Raises:
+        ValueError: The package is missing.
+    """
+
+    frame_resize: ClassVar[str] = "qwen-vl-utils"
+
+    def __post_init__(self) -> None:
+        try:
+            import qwen_vl_utils  # noqa: F401, PLC0415 - imports torch, which takes seconds
+        except ImportError as error:
+            raise ValueError(
+                f"--frame-resize qwen-vl-utils: {error}; pip install qwen-vl-utils"
+            ) from None
+
+    def prepare(self, conversation: Conversation) -> Conversation:
+        from qwen_vl_utils import process_vision_info  # noqa: PLC0415 - see `__post_init__`
+
+        content = [self._message_part(part) for part in conversation.parts]
+        all_images, all_videos = process_vision_info(
+            [{"role": "user", "content": content}], image_patch_size=self.patch
+        )
+        images, videos = iter(all_images or ()), iter(all_videos or ())
+        parts: list[ImagePart | VideoPart | str] = []
+        for part in conversation.parts:
+            if isinstance(part, ImagePart):
+                parts.append(replace(part, frame=np.asarray(next(images))))
+            elif isinstance(part, VideoPart):
+                # Float tensors of whole numbers, channels first.
+                frames = next(videos).byte().permute(0, 2, 3, 1).contiguous().numpy()
+                parts.append(replace(part, frames=frames))
+            else:
+                parts.append(part)
+        return replace(conversation, parts=tuple(parts))
+
+    def _message_part(self, part: ImagePart | VideoPart | str) -> dict[str, Any]:
+        if isinstance(part, ImagePart):
+            return {"type": "image", "image": Image.fromarray(part.frame)}
+        if isinstance(part, VideoPart):
+            height, width = part.frames[0].shape[:2]
+            size = self.video_size(height, width, part.max_pixels)
+            return {
+                "type": "video",
+                "video": [Image.fromarray(frame) for frame in part.frames],
+                # Given no size for a list of frames, the library rounds to twice the side of a
+                # token, and fails if its minimum is above what the caller allows.
+                "resized_height": size[0],
+                "resized_width": size[1],
+            }
+        return {"type": "text", "text": part}

@@ -1,0 +1,46 @@
+"""The errors of the client: their tables, the drawn tree, and the mapping of httpx's errors."""
+
+import re
+
+import httpx
+import pytest
+
+from rewardfleet import DeadlineExceeded, RewardFleetError, Unavailable, service
+from rewardfleet.transport import _map_http_errors
+from rewardfleet.wire import errors
+from rewardfleet.wire.errors import ERRORS, STATUS
+
+
+def test_the_drawn_tree_shows_every_error_with_its_status():
+    drawn = re.findall(r"^[├└]── (\w+) +(\d+)  \S", errors.__doc__, re.MULTILINE)
+    assert drawn == [(error.__name__, str(error.status)) for error in ERRORS.values()]
+
+
+def test_a_subclass_without_a_kind_is_not_in_the_tables():
+    assert service.Abstained not in ERRORS.values()
+    assert STATUS[service.Abstained.kind] == service.Abstained.status == 500
+
+
+def subclasses(base: type[Exception]) -> set[type[Exception]]:
+    return {base}.union(*(subclasses(each) for each in base.__subclasses__()))
+
+
+def expected(error: type[Exception]) -> type[RewardFleetError]:
+    is_timeout = issubclass(error, httpx.TimeoutException | TimeoutError)
+    return DeadlineExceeded if is_timeout and error is not httpx.ConnectTimeout else Unavailable
+
+
+@pytest.mark.parametrize(
+    "error", sorted({*subclasses(httpx.RequestError), TimeoutError}, key=lambda each: each.__name__)
+)
+def test_every_request_error_of_httpx_becomes_a_typed_error(error: type[Exception]):
+    matches = pytest.raises(expected(error), match=r"http://a\b")
+    with matches as failure, _map_http_errors("http://a", 5):
+        raise error("message with {braces}")
+    assert type(failure.value) is expected(error)
+    assert isinstance(failure.value.__cause__, error)
+
+
+def test_other_errors_are_not_mapped():
+    with pytest.raises(ZeroDivisionError), _map_http_errors("http://a", 5):
+        1 / 0  # noqa: B018 - raises

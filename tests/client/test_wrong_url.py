@@ -1,0 +1,143 @@
+"""A client whose URL leads to another service, or to no rewardfleet service at all."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from rewardfleet import (
+    BackendFailed,
+    InvalidRequest,
+    NotFound,
+    RewardFleet,
+    code_request,
+    video_request,
+)
+from rewardfleet.transport import SERVICE_HEADER
+from rewardfleet_server.cli import main
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+from rewardfleet_server.video.app import create_app as create_video_app
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import LONG_CLIP, Serve
+from .conftest import answering, http_response
+
+TASK = "put the bowl on the plate"
+TESTS = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}]}
+REQUEST = video_request(TASK, b"a video file")
+NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
+
+
+@pytest.fixture
+def code_url() -> Iterator[str]:
+    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
+        yield url
+
+
+@pytest.mark.parametrize("coalesce_s", [0.0, 0.01])
+async def test_every_call_names_the_service_that_answered(code_url: str, coalesce_s: float):
+    async with RewardFleet(video=code_url, coalesce_s=coalesce_s) as fleet:
+        for call in (
+            fleet.video.score(TASK, b"a video file"),
+            fleet.video.reward(TASK, b"a video file"),
+            fleet.video.score_batch([REQUEST]),
+            fleet.video.score_batch([REQUEST] * 3),
+            fleet.video.rewards([REQUEST] * 3),
+            fleet.video.health(),
+        ):
+            with pytest.raises(InvalidRequest, match=NAMES_THE_SERVICE) as failure:
+                await call
+            assert code_url in str(failure.value)
+
+
+async def test_every_coalesced_caller_gets_the_error(code_url: str):
+    async with RewardFleet(video=code_url, coalesce_s=0.05) as fleet:
+        calls = [fleet.video.score(TASK, b"a video file", nframes=n) for n in (1, 2, 3)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(failure) for failure in failures] == [InvalidRequest] * 3
+    assert all(NAMES_THE_SERVICE in str(failure) for failure in failures)
+
+
+async def test_a_code_client_at_the_video_service(serve: Serve):
+    async with RewardFleet(code=str(serve().base_url)) as fleet:
+        for call in (
+            fleet.code.score("print(1)", TESTS),
+            fleet.code.score_batch([code_request("print(1)", TESTS)]),
+        ):
+            with pytest.raises(InvalidRequest, match="is the video service, not the code service"):
+                await call
+
+
+async def test_on_failure_applies_to_a_wrong_url_as_well(code_url: str):
+    async with RewardFleet(video=code_url, on_failure=-1.0) as fleet:
+        assert await fleet.video.reward(TASK, b"a video file") == -1.0
+
+
+def test_the_command_names_the_service_that_answered(
+    code_url: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["score", "video", str(LONG_CLIP), TASK, "--url", code_url]) == 2
+    output = capsys.readouterr()
+    assert NAMES_THE_SERVICE in output.err
+    assert not output.out
+
+
+async def test_a_proxy_may_remove_the_header():
+    app = create_video_app(VideoSettings(), {"fake": FakeJudge(0.75)})
+    removed = []
+
+    async def proxied(scope, receive, send):
+        async def send_without_header(message):
+            if message["type"] == "http.response.start":
+                name = SERVICE_HEADER.encode()
+                removed.extend(value for key, value in message["headers"] if key == name)
+                others = [header for header in message["headers"] if header[0] != name]
+                message = {**message, "headers": others}
+            await send(message)
+
+        await app(scope, receive, send_without_header)
+
+    with serving(proxied) as url:
+        async with RewardFleet(video=url, binary_reward=False) as fleet:
+            assert (await fleet.video.health()).status == "ok"
+            assert await fleet.video.reward(TASK, LONG_CLIP.read_bytes()) == 0.75
+            scores = await fleet.video.score_batch([REQUEST])
+    assert scores[0].error.kind == "invalid", "an item of a batch fails individually"
+    assert removed == [b"video"] * 3
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        (
+            http_response("404 Not Found", "<html>nginx</html>"),
+            NotFound,
+            r"without a rewardfleet error \(got '<html>nginx</html>'\); is this the URL of a",
+        ),
+        (
+            http_response("404 Not Found", '{"detail": "Not Found"}'),
+            NotFound,
+            "is this the URL of a rewardfleet service?",
+        ),
+        (
+            http_response("405 Method Not Allowed", ""),
+            InvalidRequest,
+            "is this the URL of a rewardfleet service?",
+        ),
+        (
+            http_response("200 OK", "<html>welcome</html>"),
+            BackendFailed,
+            "is not a valid VideoScore; is it a rewardfleet service of this version?",
+        ),
+    ],
+    ids=["html-404", "json-404", "405", "html-200"],
+)
+async def test_another_server_is_recognized(response: bytes, error, message: str, monkeypatch):
+    monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)
+    with answering(response) as url:
+        async with RewardFleet(video=url) as fleet:
+            with pytest.raises(error, match=message) as failure:
+                await fleet.video.score(TASK, "clip.mp4")
+    assert url in str(failure.value)

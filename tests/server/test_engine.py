@@ -1,0 +1,296 @@
+"""The engine by itself, and the metrics of one item on every route."""
+
+import asyncio
+import gc
+import logging
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, JsonValue
+
+from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, InternalError, InvalidRequest
+from rewardfleet.wire.score import Request, Score, Status, Timing
+from rewardfleet_server.admission import Admission
+from rewardfleet_server.cache.memory import MemoryCache
+from rewardfleet_server.engine import CachePolicy, Engine, Plan
+from rewardfleet_server.http.app import create_app
+from rewardfleet_server.http.routes import Route, Service
+from rewardfleet_server.logs import RequestIdFilter
+from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry
+from rewardfleet_server.testing import serving, wait_until
+from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.tracing import stage
+
+
+class Item(Request):
+    """What the test scorer does with an item."""
+
+    behavior: str
+    key: str = ""
+
+
+class ScriptedScorer:
+    """Scores, abstains or fails, as the item says."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    async def plan(self, request: Item, upload: object = None) -> Plan[Score]:
+        if request.behavior == "refused":
+            raise InvalidRequest("refused when planned")
+
+        async def compute() -> Score:
+            self.computed += 1
+            timing = Timing()
+            with stage(timing, "backend"):
+                await asyncio.sleep(5 if request.behavior == "slow" else 0.002)
+            if request.behavior == "fails":
+                raise BackendFailed("the backend failed")
+            if request.behavior == "raises":
+                raise RuntimeError("not a type of ours")
+            if request.behavior == "abstains":
+                return Score(
+                    score=None, status=Status.ABSTAINED, backend="scripted", timing_ms=timing
+                )
+            score = self.computed / 100 if request.behavior == "changes" else 0.25
+            return Score(score=score, status=Status.OK, backend="scripted", timing_ms=timing)
+
+        return Plan("scripted", compute, CachePolicy((request.key,)) if request.key else None)
+
+    def provenance(self, backend: str) -> dict[str, JsonValue]:
+        return {"backend": backend}
+
+    def check_ready(self) -> None:
+        pass
+
+
+class Reply(BaseModel):
+    reward: float | None
+
+
+Scripted = Engine[Item, Score]
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry("test", admission())
+
+
+def admission() -> Admission:
+    return Admission(max_in_flight=8, max_queue_depth=8, max_total_body_bytes=1000)
+
+
+def engine(telemetry: Telemetry, **options: Any) -> Scripted:
+    return Engine(
+        ScriptedScorer(),
+        Score,
+        cache=MemoryCache(10_000),
+        admission=admission(),
+        telemetry=telemetry,
+        **options,
+    )
+
+
+async def test_an_engine_scores_without_http(telemetry: Telemetry):
+    score = await engine(telemetry).score_item(Item(behavior="scores"))
+    assert (score.score, score.status, score.backend) == (0.25, "ok", "scripted")
+    assert 2 <= score.timing_ms.backend <= score.timing_ms.total
+    assert 'rewardfleet_results_total{backend="scripted",service="test",status="ok"} 1.0' in (
+        telemetry.exposition().decode()
+    )
+
+
+async def test_every_failure_of_the_engine_has_a_type(telemetry: Telemetry):
+    scripted = engine(telemetry)
+    with pytest.raises(BackendFailed, match="the backend failed"):
+        await scripted.score_item(Item(behavior="fails"))
+    with pytest.raises(InternalError, match="internal error"):
+        await scripted.score_item(Item(behavior="raises"))
+    with pytest.raises(InvalidRequest, match="refused when planned"):
+        await scripted.score_item(Item(behavior="refused"))
+    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        await scripted.score_item(Item(behavior="slow"), RequestContext(timeout_s=0.05))
+
+
+async def test_the_error_of_an_item_is_part_of_its_score_in_a_batch(telemetry: Telemetry):
+    items = [Item(behavior="scores"), Item(behavior="fails"), InvalidRequest("not an item")]
+    context = RequestContext()
+    scores = await engine(telemetry).score_batch(items, context)
+    assert [score.status for score in scores] == ["ok", "error", "error"]
+    assert [score.backend for score in scores] == ["scripted", "scripted", ""]
+    assert scores[1].error and scores[1].error.kind == "backend_failed"
+    assert scores[1].error.request_id == context.request_id
+    assert scores[2].error and scores[2].error.detail == "not an item"
+    assert context.items == 3
+
+
+async def test_a_failure_keeps_nothing_of_its_request_alive(telemetry: Telemetry):
+    """A cycle through its traceback would keep uploaded files open until a collection."""
+
+    class Upload:
+        pass
+
+    gc.disable()
+    try:
+        upload = Upload()
+        gone = weakref.ref(upload)
+        with pytest.raises(BackendFailed):
+            await engine(telemetry).score_item(Item(behavior="fails"), None, upload)
+        del upload
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_score_stored_with_other_fields_is_not_looked_up(telemetry: Telemetry):
+    class Wider(Score):
+        new_field: int
+
+    cache = MemoryCache(10_000)
+    parts = {"cache": cache, "admission": admission(), "telemetry": telemetry}
+    scorer = ScriptedScorer()
+    old = Engine(scorer, Score, **parts)
+    await old.score_item(Item(behavior="scores", key="k"))
+    assert (await old.score_item(Item(behavior="scores", key="k"))).cached
+    wider = Engine(scorer, Wider, **parts)
+    assert not (await wider.score_item(Item(behavior="scores", key="k"))).cached
+
+
+# The same item on every route
+
+
+def routes(scripted: Scripted) -> list[Route[Any]]:
+    """A third-party wire format."""
+
+    async def grade(item: Item, context: RequestContext) -> Reply:
+        return Reply(reward=(await scripted.score_item(item, context)).score)
+
+    return [Route("/grade", "Grade one item", Item, Reply, grade)]
+
+
+#: How to send an item to each route.
+ROUTES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
+    "/score": lambda item: item,
+    "/score/batch": lambda item: {"items": [item]},
+    "/grade": lambda item: item,
+}
+
+
+@pytest.fixture
+def serve_scripted() -> Iterator[Callable[..., httpx.Client]]:
+    with ExitStack() as stack:
+
+        def start(**settings: object) -> httpx.Client:
+            service = Service("test", "For tests.", ScriptedScorer(), Item, Score, routes=routes)
+            url = stack.enter_context(serving(create_app(service, ServerSettings(**settings))))
+            return stack.enter_context(
+                httpx.Client(base_url=url, trust_env=False, verify=False, timeout=10)
+            )
+
+        yield start
+
+
+def item_metrics(client: httpx.Client) -> dict[str, float]:
+    """Return every series that counts items, without the times that differ from run to run."""
+    counted = re.compile(
+        r"rewardfleet_(?:results_total|score_(?:bucket|count|sum)|stage_duration_seconds_count|"
+        r"cache_\w+_total)\{.*"
+    )
+    lines = [line for line in client.get("/metrics").text.splitlines() if counted.match(line)]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@pytest.mark.parametrize("behavior", ["scores", "abstains", "fails", "raises", "refused"])
+def test_an_item_has_the_same_metrics_on_every_route(serve_scripted, behavior: str):
+    found = {}
+    for path, body in ROUTES.items():
+        client = serve_scripted()
+        client.post(path, json=body({"behavior": behavior}))
+        found[path] = item_metrics(client)
+    assert found["/score"]
+    assert found["/score"] == found["/score/batch"] == found["/grade"]
+    status = {"scores": "ok", "abstains": "abstained"}.get(behavior, "error")
+    assert sum(n for name, n in found["/score"].items() if f'status="{status}"' in name) == 1
+
+
+def test_an_invalid_item_has_the_same_metrics_alone_and_in_a_batch(serve_scripted):
+    found = []
+    for path, body in (("/score", {}), ("/score/batch", {"items": [{}]})):
+        client = serve_scripted()
+        client.post(path, json=body)
+        found.append(item_metrics(client))
+    assert found[0] == found[1]
+    assert found[0]['rewardfleet_results_total{backend="",service="test",status="error"}'] == 1
+
+
+@pytest.mark.parametrize("audit_rate", [0, 1])
+def test_a_cached_and_an_audited_item_have_the_same_metrics_on_every_route(
+    serve_scripted, audit_rate: int
+):
+    found = {}
+    for path, body in ROUTES.items():
+        client = serve_scripted(cache_audit_rate=audit_rate)
+        for _ in range(2):
+            assert client.post(path, json=body({"behavior": "scores", "key": "k"})).is_success
+        found[path] = item_metrics(client)
+    assert found["/score"] == found["/score/batch"] == found["/grade"]
+    metrics = found["/score"]
+    assert metrics['rewardfleet_cache_lookups_total{result="hit",service="test"}'] == 1
+    assert metrics['rewardfleet_cache_lookups_total{result="miss",service="test"}'] == 1
+    agreed = metrics.get('rewardfleet_cache_audits_total{result="agree",service="test"}', 0)
+    assert agreed == audit_rate
+
+
+def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
+    for path, body in ROUTES.items():
+        client = serve_scripted(cache_audit_rate=1)
+        for _ in range(2):
+            assert client.post(path, json=body({"behavior": "changes", "key": "k"})).is_success
+        disagree = 'rewardfleet_cache_audits_total{result="disagree",service="test"}'
+        assert item_metrics(client)[disagree] == 1, path
+
+
+def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
+    """One meaning: `--max-in-flight` is the limit of `rewardfleet_in_flight_items`."""
+    client = serve_scripted(max_in_flight=2)
+    body = {"items": [{"behavior": "slow"}] * 5}
+
+    def gauge(name: str) -> str:
+        (line,) = [n for n in client.get("/metrics").text.splitlines() if n.startswith(name + "{")]
+        return line.rpartition(" ")[2]
+
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/score/batch", json=body, timeout=0.5)
+    wait_until(lambda: gauge("rewardfleet_in_flight_items") == "0.0")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            client.post, "/score/batch", json=body, headers={"x-request-timeout": "2"}
+        )
+        wait_until(lambda: gauge("rewardfleet_in_flight_items") == "2.0")
+        assert gauge("rewardfleet_queue_depth") == "3.0"
+        assert gauge("rewardfleet_admitted_requests") == "1.0"
+        assert running.result().is_success
+
+
+async def test_log_lines_of_threads_keep_the_request_id(caplog: pytest.LogCaptureFixture):
+    REQUEST_ID.set("the-request")
+    record = logging.LogRecord("x", logging.INFO, "", 0, "message", None, None)
+    with ThreadPoolExecutor(1) as pool:
+        await run_in_thread(pool, lambda: RequestIdFilter().filter(record))
+    assert record.request_id == "the-request"
+
+
+async def test_a_stage_can_be_ended_from_a_thread():
+    timing = Timing()
+    with stage(timing, "queue") as queue:
+        await asyncio.to_thread(queue.stop)
+        before = timing.queue
+        await asyncio.sleep(0.02)
+    assert timing.queue == before < 15
