@@ -112,6 +112,7 @@ async def test_a_service_that_does_not_run_is_unavailable(frames):
             await fleet.video.score(TASK, frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("response", "error"),
     [

@@ -78,16 +78,6 @@ def test_mypy_accepts_correct_calls_and_rejects_wrong_arguments(tmp_path: Path):
     assert found == expected, done.stdout + done.stderr
 
 
-def test_the_generated_files_are_up_to_date():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_stub_has_every_service_and_call():
     tree = ast.parse(Path(blocking.__file__).with_suffix(".pyi").read_text())
     classes = {

@@ -108,6 +108,7 @@ async def test_a_proxy_may_remove_the_header():
     assert removed == [b"video"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("response", "error", "message"),
     [

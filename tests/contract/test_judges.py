@@ -1,6 +1,7 @@
 """The contract of every judge, including the shipped fake."""
 
 import asyncio
+import functools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,7 @@ from rewardfleet_server.video.judges import (
     openai,
     reference,
 )
+from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP
@@ -43,9 +45,13 @@ def fake_judge() -> Iterator[ClipJudge]:
     yield FakeJudge(0.5)
 
 
+#: The library, which takes most of a second to load, is loaded once.
+LIBRARY = functools.cache(lambda: load_library(SHIPPED))
+
+
 @contextmanager
 def reference_judge() -> Iterator[ClipJudge]:
-    yield reference.build(VideoSettings())
+    yield reference.ReferenceJudge(LIBRARY())
 
 
 @contextmanager

@@ -257,6 +257,7 @@ def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
         assert item_metrics(client)[disagree] == 1, path
 
 
+@pytest.mark.slow
 def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
     """One meaning: `--max-in-flight` is the limit of `rewardfleet_in_flight_items`."""
     client = serve_scripted(max_in_flight=2)

@@ -74,9 +74,12 @@ def _format_one(
     value: object,
     model: type[BaseModel] | None,
 ) -> str:
-    field = ".".join(map(str, loc))[:_MAX_SHOWN]
+    # The members of a union that pydantic names itself mean nothing to a caller.
+    names = [str(part) for part in loc if not str(part).startswith("function-")]
+    field = ".".join(names)[:_MAX_SHOWN]
     if kind == "extra_forbidden":
-        accepted = f"; accepted: {', '.join(model.model_fields)}" if model is not None else ""
+        fields = model.model_fields if model is not None and len(loc) == 1 else ()
+        accepted = f"; accepted: {', '.join(fields)}" if fields else ""
         return f"unknown field {field!r}{accepted}"
     if kind == "missing":
         return f"field {field!r} is missing"

@@ -51,14 +51,20 @@ class SqliteCache:
 
     def _open(self) -> SqliteFile:
         try:
-            file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
-            self._bytes = file.call_now(_count_bytes)
+            return self._open_once()
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
-            self._bytes = 0
+            return self._open_once()
+
+    def _open_once(self) -> SqliteFile:
+        file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+        try:
+            self._bytes = file.call_now(_count_bytes)
+        except sqlite3.Error:
+            file.close()
+            raise
         return file
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:

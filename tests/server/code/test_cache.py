@@ -162,6 +162,7 @@ def test_verdicts_that_depend_on_time_are_stored_briefly(cached: Service):
     assert lookup_keys("k", "all_pass") == ("k:first", "k:all")
 
 
+@pytest.mark.slow
 def test_verdicts_of_a_submission_out_of_time_are_stored_briefly_in_both_modes():
     """Its skipped tests are not failures, as the program is right."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1)"

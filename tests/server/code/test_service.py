@@ -92,6 +92,7 @@ def test_a_program_that_is_not_valid_python_is_a_compile_error(service: Service)
     assert "SyntaxError" in score["verdicts"][0]["stderr"]
 
 
+@pytest.mark.slow
 def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_deadline():
     """However many tests there are."""
     with served_code(workers=1, max_submission_s=1) as service:

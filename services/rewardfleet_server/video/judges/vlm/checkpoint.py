@@ -174,11 +174,13 @@ def read_config(path: str) -> dict[str, Any]:
     folder = Path(path).expanduser()
     if folder.is_dir():
         try:
-            config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+            config = json.loads((folder / "config.json").read_text())
         except FileNotFoundError:
             raise ValueError(f"--model-path {path}: the folder has no config.json") from None
         except ValueError as error:
             raise ValueError(f"--model-path {path}: config.json is damaged: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"--model-path {path}: config.json is damaged: not an object")
         return config
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ValueError(
