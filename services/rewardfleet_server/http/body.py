@@ -15,6 +15,7 @@ from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.threads import run_in_thread
 
+from .guard import ClientDisconnected
 from .routes import Form, Route
 
 DecodedT = TypeVar("DecodedT")
@@ -103,8 +104,13 @@ class BodyReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _limited(self, request: Request) -> AsyncGenerator[bytes, None]:
-        size = 0
-        async for chunk in request.stream():
+        size, is_complete = 0, False
+        while not is_complete:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            chunk = message.get("body", b"")
+            is_complete = not message.get("more_body", False)
             size += len(chunk)
             if size > self._max_bytes:
                 raise self._too_large()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
@@ -66,7 +66,7 @@ class Dispatcher:
         self._requests.add(task)
         try:
             content = await self._answer(route, request, headers, context)
-        except (ClientDisconnected, ClientDisconnect):
+        except ClientDisconnected:
             self._telemetry.record_response(context, 499, None, "the caller disconnected")
             return Response(status_code=499)
         except asyncio.CancelledError:
