@@ -38,7 +38,7 @@ class _TerminalFormatter(logging.Formatter):
 
 
 def configure_logging(level: str) -> None:
-    """Write every log line, uvicorn's included, to standard error.
+    """Write every log line to standard error.
 
     One JSON object per line; if standard error is a terminal, plain text.
     """
@@ -66,6 +66,8 @@ def configure_logging(level: str) -> None:
                     "stream": sys.stderr,
                 }
             },
+            # uvicorn's own lines say less than those of serve.py.
+            "loggers": {"uvicorn": {"level": "WARNING"}},
             "root": {"level": level.upper(), "handlers": ["stderr"]},
         }
     )
