@@ -174,44 +174,62 @@ class Engine(Generic[RequestT, ScoreT]):
                 raise failure
         finally:
             del failure  # its traceback holds this frame: a cycle would keep an upload's file open
+        score.provenance = {**self.scorer.provenance(score.backend), **score.provenance}
         return score
 
     async def score_batch(
         self, items: Sequence[RequestT | RewardFleetError], context: RequestContext
     ) -> list[ScoreT]:
-        """Score independent items concurrently; the error of an item is part of its own score."""
+        """Score independent items concurrently; the error of an item is part of its own score.
+
+        The provenance that all scores of a backend share is left out; see `Scorer.provenance`.
+        """
         results = await asyncio.gather(*(self._result(item, context) for item in items))
         return [score for score, _ in results]
 
     async def score_together(
-        self, backend: str, context: RequestContext, compute: Callable[[], Awaitable[BatchT]]
+        self, backend: str, context: RequestContext, compute: Callable[[Timing], Awaitable[BatchT]]
     ) -> BatchT:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
+
+        Args:
+            backend: What scores it.
+            context: The request.
+            compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
 
         Raises:
             RewardFleetError: See `score_item`; it is counted once for the batch.
         """
+        timing = Timing()
         try:
-            async with self.permit(context):
-                batch = await compute()
-        except RewardFleetError as error:
-            self._telemetry.record_score(context, self._error_score(error, backend, context))
+            async with self.permit(context, timing):
+                batch = await compute(timing)
+        except RewardFleetError:
+            self._telemetry.record_failure(context, backend)
             raise
-        self._telemetry.record_batch(context, backend, batch.statuses, batch.scores)
+        timing.total = round(context.elapsed_ms, 3)
+        self._telemetry.record_batch(context, backend, batch.statuses, batch.scores, timing)
         return batch
 
     @asynccontextmanager
-    async def permit(self, context: RequestContext) -> AsyncIterator[None]:
+    async def permit(
+        self, context: RequestContext, timing: Timing | None = None
+    ) -> AsyncIterator[None]:
         """Hold a permit, before the context's deadline, for work that is not the score of an item.
+
+        Args:
+            context: The request.
+            timing: The wait is added to its `queue`.
 
         Raises:
             RewardFleetError: See `score_item`.
         """
+        limit = asyncio.timeout_at(context.deadline)
         try:
-            async with asyncio.timeout_at(context.deadline), self._admission.permit(Timing()):
+            async with limit, self._admission.permit(timing or Timing()):
                 yield
         except Exception as error:
-            raise as_failure(error, context) from error
+            raise as_failure(error, context, overdue=limit.expired()) from error
 
     async def _result(
         self,
@@ -221,25 +239,24 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
         backend, failure = "", None
+        limit = asyncio.timeout_at(context.deadline)
         try:
-            async with asyncio.timeout_at(context.deadline):
+            async with limit:
                 if isinstance(item, RewardFleetError):
                     raise item  # noqa: TRY301 - an item fails in one place
                 plan = await self.scorer.plan(item, upload)
                 backend = plan.backend
                 score = await self._score(plan)
         except Exception as error:  # noqa: BLE001 - every failure gets a type
-            failure = as_failure(error, context).with_traceback(None)  # see `score_item`
-            score = self._error_score(failure, backend, context)
+            failure = as_failure(error, context, overdue=limit.expired())
+            failure = failure.with_traceback(None)  # see `score_item`
+            problem = failure.problem(context.request_id)
+            score = self._score_type(
+                score=None, status=Status.ERROR, backend=backend, error=problem
+            )
         score.timing_ms.total = round(context.elapsed_ms, 3)
         self._telemetry.record_score(context, score)
         return score, failure
-
-    def _error_score(
-        self, error: RewardFleetError, backend: str, context: RequestContext
-    ) -> ScoreT:
-        problem = error.problem(context.request_id)
-        return self._score_type(score=None, status=Status.ERROR, backend=backend, error=problem)
 
     async def _score(self, plan: Plan[ScoreT]) -> ScoreT:
         """Cache lookup → single flight → permit → compute → store → audit."""
@@ -250,8 +267,9 @@ class Engine(Generic[RequestT, ScoreT]):
         if cached is not None and not self._is_audited():
             return cached
         shared = await self._single_flight.do(policy.lookup_keys[0], lambda: self._compute(plan))
-        timing = shared.timing_ms.model_copy()  # each waiter has its own total
-        score = policy.from_cached(shared.model_copy(update={"timing_ms": timing}))
+        # Each waiter has its own total, and may change its own score.
+        own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
+        score = policy.from_cached(shared.model_copy(update=own))
         if cached is not None:
             self._audit(policy, cached, score)
         return score
@@ -303,11 +321,17 @@ class Engine(Generic[RequestT, ScoreT]):
             log.warning("a cached score differs from its recomputation: %s", policy.lookup_keys[0])
 
 
-def as_failure(error: Exception, context: RequestContext) -> RewardFleetError:
-    """Return the typed failure that the caller sees instead of `error`."""
+def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> RewardFleetError:
+    """Return the typed failure that the caller sees instead of `error`.
+
+    Args:
+        error: An exception of any type.
+        context: The request.
+        overdue: Whether the request's deadline has passed.
+    """
     if isinstance(error, RewardFleetError):
         return error
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and overdue:
         return DeadlineExceeded(f"the deadline of this request passed ({context.timeout_s:g} s)")
     log.error("unhandled exception", exc_info=error)
     return InternalError("internal error; the service's log has it under this request id")

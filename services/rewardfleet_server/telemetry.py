@@ -30,7 +30,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from rewardfleet.wire.errors import ErrorKind
-from rewardfleet.wire.score import Score, Status
+from rewardfleet.wire.score import Score, Status, Timing
 
 from .admission import Admission
 
@@ -40,6 +40,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # upstream; they doub
 
 #: Bucket bounds in seconds, from a cache hit to a long chain of thought.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_STAGES = ("queue", "decode", "backend", "total")
 _SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 
 #: Request ids that are taken over from callers; any other is replaced.
@@ -234,9 +235,22 @@ class Telemetry:
         if score.score is not None:
             self._scores.observe(score.backend, score.score)
         is_computed = not score.cached and score.status is not Status.ERROR
-        for name in ("queue", "decode", "backend", "total") if is_computed else ("total",):
-            seconds = getattr(score.timing_ms, name) / 1000
-            self._stages.labels(self._service, name).observe(seconds)
+        self._observe_stages(score.timing_ms, _STAGES if is_computed else ("total",))
+
+    def record_failure(self, context: RequestContext, backend: str = "") -> None:
+        """Count one item, or a batch that is scored as a whole, that failed.
+
+        Args:
+            context: The request.
+            backend: Which backend failed; empty if none was chosen yet.
+        """
+        context.items += 1
+        self._results.labels(self._service, backend, Status.ERROR).inc()
+        self._observe_stages(Timing(total=context.elapsed_ms), ("total",))
+
+    def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
+        for name in names:
+            self._stages.labels(self._service, name).observe(getattr(timing, name) / 1000)
 
     def record_batch(
         self,
@@ -244,21 +258,23 @@ class Telemetry:
         backend: str,
         statuses: Mapping[Status, int],
         scores: NDArray[np.float64],
+        timing: Timing,
     ) -> None:
-        """Count the items of a batch that was scored as a whole, and its time once.
+        """Count the items of a batch that was scored as a whole, and its stages once.
 
         Args:
             context: The request.
             backend: Which backend scored it.
             statuses: How many items have each status.
-            scores: The scores of those that are `ok`.
+            scores: The scores of those that are `ok`, `[N]`.
+            timing: The stages of the batch.
         """
         context.items += sum(statuses.values())
         context.backends.add(backend)
         for status, items in statuses.items():
             self._results.labels(self._service, backend, status).inc(items)
         self._scores.observe_all(backend, scores)
-        self._stages.labels(self._service, "total").observe(context.elapsed_ms / 1000)
+        self._observe_stages(timing, _STAGES)
 
     def record_response(
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""

@@ -75,6 +75,7 @@ class SandboxFusionApi:
                 RunCodeRequest,
                 RunCodeResponse,
                 self.run_code,
+                scores=False,
             ),
             Route(
                 "/submit",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 
 from rewardfleet.episodes import (
+    BatchResult,
     Rewards,
     RunningMeanStd,
     TemperatureBin,
@@ -26,7 +27,6 @@ from rewardfleet.wire.episode import (
     MAX_EPISODES,
     EpisodeBatchRequest,
     EpisodeBatchResponse,
-    EpisodeOptions,
     EpisodeRequest,
     EpisodeScore,
     GroupMemberRequest,
@@ -34,12 +34,13 @@ from rewardfleet.wire.episode import (
     TemperaturesRequest,
     TemperaturesResponse,
 )
-from rewardfleet.wire.score import Status
+from rewardfleet.wire.score import Status, Timing
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.run_state import RunState
 from rewardfleet_server.telemetry import RequestContext
 from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.tracing import stage
 
 from . import encode
 from .decode import DecodedBatch, decode_batch
@@ -145,6 +146,7 @@ class EpisodeApi:
                 TemperaturesRequest,
                 TemperaturesResponse,
                 self.temperatures,
+                scores=False,
                 max_fields=_MAX_FIELDS,
             ),
         )
@@ -152,34 +154,41 @@ class EpisodeApi:
     async def score_batch(self, batch: DecodedBatch, context: RequestContext) -> bytes:
         """Score a batch as a whole; return the encoded response."""
         scored = await self._engine.score_together(
-            encode.BACKEND, context, lambda: self._score(batch, context)
+            encode.BACKEND, context, lambda timing: self._score(batch, context, timing)
         )
         return scored.content
 
-    async def _score(self, batch: DecodedBatch, context: RequestContext) -> _Encoded:
+    async def _score(
+        self, batch: DecodedBatch, context: RequestContext, timing: Timing
+    ) -> _Encoded:
         options = batch.header.options
+
+        def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> _Encoded:
+            with stage(timing, "backend"):
+                result = aggregate(rewards, options, running)
+            return self._encode(result, by_temperature(rewards), running, context, timing)
+
+        def compute() -> Rewards:
+            with stage(timing, "backend"):
+                return _compute(batch)
+
         if options.normalize != "running":
-            return await self._in_thread(
-                batch, lambda: self._encode(_compute(batch), options, context)
-            )
-        rewards = await self._in_thread(batch, lambda: _compute(batch))
+            return await self._in_thread(batch, lambda: encoded(compute()))
+        rewards = await self._in_thread(batch, compute)
         running = await self._running_stats.update(batch.header, rewards)
-        return await self._in_thread(
-            batch, lambda: self._encode(rewards, options, context, running)
-        )
+        return await self._in_thread(batch, lambda: encoded(rewards, running))
 
     def _encode(
         self,
-        rewards: Rewards,
-        options: EpisodeOptions,
+        result: BatchResult,
+        bins: list[TemperatureBin],
+        running: RunningMeanStd | None,
         context: RequestContext,
-        running: RunningMeanStd | None = None,
+        timing: Timing,
     ) -> _Encoded:
-        """Aggregate by group, and encode."""
-        result = aggregate(rewards, options, running)
-        bins = by_temperature(rewards)
         self._metrics.observe(bins)
-        content = encode.encode_batch(result, bins, running, context)
+        timing.total = round(context.elapsed_ms, 3)
+        content = encode.encode_batch(result, bins, running, context.request_id, timing)
         scores = result.scores[np.isfinite(result.scores)]
         return _Encoded(content, encode.statuses(result), scores)
 
@@ -189,8 +198,9 @@ class EpisodeApi:
     async def add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
         """Add one episode to its group; return the encoded response."""
 
-        async def add() -> _Encoded:
-            response = await self._groups.add_member(request, context.request_id)
+        async def add(timing: Timing) -> _Encoded:
+            with stage(timing, "backend"):
+                response = await self._groups.add_member(request, context.request_id)
             statuses, scores = {}, []
             if response["released"]:
                 result = response["result"]

@@ -11,8 +11,7 @@ from pydantic import JsonValue
 from rewardfleet import __version__
 from rewardfleet.episodes import BatchResult, RunningMeanStd, TemperatureBin
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.score import Status
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet.wire.score import Status, Timing
 
 #: The `backend` of every score.
 BACKEND = "episode"
@@ -42,15 +41,16 @@ def encode_batch(
     result: BatchResult,
     bins: list[TemperatureBin],
     running: RunningMeanStd | None,
-    context: RequestContext,
+    request_id: str | None,
+    timing: Timing,
 ) -> bytes:
     """Encode the response to a batch, an `EpisodeBatchResponse`."""
     response: dict[str, Any] = {
-        "results": results(result, context.request_id),
+        "results": results(result, request_id),
         "groups": group_stats(result),
         "temperatures": [_temperature_stats(each) for each in bins],
         "provenance": {BACKEND: PROVENANCE},
-        "timing_ms": {"total": round(context.elapsed_ms, 3)},
+        "timing_ms": timing.model_dump(),
     }
     if running is not None:
         moments = {"mean": running.mean, "variance": running.variance}

@@ -7,8 +7,10 @@ from pydantic import JsonValue
 
 from rewardfleet.episodes import score_episodes
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet.wire.score import Timing
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.engine import Plan
+from rewardfleet_server.tracing import stage
 
 from . import encode
 
@@ -22,7 +24,10 @@ class EpisodeScorer:
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
     ) -> Plan[EpisodeScore]:
         async def compute() -> EpisodeScore:
-            return score_one(request)
+            timing = Timing()
+            with stage(timing, "backend"):
+                score = score_one(request)
+            return score.model_copy(update={"timing_ms": timing})
 
         return Plan(encode.BACKEND, compute)
 

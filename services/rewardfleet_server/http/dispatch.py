@@ -4,7 +4,6 @@ authenticate → admit → read and decode the body → handler (→ engine) →
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +21,6 @@ from .body import BodyReader, media_type
 from .guard import ClientDisconnected, Guard
 from .problems import problem_response
 from .routes import Route
-
-log = logging.getLogger(__name__)
-
 
 
 class Dispatcher:
@@ -75,7 +71,7 @@ class Dispatcher:
             error = Unavailable("the service is shutting down", retry_after=1)
             return self._problem(error, context)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
-            return self._problem(as_failure(error, context), context)
+            return self._problem(as_failure(error, context, overdue=True), context)
         finally:
             self._requests.discard(task)
         self._telemetry.record_response(context, 200, None)
@@ -95,7 +91,12 @@ class Dispatcher:
         deadline = context.deadline
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
         with self._admission.admit(self._bodies.announced_bytes(headers, is_form=is_form)):
-            decoded = await self._bodies.read(request, route, deadline, is_form=is_form)
+            try:
+                decoded = await self._bodies.read(request, route, deadline, is_form=is_form)
+            except InvalidRequest:
+                if route.scores:
+                    self._telemetry.record_failure(context)
+                raise
             async with Guard(request, deadline):
                 response = await route.handler(decoded, context)
         return response if isinstance(response, bytes) else response.model_dump_json()

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client.registry import Collector
 from pydantic import (
@@ -49,6 +49,8 @@ class Route(Generic[DecodedT]):
         handler: Takes the decoded body, returns a model or the encoded response.
         decode: Decodes the body; may run in a thread. Default: validates the request model.
         decode_form: Decodes a form; None if forms are refused.
+        scores: Whether it scores items; then a body that cannot be decoded is counted as one
+            failed item.
         max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
             time than its bytes.
         max_values: Limit on the JSON values of a body, by its commas.
@@ -61,6 +63,7 @@ class Route(Generic[DecodedT]):
     handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
     decode: Callable[[bytes], DecodedT] | None = None
     decode_form: Callable[[Form], DecodedT] | None = None
+    scores: bool = True
     max_fields: int = 20_000
     max_values: int = 2_000_000
 
@@ -112,36 +115,26 @@ def all_routes(
     return {route.path: route for route in [*common, *service.routes(engine)]}
 
 
-@dataclass(frozen=True)
-class _Single(Generic[RequestT]):
-    """The decoded body of `POST /score`: an item or why it is invalid, and an uploaded file."""
+class _Upload(NamedTuple, Generic[RequestT]):
+    """An item, and the file that was uploaded with it."""
 
-    item: RequestT | InvalidRequest
-    upload: AnonymousFile | None = None
+    item: RequestT
+    file: AnonymousFile | None
 
 
 def _score_route(
     service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
-) -> Route[_Single[RequestT]]:
+) -> Route[_Upload[RequestT]]:
     request_type = service.request_type
 
-    def decode(body: bytes) -> _Single[RequestT]:
-        try:
-            return _Single(validate_json(request_type, body))
-        except InvalidRequest as error:
-            return _Single(error)
+    def decode(body: bytes) -> _Upload[RequestT]:
+        return _Upload(validate_json(request_type, body), None)
 
-    def decode_form(form: Form) -> _Single[RequestT]:
-        try:
-            return _Single(_item_of_form(request_type, form.fields), form.file)
-        except InvalidRequest as error:
-            return _Single(error)
+    def decode_form(form: Form) -> _Upload[RequestT]:
+        return _Upload(_item_of_form(request_type, form.fields), form.file)
 
-    async def handler(single: _Single[RequestT], context: RequestContext) -> ScoreT:
-        score = await engine.score_item(single.item, context, single.upload)
-        shared = service.scorer.provenance(score.backend)
-        score.provenance = {**shared, **score.provenance}
-        return score
+    async def handler(upload: _Upload[RequestT], context: RequestContext) -> ScoreT:
+        return await engine.score_item(upload.item, context, upload.file)
 
     return Route(
         "/score",
