@@ -72,7 +72,7 @@ $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/tor
 	touch $@
 
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
-	$(ENGINES)/bin/python -m pytest tests/engines tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype
+	$(ENGINES)/bin/python -m pytest tests/engines tests/test_docs.py tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype
 
 bench-vlm: install-engines  ## vLLM behind the service, next to the original server's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py

@@ -4,7 +4,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rewardfleet.wire.errors import ERRORS, RETRYABLE, STATUS
+from rewardfleet.wire.errors import (
+    ERRORS,
+    RETRYABLE,
+    STATUS,
+    InvalidRequest,
+    RewardFleetError,
+)
+from rewardfleet.wire.validation import validate
+from rewardfleet.wire.video import VideoRequest
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.code.app import code_service
@@ -12,7 +20,8 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.episode.app import episode_service
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.flags import flag_of, shown_default
+from rewardfleet_server.flags import flag_of, metavar_of, shown_default
+from rewardfleet_server.http.body import FILE_FIELD
 from rewardfleet_server.http.routes import Service, all_routes
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import SqliteRunState
@@ -36,14 +45,20 @@ is accepted), `retryable`, `retry_after` and `request_id`. The client raises one
 kind."""
 
 _HTTP_INTRODUCTION = """\
-Bodies and responses are JSON. Unknown fields of a request are refused by name. Failures are
-[problems](errors.md). `GET /`, `/healthz`, `/readyz`, `/metrics`, `/docs` and `/openapi.json` are
-described in [operations](../operations.md)."""
+Bodies and responses are JSON. A request with an unknown field is refused, and the error names the
+field; `/run_code` and `/submit` ignore unknown fields, as SandboxFusion does. Failures are
+[problems](errors.md). `/openapi.json` has these tables, and the forms, as OpenAPI 3.1. `GET /`,
+`/healthz`, `/readyz`, `/metrics`, `/docs` and `/openapi.json` are described in
+[operations](../operations.md)."""
+
+_FORM_NOTE = f"""\
+The body may also be a form (`multipart/form-data`): the file is the part `{FILE_FIELD}`, and the
+other parts are the fields below. Fields that are not text have their JSON form."""
 
 _HEADERS = (
-    ("`Authorization: Bearer KEY`", "With `--api-key-file`."),
-    ("`X-Request-Timeout`", "Seconds; shortens the deadline."),
-    ("`X-Request-Id`", "Taken over into the response and the log."),
+    ("`Authorization: Bearer KEY`", "Required with `--api-key-file`."),
+    ("`X-Request-Timeout`", "Seconds, above 0, until the deadline; at most `--deadline-s`."),
+    ("`X-Request-Id`", "Returned in the response, and written to the log."),
     ("`X-Rewardfleet-Service`", "In every response: the service that answered."),
 )
 
@@ -80,16 +95,19 @@ def _inherited(settings_type: type[ServerSettings]) -> set[str]:
 
 def _setting_tables(settings_type: type[ServerSettings], skipped: set[str]) -> Iterator[str]:
     groups: dict[str, list[tuple[str, ...]]] = {}
+    schemas = settings_type.model_json_schema()["properties"]
     for name, info in settings_type.model_fields.items():
         if name in skipped:
             continue
         extra = info.json_schema_extra
         group = str(extra["group"]) if isinstance(extra, dict) else "Other"
-        row = (f"`{flag_of(name)}`", _cell(shown_default(info)), _cell(str(info.description)))
-        groups.setdefault(group, []).append(row)
+        is_switch = info.annotation is bool
+        value = "" if is_switch else metavar_of(name, info) + _range_text(schemas[name])
+        cells = (value, shown_default(info), str(info.description))
+        groups.setdefault(group, []).append((f"`{flag_of(name)}`", *map(_cell, cells)))
     for group, rows in groups.items():
         yield f"### {group}"
-        yield _table(("flag", "default", ""), rows)
+        yield _table(("flag", "value", "default", ""), rows)
 
 
 def metrics_page() -> str:
@@ -134,15 +152,23 @@ def errors_page() -> str:
         )
         for kind, error in ERRORS.items()
     ]
-    example = ERRORS[next(iter(ERRORS))]("deadline_s: give seconds above 0 (got -1)")
     return _page(
         [
             "# Errors",
             _ERRORS_INTRODUCTION,
             _table(("kind", "HTTP status", "raised as", "retryable", ""), rows),
-            f"```json\n{example.problem('3f2a-17').model_dump_json(indent=2)}\n```",
+            f"```json\n{_example().problem('3f2a-17').model_dump_json(indent=2)}\n```",
         ]
     )
+
+
+def _example() -> RewardFleetError:
+    """Return the error of a request that is not valid."""
+    try:
+        validate(VideoRequest, {"task_text": "turn on the stove", "nframes": 0, "video_path": "a"})
+    except InvalidRequest as error:
+        return error
+    raise AssertionError("the example is valid")
 
 
 def http_page() -> str:
@@ -171,8 +197,9 @@ def _service_parts(service: Service[Any, Any]) -> Iterator[str]:
     models: dict[str, Mapping[str, Any]] = {}
     for route in all_routes(service, engine).values():
         yield f"### POST {route.path}"
-        form = " The body may be a form with a file." if route.decode_form else ""
-        yield f"{route.description}.{form}"
+        yield f"{route.description}."
+        if route.decode_form is not None:
+            yield _FORM_NOTE
         for title, model in (("Request", route.request_model), ("Response", route.response_model)):
             schema = model.model_json_schema(mode=_mode(title))
             models |= schema.get("$defs", {})
@@ -228,8 +255,8 @@ def _type_text(field: Mapping[str, Any], models: Models) -> str:  # noqa: PLR091
         return ", ".join(f"`{value}`" for value in field["enum"])
     kind = field.get("type")
     if kind == "array":
-        items = field.get("items")
-        return f"list of {_type_text(items, models)}" if items else "list"
+        items = field.get("items") or field["prefixItems"][0]
+        return f"list of {_type_text(items, models)}{_range_text(field, 'Items')}"
     if kind == "object":
         values = field.get("additionalProperties")
         return (
@@ -237,17 +264,22 @@ def _type_text(field: Mapping[str, Any], models: Models) -> str:  # noqa: PLR091
             if isinstance(values, dict) and values
             else "object"
         )
+    if kind == "string":
+        return f"string{_range_text(field, 'Length')}"
     return f"{kind or 'any'}{_range_text(field)}"
 
 
-def _range_text(field: Mapping[str, Any]) -> str:
-    low = field.get("minimum", field.get("exclusiveMinimum"))
-    high = field.get("maximum", field.get("exclusiveMaximum"))
-    if low is None and high is None:
-        return ""
-    if high is None:
-        return f", above {low}" if "exclusiveMinimum" in field else f", {low} or more"
-    return f", up to {high}" if low is None else f", {low} to {high}"
+def _range_text(field: Mapping[str, Any], of: str = "imum") -> str:
+    """Return the limits of a number, of the `Length` of a text or of the `Items` of a list."""
+    low, high, above = field.get(f"min{of}"), field.get(f"max{of}"), field.get("exclusiveMinimum")
+    if above is not None:
+        text = f"above {above}" if high is None else f"above {above}, up to {high}"
+    elif low is None:
+        text = "" if high is None else f"up to {high}"
+    else:
+        text = f"{low} or more" if high is None else f"{low} to {high}" if low < high else f"{low}"
+    unit = {"imum": "", "Length": " characters", "Items": " items"}[of]
+    return f" ({text}{unit})" if text else ""
 
 
 def _link(name: str) -> str:

@@ -1,44 +1,64 @@
-"""What is written is true: links, commands, code blocks, tables, and the list of files."""
+"""The documentation is true: links, commands, code blocks, tables, and the list of files."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from fastapi.openapi.models import OpenAPI
 
+from rewardfleet import RewardFleet
+from rewardfleet.wire.video import VideoRequest
+from rewardfleet_server import cli
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.flags import read_settings
+from rewardfleet_server.http.app import create_app
+from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.settings import ENV_PREFIX, OTHER_VARIABLES, ServerSettings
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
 ROOT = Path(__file__).parent.parent
+LIBERO = ROOT / "tests" / "data" / "libero"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=str)
 
 _BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+#: The comment in front of a block that needs what may not be installed.
+_NEEDS = re.compile(r"needs: (.+)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 #: What a page's Python may use without defining it.
 _GIVEN = "import numpy as np\nframes = np.zeros((20, 64, 64, 3), np.uint8)\n"
-#: In addition, where the page is about a trainer.
+#: In addition, on the pages about trainers.
 _TRAINER = "from tests.adapters.standin import *\n"
+#: In addition, where the block needs a package.
+_WITH_PACKAGE = {"torch": "import torch\nlogits = torch.ones(4, 8)\n"}
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block of a page, and the comment in front of it."""
+    """A code block of a page, and what it needs: packages in front of Python, else any text."""
 
     page: Path
-    note: str
+    needs: list[str]
     language: str
     text: str
 
@@ -48,17 +68,28 @@ class Block:
 
 
 def blocks(language: str) -> list[Block]:
-    found = []
-    for page in PAGES:
-        for match in _BLOCK.finditer(page.read_text()):
-            block = Block(page, match[1] or "", match[2], match[3])
-            if block.language == language:
-                found.append(block)
-    return found
+    return [block for block in ALL_BLOCKS if block.language == language]
 
 
-def runnable(language: str) -> list[Block]:
-    return [block for block in blocks(language) if not block.note.startswith("not run")]
+def _blocks_of(page: Path) -> Iterator[Block]:
+    for note, language, text in _BLOCK.findall(page.read_text()):
+        needs = _NEEDS.fullmatch(note)
+        assert needs or not note, f"{page}: {note!r} is not `needs: ...`"
+        yield Block(page, needs[1].split(", ") if needs else [], language, text)
+
+
+ALL_BLOCKS = [block for page in PAGES for block in _blocks_of(page)]
+
+
+def command_lines(*programs: str) -> list[list[str]]:
+    """Return the words of each line in a shell block that starts one of these programs."""
+    lines = [
+        shlex.split(line, comments=True)
+        for block in blocks("sh")
+        for line in block.text.replace("\\\n", " ").splitlines()
+        if not block.text.startswith("curl")
+    ]
+    return [line for line in lines if line and Path(line[0]).name in programs]
 
 
 def anchors(page: Path) -> set[str]:
@@ -85,6 +116,7 @@ def test_links_lead_somewhere(page: Path):
             assert anchor in anchors(linked), target
 
 
+@pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")
 def test_generated_files_are_up_to_date():
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
@@ -95,6 +127,53 @@ def test_generated_files_are_up_to_date():
         check=False,
     )
     assert done.returncode == 0, f"run `make docs`: {done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Service[Any, Any]]:
+    """Return the services that the reference pages describe."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    services: dict[str, Service[Any, Any]] = import_module("reference_pages").services()
+    return services
+
+
+def test_the_reference_pages_describe_every_service(services: dict[str, Service[Any, Any]]):
+    described = {name: service.description for name, service in services.items()}
+    assert described == {name: entry.description for name, entry in SERVICES.items()}
+    for name in SERVICES:
+        for page in ("http.md#" + name, "settings.md#rewardfleet-serve-" + name):
+            path, _, anchor = page.partition("#")
+            assert anchor in anchors(ROOT / "docs" / "reference" / path)
+
+
+@pytest.mark.parametrize("page", ["errors", "http", "metrics", "settings"])
+def test_every_row_of_a_reference_table_has_a_description(page: str):
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    rows = re.findall(r"(?m)^\| `.*\|$", text)
+    assert rows
+    assert [row for row in rows if re.search(r"\|\s+\|$", row)] == []
+
+
+def test_openapi_documents_are_valid(services: dict[str, Service[Any, Any]]):
+    for service in services.values():
+        document = create_app(service, ServerSettings()).openapi()
+        OpenAPI.model_validate(document)
+        text = json.dumps(document)
+        for name in re.findall(r'"#/([^"]+)"', text):  # references, also those of discriminators
+            target = document
+            for part in name.split("/"):
+                assert part in target, name
+                target = target[part]
+
+
+def test_openapi_documents_the_form_with_a_video(services: dict[str, Service[Any, Any]]):
+    paths = create_app(services["video"], ServerSettings()).openapi()["paths"]
+    content = paths["/score"]["post"]["requestBody"]["content"]
+    form = content["multipart/form-data"]["schema"]
+    assert form["properties"]["video"]["format"] == "binary"
+    assert set(form["required"]) == {"task_text", "video"}
+    assert form["properties"].keys() - {"video"} == VideoRequest.model_fields.keys()
+    assert list(paths["/score/batch"]["post"]["requestBody"]["content"]) == ["application/json"]
 
 
 def test_the_readme_is_short_and_names_every_page():
@@ -129,19 +208,19 @@ def test_make_targets_that_are_named_exist():
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page, target)
 
 
-def test_flags_that_are_named_exist():
-    """Of our own commands; lines of other programs are in blocks that are not ours."""
-    known = {
-        f"--{name.replace('_', '-')}"
-        for entry in SERVICES.values()
-        for name in entry.load_settings().model_fields
-    }
-    known |= {"--success", "--failure", "--help", "--version", "--url", "--nframes"}
+def test_flags_and_variables_that_are_named_exist():
+    settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
+    flags = {f"--{name.replace('_', '-')}" for name in settings}
+    flags |= {"--success", "--failure", "--help", "--version", "--url", "--nframes"}
+    variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
     for page in PAGES:
-        if page.name == "CHANGELOG.md":
+        if page.name == "CHANGELOG.md":  # names those of older versions, too
             continue
-        for flag in re.findall(r"`(--[a-z][\w-]+)", page.read_text()):
-            assert flag in known, (page, flag)
+        text = page.read_text()
+        for flag in re.findall(r"`(--[a-z][\w-]+)", text):
+            assert flag in flags, (page, flag)
+        for variable in re.findall(rf"\b{ENV_PREFIX}[A-Z]\w*", text):
+            assert variable in variables, (page, variable)
 
 
 def test_the_lock_names_no_registry():
@@ -156,7 +235,7 @@ def test_the_lock_names_no_registry():
 @pytest.fixture(scope="module")
 def at_services() -> Iterator[Callable[[str], str]]:
     """Replace the default addresses by those of running services."""
-    settings = VideoSettings(video_root=[ROOT / "tests" / "data" / "libero"])
+    settings = VideoSettings(video_root=[LIBERO])
     with (
         serving(create_video_app(settings)) as video,
         serving(create_code_app(CodeSettings(cache_file=None))) as code,
@@ -173,13 +252,16 @@ def at_services() -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", runnable("python"), ids=lambda block: block.id)
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.id)
 def test_python_blocks_run(block: Block, at_services: Callable[[str], str]):
+    if missing := [package for package in block.needs if find_spec(package) is None]:
+        pytest.skip(f"needs {', '.join(missing)}")
     program = at_services(block.text)
     if "await " in program and "asyncio.run" not in program:
         program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\n"
         program += "asyncio.run(main())\n"
-    given = _GIVEN + (_TRAINER if block.note == "fixtures: trainer" else "")
+    given = _GIVEN + (_TRAINER if block.page.parent.name == "trainers" else "")
+    given += "".join(_WITH_PACKAGE.get(package, "") for package in block.needs)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", given + program],
         capture_output=True,
@@ -193,7 +275,7 @@ def test_python_blocks_run(block: Block, at_services: Callable[[str], str]):
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.id)
 def test_python_blocks_compile_and_import_what_exists(block: Block):
-    """Also those that need a trainer."""
+    """Those that need a package as well."""
     program = block.text
     if "await " in program:
         program = f"async def main():\n{textwrap.indent(program, '    ')}\n"
@@ -206,7 +288,7 @@ def test_python_blocks_compile_and_import_what_exists(block: Block):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "block",
-    [block for block in runnable("sh") if block.text.startswith("curl")],
+    [block for block in blocks("sh") if block.text.startswith("curl")],
     ids=lambda block: block.id,
 )
 def test_curl_lines_are_answered(block: Block, at_services: Callable[[str], str]):
@@ -224,24 +306,36 @@ def test_curl_lines_are_answered(block: Block, at_services: Callable[[str], str]
     assert done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "block",
-    [block for block in blocks("sh") if "rewardfleet " in block.text],
-    ids=lambda block: block.id,
-)
-def test_command_lines_are_accepted(block: Block):
-    """Every flag of every command in the pages exists, and every value is of its form."""
-    text = block.text.replace("\\\n", " ")
-    for line in re.findall(r"(?m)^(?:\.venv/bin/)?rewardfleet (serve \w+[^#\n]*)", text):
-        words = [word for word in line.split() if word]
-        flags = [word for word in words if word.startswith("--")]
-        done = subprocess.run(
-            [sys.executable, "-m", "rewardfleet_server", *words[:2], "--help"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        for flag in flags:
-            assert re.search(rf"(?m)^  {flag}\b", done.stdout), (line, flag)
+@pytest.mark.parametrize("words", command_lines("rewardfleet"), ids=" ".join)
+def test_command_lines_are_accepted(words: list[str]):
+    """The command exists, and so do its arguments and flags; a service accepts their values."""
+    arguments = [str(LIBERO) if word == "/data/rollouts" else word for word in words[1:]]
+    command: click.Command = cli.command
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        name, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None, words
+        command, context = found, click.Context(found, context, name)
+    parsed = command.make_context(context.info_name, arguments, context.parent)
+    if words[1] == "serve":
+        given = {name: value for name, value in parsed.params.items() if value not in (None, ())}
+        read_settings(SERVICES[words[2]].load_settings(), given)
+
+
+@pytest.mark.parametrize("words", command_lines("pip"), ids=" ".join)
+def test_extras_that_are_installed_exist(words: list[str]):
+    provided = metadata.metadata("rewardfleet").get_all("Provides-Extra") or []
+    for extras in re.findall(r"rewardfleet\[([\w,-]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(provided)
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.id)
+def test_yaml_blocks_name_what_exists(block: Block):
+    """The module, its function, and the arguments of the function or of `RewardFleet`."""
+    module = re.search(r"path: pkg://([\w.]+)", block.text)
+    name = re.search(r"\bname: (\w+)", block.text)
+    arguments = re.search(r"reward_kwargs: \{(.*)\}", block.text)
+    assert module and name and arguments
+    function = getattr(import_module(module[1]), name[1])
+    accepted = signature(function).parameters | signature(RewardFleet).parameters
+    assert set(re.findall(r"(\w+): ", arguments[1])) <= accepted.keys()

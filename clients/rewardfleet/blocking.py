@@ -46,7 +46,12 @@ class _Blocking:
 
 
 class RewardFleet:
-    """`rewardfleet.RewardFleet` with blocking calls; takes the same arguments."""
+    """`rewardfleet.RewardFleet` with blocking calls; takes the same arguments.
+
+    Raises:
+        ValueError: A value is out of range, or no service is given.
+        TypeError: There is no such service or option.
+    """
 
     def __init__(self, **options: Any) -> None:
         self._fleet = client.RewardFleet(**options)

@@ -54,17 +54,18 @@ class RewardFleet:
     them has its own connections.
 
     Args:
-        timeout_s: Seconds for a complete call: encoding, waiting, retries, the response.
+        timeout_s: Seconds, above 0, for a complete call: encoding, waiting, retries, the response.
         api_key: Sent as a bearer token.
-        max_concurrency: The most items in flight at each replica; further items wait in the
-            client.
+        max_concurrency: The most items sent to each replica and not answered yet, 1 or more;
+            further items wait in the client.
         coalesce_s: Seconds, in [0, 1], in which single calls are collected into one batch; 0 for
             none.
-        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN.
+        on_failure: What `reward` and `rewards` do without a score: "raise", or return this number
+            instead, e.g. NaN.
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
             `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
             services are always the scores.
-        success_threshold: In [0, 1].
+        success_threshold: The least score of a success, in [0, 1].
         urls: The base URL of each service (`video`, `code`, `episode`), or the base URLs of its
             replicas.
 

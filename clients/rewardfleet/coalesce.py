@@ -42,7 +42,7 @@ class Coalescer(Generic[ItemT, ResultT]):
 
     Args:
         send: Sends a batch.
-        window_s: Seconds from a batch's first call until it is sent.
+        window_s: Seconds, above 0, from a batch's first call until it is sent.
         max_items: A batch with so many items is sent at once.
     """
 

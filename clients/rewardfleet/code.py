@@ -31,7 +31,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     async def score(
         self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
     ) -> CodeScore:
-        """Score one program. The options are those of `code_request`.
+        """Score one program. The arguments are those of `code_request`.
 
         Raises:
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
@@ -42,7 +42,9 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     async def reward(
         self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
     ) -> float:
-        """Score one program and return the score as its reward.
+        """Score one program and return the score as its reward, in [0, 1].
+
+        The arguments are those of `code_request`.
 
         Raises:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
@@ -62,7 +64,7 @@ def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
 
     Args:
         revision: The program, plain or in a fenced block of a text.
-        tests: At least one test.
+        tests: 1 to 1000 tests of one kind.
         options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and
             `language`; see `CodeRequest`.
 

@@ -32,6 +32,10 @@ def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
 
     The service checks the ranges of its numbers.
 
+    Args:
+        uid: Name of the episode, unique in its batch, 1 to 200 characters.
+        fields: The other fields of `EpisodeRequest`.
+
     Raises:
         InvalidRequest: A field is unknown, or has the wrong type.
     """
@@ -91,10 +95,13 @@ class EpisodeClient(ServiceClient):
         run: str | None = None,
         step: int | None = None,
     ) -> list[float]:
-        """Score a rollout batch and return its rewards, in order; see `score_batch`.
+        """Score a rollout batch and return its rewards, in order.
+
+        Takes the arguments of `score_batch`. Rewards are not limited to [0, 1].
 
         Raises:
-            RewardFleetError: Only if `on_failure` is "raise"; `Abstained` is one of them.
+            RewardFleetError: There is no reward, e.g. the judge of a video `Abstained`, and
+                `on_failure` is "raise".
         """
         try:
             response = await self.score_batch(items, options, run=run, step=step)
@@ -117,13 +124,14 @@ class EpisodeClient(ServiceClient):
         Args:
             item: The episode, with its `group`.
             run: Name of the training run.
-            step: Step of the training run.
-            group_size: Number of members of a complete group.
-            wait_s: Seconds from the first member of the group until the group is released, complete
-                or not.
+            step: Step of the training run, 0 or more.
+            group_size: Number of members of a complete group, 1 to 1024.
+            wait_s: Seconds, in (0, 3600], from the first member of the group until the group is
+                released, complete or not.
             options: Options of the group, the same for all members.
 
         Raises:
+            InvalidRequest: An argument is out of range, or the episode has no group.
             DeadlineExceeded: The group was released without this episode, or not in time.
             RewardFleetError: The request failed, or this episode is invalid.
         """
@@ -162,7 +170,14 @@ class EpisodeClient(ServiceClient):
         temperature_range: float = 0.3,
         adapt: TemperatureAdaptation | Mapping[str, Any] | None = None,
     ) -> TemperaturesResponse:
-        """Return a temperature for each of the n samples of a prompt; see `TemperaturesRequest`.
+        """Return a temperature for each of the n samples of a prompt.
+
+        Args:
+            n: Number of samples, 1 to 1024.
+            base_temperature: The lowest temperature, in (0, 2].
+            temperature_range: The highest minus the lowest, in [0, 2].
+            adapt: The outcome of a step of a training run, which moves its temperatures once; the
+                two values above are then those before the first step.
 
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.

@@ -34,7 +34,11 @@ class EventLoopThread:
         return EventLoopThread, ()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result; an interrupt of the wait cancels it."""
+        """Run a coroutine and return its result; an interrupt of the wait cancels it.
+
+        Raises:
+            Exception: Whatever the coroutine raises.
+        """
         future = asyncio.run_coroutine_threadsafe(work, self._worker().loop)
         try:
             return future.result()

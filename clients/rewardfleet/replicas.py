@@ -1,6 +1,6 @@
 """The replicas of a service: load balancing, ejection, cool-down, and the queue of the client.
 
-A request goes to the replica with the fewest items in flight. Requests without capacity wait
+A request goes to the replica with the fewest unanswered items. Requests without capacity wait
 here, in an O(n) queue: httpx's pool searches all waiting requests at each step, so it is never
 given more requests than it has connections.
 
@@ -14,7 +14,6 @@ given more requests than it has connections.
 
 import asyncio
 import math
-import random
 import ssl
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -22,27 +21,26 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from .wire.backoff import backoff, backoff_with_jitter
 from .wire.errors import ErrorKind, RewardFleetError
 
 #: Failed judgments in a row after which a replica is ejected.
 EJECT_AFTER = 5
 #: Seconds of the first ejection, doubled by each further one without a success in between.
 EJECTION_SECONDS = 1.0
+#: The longest ejection in seconds, unless a `Retry-After` is longer.
 MAX_EJECTION_SECONDS = 30.0
 #: Seconds that a probe may take.
 PROBE_SECONDS = 5.0
-#: The longest first back-off in seconds, doubled by each further one.
+#: The longest first wait before a retry in seconds, doubled by each further one.
 BACKOFF_SECONDS = 0.5
+#: The longest of all waits before a retry in seconds.
 MAX_BACKOFF_SECONDS = 8.0
 
 
-def backoff(nth: int) -> float:
-    """Return the seconds to wait before retry `nth` (1, 2, …): exponential, with full jitter.
-
-    Source: Marc Brooker, Exponential Backoff And Jitter, AWS Architecture Blog (2015).
-    """
-    longest: float = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(nth - 1, 10))
-    return random.uniform(0, longest)  # noqa: S311 - spreads load, guards no secret
+def retry_wait(nth: int) -> float:
+    """Return the seconds to wait before retry `nth` (1, 2, …); see `backoff_with_jitter`."""
+    return backoff_with_jitter(nth, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
 
 @dataclass(eq=False)
@@ -51,8 +49,8 @@ class Replica:
 
     url: str
     http: httpx.AsyncClient
-    limit: float  #: items that may be in flight
-    in_flight: int = 0  #: items
+    limit: float  #: items that may be unanswered at once
+    in_flight: int = 0  #: items sent and not answered yet
     last_used: int = 0  #: the number of the last request that it got
     failures: int = 0  #: failed judgments since the last success
     consecutive_429s: int = 0  #: 429s since the last success
@@ -73,7 +71,7 @@ class _Waiter:
     """A request that waits for capacity.
 
     Attributes:
-        granted: The replica, once its items are counted as in flight there.
+        granted: The replica, once its items are counted in its `in_flight`.
     """
 
     item_count: int
@@ -89,7 +87,7 @@ class Replicas:
     Args:
         urls: Base URLs.
         headers: Sent with each request.
-        max_concurrency: Items in flight at a replica at once.
+        max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Replicas:
         """Wait for capacity at a replica and take it; `release` gives it back.
 
         Args:
-            item_count: The items of the request.
+            item_count: The number of items of the request, 1 or more.
             avoid: URLs of replicas that are second choice, as they failed this request before.
             at_front: Put the request at the front of the queue, as it has waited before.
         """
@@ -151,7 +149,7 @@ class Replicas:
         )
 
     def succeeded(self, replica: Replica, item_count: int, *, started: float) -> None:
-        """Record that a request that started at `started` was answered."""
+        """Record that a request that started at `started`, by the loop's clock, was answered."""
         if started < replica.failed_at:
             return  # it was sent before the failure, so it does not show that the failure is over
         replica.failures = replica.consecutive_429s = replica.ejections = 0
@@ -160,7 +158,7 @@ class Replicas:
             self._readmit(replica)
 
     def failed(self, replica: Replica, error: RewardFleetError, *, started: float) -> None:
-        """Record the failure of a request that started at `started`."""
+        """Record the failure of a request that started at `started`, by the loop's clock."""
         if error.kind is ErrorKind.OVERLOADED:
             self._cool_down(replica, error.retry_after or 0.0, started)
         elif started < replica.failed_at:
@@ -236,14 +234,14 @@ class Replicas:
             replica.limit = max(1.0, min(replica.limit, replica.in_flight) / 2)
             replica.failed_at = now
             replica.consecutive_429s += 1
-        until = now + seconds + backoff(max(replica.consecutive_429s, 1))
+        until = now + seconds + retry_wait(max(replica.consecutive_429s, 1))
         replica.cooldown_until = max(replica.cooldown_until, until)
 
     def _eject(self, replica: Replica, seconds: float) -> None:
         replica.ejected = True
         replica.ejections += 1
-        pause = EJECTION_SECONDS * 2 ** min(replica.ejections - 1, 10)
-        pause = max(min(pause, MAX_EJECTION_SECONDS), seconds)
+        pause = backoff(replica.ejections, EJECTION_SECONDS, MAX_EJECTION_SECONDS)
+        pause = max(pause, seconds)
         if not self._closed:
             replica.timer = self._loop.call_later(pause, self._start_probe, replica)
         self._dispatch()  # if it was the last healthy one, ejected replicas are used now

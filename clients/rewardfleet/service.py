@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
-from .replicas import backoff
+from .replicas import retry_wait
 from .transport import ServiceTransport
 from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError
 from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
@@ -27,7 +27,11 @@ OnFailure = Literal["raise"] | float
 
 
 class Abstained(RewardFleetError):
-    """The judge answered, without a usable verdict; `score` holds its answer."""
+    """The judge answered, without a usable verdict. It is not retryable.
+
+    Attributes:
+        score: The judge's answer; its `score` is None.
+    """
 
     def __init__(self, score: Score) -> None:
         text = getattr(score, "model_output", "")
@@ -72,7 +76,7 @@ class RewardPolicy:
         return score.score
 
     def failed(self, error: RewardFleetError) -> float:
-        """Return the reward that replaces a missing one, and log the failure.
+        """Return the reward that replaces a missing one, and log the failure as a warning.
 
         Raises:
             RewardFleetError: `error`, if `on_failure` is "raise".
@@ -235,7 +239,7 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         if score.error is None:
             return score
         error = RewardFleetError.from_problem(score.error)
-        pause = (error.retry_after or 0.0) + backoff(1)
+        pause = (error.retry_after or 0.0) + retry_wait(1)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return error
         await asyncio.sleep(pause)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from .replicas import Replica, Replicas, backoff
+from .replicas import Replica, Replicas, retry_wait
 from .wire.errors import (
     ERRORS,
     BackendFailed,
@@ -118,8 +118,8 @@ class ServiceTransport:
         service: The service that must answer, e.g. `video`.
         urls: Base URLs of the replicas.
         api_key: Sent as a bearer token.
-        timeout_s: Seconds for a complete call.
-        max_concurrency: Items in flight at a replica at once.
+        timeout_s: Seconds, above 0, for a complete call, including retries.
+        max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class ServiceTransport:
         return await self._call(_Call("POST", path, body, item_count, deadline), response_type)
 
     async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
-        """Return the response of a route that takes no body.
+        """Return the response of a route that takes no body, e.g. `/health`, as a model.
 
         Raises:
             RewardFleetError: The service's failure, or why it did not answer.
@@ -230,7 +230,7 @@ class ServiceTransport:
                     raise failure
             elif not replicas.has_alternative(call.failed_urls):
                 retries += 1
-                pause = (failure.retry_after or 0.0) + backoff(retries)
+                pause = (failure.retry_after or 0.0) + retry_wait(retries)
                 if retries > _RETRIES or loop.time() + pause >= call.deadline:
                     raise failure
                 call.failed_urls.clear()

@@ -41,7 +41,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
     async def score(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
     ) -> VideoScore:
-        """Score one clip. The options are those of `video_request`.
+        """Score one clip. The arguments are those of `video_request`.
 
         Raises:
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
@@ -53,7 +53,9 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
     async def reward(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
     ) -> float:
-        """Score one clip and return its reward.
+        """Score one clip and return its reward: 0 or 1, or the score if `binary_reward` is False.
+
+        The arguments are those of `video_request`.
 
         Raises:
             RewardFleetError: There is no reward, e.g. the judge `Abstained`, and `on_failure` is
@@ -66,7 +68,11 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         return self._policy.reward(score)
 
     async def health(self) -> VideoHealth:
-        """Return which judges are loaded."""
+        """Return which judges are loaded.
+
+        Raises:
+            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
+        """
         return await self._transport.get("/health", VideoHealth)
 
     def _body_bytes(self, request: VideoRequest) -> int:
@@ -88,11 +94,12 @@ def video_request(
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
 
     Args:
-        task_text: The instruction that the robot was given.
-        clip: See `ClipLike`. A path must lie under a `--video-root` of the server.
-        fps: Frames per second of an array or of images. A video file has its own.
+        task_text: The instruction that the robot was given, 1 to 4096 characters.
+        clip: See `ClipLike`. A path must be under a `--video-root` of the server.
+        fps: Frames per second of an array or of images, above 0 and up to 1000. A video file has
+            its own.
         nframes: How many frames the judge sees, 1 to 128.
-        max_pixels: The most pixels of a frame, 784 to 1605632.
+        max_pixels: The most pixels (height times width) of a frame, 784 to 1605632.
         backend: The judge; None means the service's default.
         backend_kwargs: Options of the judge.
 

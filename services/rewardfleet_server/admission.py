@@ -1,4 +1,4 @@
-"""Two limits: on the requests that are admitted, and on the items in flight at the backend.
+"""Two limits: on the requests that are admitted, and on the items at the backend, `in_flight`.
 
 `admit` is called on a request's headers, before its body is read; it never waits. `permit` is the
 right to use the backend; items queue for one in the order in which they came, at most
@@ -62,7 +62,7 @@ class Admission:
         if self.draining:
             raise Unavailable("the service is shutting down; try another replica", retry_after=1)
         if self.admitted >= self._max_in_flight + self._max_queue_depth:
-            raise self._overloaded(f"{self.admitted} requests are in flight or queued")
+            raise self._overloaded(f"{self.admitted} requests are admitted already")
         if self.admitted and self._body_bytes + body_bytes > self._max_total_body_bytes:
             raise self._overloaded(f"admitted request bodies already take {self._body_bytes} bytes")
         self.admitted += 1

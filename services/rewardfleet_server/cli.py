@@ -3,10 +3,9 @@
 import asyncio
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
@@ -15,13 +14,24 @@ import rewardfleet
 from .extras import install_command
 from .registry import SERVICES
 
-T = TypeVar("T")
+_OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Its arguments; None for those of the process.
+
+    Returns:
+        Its exit status: 0 for success, 2 for invalid arguments or settings, 3 if a clip got no
+        score, 130 if it was interrupted, 1 for any other failure.
+    """
     try:
         status = command.main(argv, prog_name="rewardfleet", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return 2
     except click.NoSuchOption as error:
         near = f"\ndid you mean {error.possibilities[0]}?" if error.possibilities else ""
         return _fail(f"no such option: {error.option_name}{near}")
@@ -35,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
         return _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
+            raise  # an internal error
+        return _fail(
+            f"the package {error.name} is not installed; install the packages of the server: "
+            f"{install_command('server')}"
+        )
     return int(status or 0)
 
 
@@ -56,7 +73,7 @@ class _Group(click.Group):
 
 
 class _Services(_Group):
-    """`rewardfleet serve`. The modules of a service are imported when it is asked for."""
+    """`rewardfleet serve`. The modules of a service are imported when it is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         return list(SERVICES)
@@ -65,15 +82,11 @@ class _Services(_Group):
         entry = SERVICES.get(cmd_name)
         if entry is None:
             return None
+        from .flags import ServiceCommand  # noqa: PLC0415 - needs the server's packages
+        from .serve import serve  # noqa: PLC0415 - needs the server's packages
 
-        def load() -> click.Command:
-            from .flags import ServiceCommand  # noqa: PLC0415 - needs the server's packages
-            from .serve import serve  # noqa: PLC0415 - likewise
-
-            settings_type = entry.load_settings()
-            return ServiceCommand(cmd_name, entry.description, settings_type, partial(serve, entry))
-
-        return _with_server(load)
+        settings_type = entry.load_settings()
+        return ServiceCommand(cmd_name, entry.description, settings_type, partial(serve, entry))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Services"):
@@ -85,32 +98,20 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"\ndid you mean {near[0]}?" if near else ""
 
 
-def _with_server(work: Callable[[], T]) -> T:
-    """Do what needs the server's packages, or say how to install them."""
-    try:
-        return work()
-    except ModuleNotFoundError as error:
-        command_line = install_command("server")
-        raise click.ClickException(
-            f"the package {error.name} is not installed; install the server's packages: "
-            f"{command_line}"
-        ) from None
-
-
 @click.group(cls=_Group, help="Rewards for reinforcement learning over HTTP.")
 @click.version_option(rewardfleet.__version__, message="rewardfleet %(version)s")
 def command() -> None:
-    pass
+    """Group all commands."""
 
 
 @command.group(cls=_Services, name="serve", help="Run a service; `serve video --help` lists flags.")
 def serve_group() -> None:
-    pass
+    """Group the services."""
 
 
 @command.group(cls=_Group, name="score", help="Score one item with a running service.")
 def score_group() -> None:
-    pass
+    """Group the commands that score an item."""
 
 
 @score_group.command(name="video", help="Send the video file CLIP; print the response as JSON.")
@@ -122,12 +123,27 @@ def score_group() -> None:
     envvar="REWARDFLEET_VIDEO_URL",
     show_default=True,
     show_envvar=True,
+    metavar="URL",
     help="Base URL of the video service.",
 )
 @click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
-@click.option("--nframes", default=16, show_default=True, help="Frames that the judge sees, 1-128.")
+@click.option(
+    "--nframes",
+    type=click.IntRange(1, 128),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Frames that the judge sees.",
+)
 @click.option("--backend", metavar="JUDGE", help="Judge.  [default: the service's]")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the score.",
+)
 def score_video(
     clip: Path,
     task: str,
@@ -137,6 +153,8 @@ def score_video(
     backend: str | None,
     timeout: float,
 ) -> int:
+    """Score one clip and print the response; return 3 if it has no score."""
+
     async def score() -> rewardfleet.VideoScore:
         # The content is sent: the service need not see this machine's files.
         content = await asyncio.to_thread(clip.read_bytes)
@@ -150,7 +168,7 @@ def score_video(
 
 @command.group(cls=_Group, name="references", help="The library of the judge `reference`.")
 def references_group() -> None:
-    pass
+    """Group the commands that change a library."""
 
 
 @references_group.command(name="add", help="Add the labeled video file CLIP to the folder LIBRARY.")
@@ -161,26 +179,21 @@ def references_group() -> None:
     "--success/--failure", default=None, help="Whether the task was done at the end; required."
 )
 @click.option("--success-frame", type=int, metavar="N", help="First frame that shows the success.")
-def add_reference(
+def add_reference_command(
     library: Path, clip: Path, task: str, success: bool | None, success_frame: int | None
 ) -> None:
+    """Add a clip to a library."""
     if success is None:
         raise click.UsageError("give --success or --failure")
+    from .video.references.library import add_reference  # noqa: PLC0415 - needs the server's packages
 
-    def add() -> str:
-        from .video.references.library import add_reference as add_to  # noqa: PLC0415 - needs the server's packages
-
-        return add_to(library, clip, task, success=success, success_frame=success_frame).file
-
-    file = _with_server(add)
+    file = add_reference(library, clip, task, success=success, success_frame=success_frame).file
     print(f"{library}: added {file} as a {'success' if success else 'failure'}")
 
 
 @command.command(name="doctor", help="Report what works on this machine, and how to fix the rest.")
 def doctor_command() -> int:
-    def run() -> int:
-        from .doctor import run_doctor  # noqa: PLC0415 - needs the server's packages
+    """Print what works; return 1 if a service cannot run."""
+    from .doctor import run_doctor  # noqa: PLC0415 - needs the server's packages
 
-        return run_doctor()
-
-    return _with_server(run)
+    return run_doctor()

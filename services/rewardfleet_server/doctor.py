@@ -3,76 +3,146 @@
 import importlib.util
 import platform
 import shutil
-import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import httpx
+
 from rewardfleet import __version__
+from rewardfleet.wire.headers import SERVICE_HEADER
 
 from .extras import install_command
-from .flags import unknown_variable_warnings
-from .registry import SERVICES, load_attribute
+from .flags import read_settings, unknown_variable_warnings
+from .registry import SERVICES
+from .serve import bind
+from .settings import ENV_PREFIX, ServerSettings, redact
+
+#: Seconds to wait for another server on this machine, or for Redis.
+_TIMEOUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Check:
+class Diagnosis:
     """The result of one check.
 
     Attributes:
-        status: `missing` is an optional part, `failed` one that a service needs.
+        status: `ok`: it works. `note`: an optional part does not work, or something to know.
+            `failed`: a service cannot run as it is configured.
         what: What was checked.
-        fix: How to fix it; empty if there is nothing to fix.
+        fix: A command or an instruction that fixes it; empty if there is nothing to fix.
     """
 
-    status: Literal["ok", "missing", "failed"]
+    status: Literal["ok", "note", "failed"]
     what: str
     fix: str = ""
 
 
 def run_doctor() -> int:
-    """Print all checks; return 1 if a service cannot run."""
-    failed = False
-    for check in _all_checks():
-        failed = failed or check.status == "failed"
-        print(f"{check.status:8}{check.what}")
-        if check.fix:
-            print(f"        fix: {check.fix}")
-    return int(failed)
+    """Check the services with the settings of the environment, and print the results.
+
+    Returns:
+        The exit status: 1 if a service cannot run as it is configured.
+    """
+    has_failed = False
+    for diagnosis in _diagnoses():
+        has_failed = has_failed or diagnosis.status == "failed"
+        print(f"{diagnosis.status:8}{diagnosis.what}")
+        if diagnosis.fix:
+            print(f"        fix: {diagnosis.fix}")
+    return int(has_failed)
 
 
-def check_extra(extra: str, purpose: str, *modules: str) -> Check:
-    """Check whether the packages of an extra are installed."""
+def check_extra(extra: str, purpose: str, *modules: str, required: bool = False) -> Diagnosis:
+    """Check whether the packages of an extra are installed.
+
+    Args:
+        extra: The name of the extra.
+        purpose: What needs it.
+        modules: The modules of its packages.
+        required: Whether the settings need it; if not, a missing package is a note.
+    """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if not missing:
-        return Check("ok", f"{purpose}: {', '.join(modules)}")
-    return Check("missing", f"{purpose}: no {', '.join(missing)}", install_command(extra))
+        return Diagnosis("ok", f"{purpose}: {', '.join(modules)}")
+    what = f"{purpose}: {', '.join(missing)} not installed"
+    return Diagnosis("failed" if required else "note", what, install_command(extra))
 
 
-def _all_checks() -> Iterator[Check]:
+def _diagnoses() -> Iterator[Diagnosis]:
     version = platform.python_version()
-    yield Check("ok", f"rewardfleet {__version__}, Python {version} ({sys.executable})")
-    yield check_extra("redis", "cache that replicas share (--cache-url)", "redis")
-    if shutil.which("redis-server"):
-        yield Check("ok", "a Redis server on this machine: redis-server")
-    else:
-        yield Check("missing", "a Redis server on this machine", "apt-get install redis-server")
+    yield Diagnosis("ok", f"rewardfleet {__version__}, Python {version} ({sys.executable})")
+    settings_of: dict[str, ServerSettings] = {}
     for name, entry in SERVICES.items():
-        if entry.checks is not None:
-            checks: Iterable[Check] = load_attribute(entry.checks)()
-            yield from checks
-        yield _port_check(name, entry.load_settings().model_fields["port"].default)
-    for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
-        yield Check("failed", warning, "unset it, or correct its name")
-
-
-def _port_check(service: str, port: int) -> Check:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            what = f"{service}: port {port} is occupied ({error.strerror})"
-            return Check("missing", what, f"rewardfleet serve {service} --port N")
-    return Check("ok", f"{service}: port {port} is free")
+            settings_of[name] = read_settings(entry.load_settings(), {})
+        except ValueError as error:
+            fix = "correct the value, or unset the environment variable"
+            yield Diagnosis("failed", f"{name}: {error}", fix)
+    cache_url = next((each.cache_url for each in settings_of.values()), None)
+    if cache_url is None:
+        yield check_extra("redis", "cache that replicas share (--cache-url)", "redis")
+        if shutil.which("redis-server") is None:
+            what = "no Redis server on this machine for --cache-url"
+            yield Diagnosis("note", what, "apt-get install redis-server")
+    else:
+        yield _check_redis(cache_url)
+    for name, settings in settings_of.items():
+        yield from SERVICES[name].load_checks()(settings)
+        yield _check_port(name, settings)
+    for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
+        variable = next(word for word in warning.split() if word.startswith(ENV_PREFIX))
+        yield Diagnosis("note", warning, f"unset {variable}")
+
+
+def _check_redis(url: str) -> Diagnosis:
+    """Check whether the shared cache answers; without it, replicas share no scores."""
+    what = f"cache that replicas share: {redact(url)}"
+    package = check_extra("redis", what, "redis", required=True)
+    if package.status != "ok":
+        return package
+    import redis.backoff  # noqa: PLC0415 - an optional package
+    import redis.retry  # noqa: PLC0415 - an optional package
+
+    try:
+        with redis.Redis.from_url(
+            url,
+            socket_timeout=_TIMEOUT_SECONDS,
+            socket_connect_timeout=_TIMEOUT_SECONDS,
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        ) as server:
+            server.ping()
+    except ValueError:  # whose message may contain a part of the password
+        reason = "not a URL such as redis://127.0.0.1:6379/0"
+    except (redis.RedisError, OSError) as error:
+        reason = str(error)
+    else:
+        return Diagnosis("ok", f"{what} answers")
+    fix = f"start a Redis server there, or correct {ENV_PREFIX}CACHE_URL"
+    return Diagnosis("failed", f"{what}: {reason}", fix)
+
+
+def _check_port(name: str, settings: ServerSettings) -> Diagnosis:
+    """Check whether the address can be bound; if not, find out which service listens there."""
+    address = f"{settings.host}:{settings.port}"
+    try:
+        bind(settings).close()
+    except ValueError as error:
+        found = _service_at(settings.host, settings.port)
+        if found == name:
+            return Diagnosis("note", f"{name}: {address}: the {name} service is running")
+        occupant = f"{address}: the {found} service is running there" if found else str(error)
+        return Diagnosis("note", f"{name}: {occupant}", f"rewardfleet serve {name} --port 0")
+    return Diagnosis("ok", f"{name}: {address} is free")
+
+
+def _service_at(host: str, port: int) -> str | None:
+    """Return the name of the rewardfleet service at an address; None if it is not one."""
+    url = httpx.URL(scheme="http", host=host, port=port)
+    try:
+        with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
+            name: str | None = client.get(url).headers.get(SERVICE_HEADER)
+            return name
+    except httpx.HTTPError:
+        return None

@@ -46,7 +46,7 @@ class CachePolicy(Generic[ScoreT]):
 
     Attributes:
         lookup_keys: Keys under which a usable score may be stored. The first one also names the
-            computation, which identical items in flight share.
+            computation, which concurrent identical items share.
         store_policy: Returns the key to store a computed score under, and its time to live in
             seconds (None: no limit). Default: the first lookup key, without limit.
         from_cached: Adapts a stored or shared score to this item.
@@ -125,7 +125,7 @@ class Engine(Generic[RequestT, ScoreT]):
         scorer: The service's part.
         score_type: The model of a score.
         cache: Where scores are stored.
-        admission: Its permits limit the items in flight at the backend.
+        admission: Its permits limit the items at the backend.
         telemetry: Counts results, lookups and audits, and times stages.
         audit_rate: Share of the cache hits that are computed again and compared, in [0, 1].
     """

@@ -10,22 +10,23 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def install_command(extra: str) -> str:
-    """Return a shell command that installs what is missing of an extra.
+    """Return a shell command that installs the missing packages of an extra.
 
-    It names the packages themselves, so that it works for an editable install as well.
+    It names the packages themselves, so that it works for an editable installation as well. If
+    none is missing, one is damaged, and the command installs all of them again.
     """
     marker = f'extra == "{extra}"'
     requirements = [
         requirement.partition(";")[0].strip()
         for requirement in importlib.metadata.requires("rewardfleet") or []
-        if marker in requirement.replace("'", '"')
+        if marker in requirement.replace("'", '"') and not requirement.startswith("rewardfleet")
     ]
     missing = [requirement for requirement in requirements if not _is_installed(requirement)]
     if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "install", *missing]
+        command = [sys.executable, "-m", "pip", "install"]
     else:  # environments made by uv
-        command = ["uv", "pip", "install", "--python", sys.executable, *missing]
-    return shlex.join(command)
+        command = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*command, *(missing or ["--force-reinstall", *requirements])])
 
 
 def require(extra: str, what: str, *modules: str) -> None:

@@ -1,7 +1,7 @@
 """The flags of a service: one per setting, with help in groups."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -9,13 +9,28 @@ import click
 from pydantic import DirectoryPath, FilePath, HttpUrl, ValidationError
 from pydantic.fields import FieldInfo
 
-from .settings import ENV_PREFIX, ServerSettings, unknown_variables
+from rewardfleet.wire.validation import InputError, join_errors
+
+from .settings import ENV_PREFIX, ServerSettings, redact, unknown_variables
 
 _MAX_WIDTH = 100
+#: How many characters of a value an error shows.
+_MAX_SHOWN = 200
 
-#: What the value of a setting is called, by the end of its name.
-_UNITS = {"_mb": "MIB", "_kb": "KIB", "_gb": "GIB", "_s": "SECONDS", "_file": "FILE"}
-_MESSAGES = {
+#: The name of a setting's value in help, by the last word of the setting's name.
+_UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
+#: The name of a setting's value in help, by its type.
+_TYPES = {
+    int: "N",
+    float: "NUMBER",
+    HttpUrl: "URL",
+    Path: "FILE",
+    FilePath: "FILE",
+    DirectoryPath: "FOLDER",
+    list[DirectoryPath]: "FOLDER",
+}
+#: The reasons of errors, by pydantic's type of the error.
+_REASONS = {
     "path_not_directory": "no such directory",
     "path_not_file": "no such file",
     "int_parsing": "give a whole number",
@@ -26,7 +41,7 @@ _MESSAGES = {
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a setting."""
+    """Return the flag of a setting, e.g. `--max-body-mb`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -82,8 +97,7 @@ def read_settings(settings_type: type[ServerSettings], given: dict[str, Any]) ->
     try:
         return settings_type(**given)
     except ValidationError as error:
-        lines = [_explain(dict(each), given, settings_type) for each in error.errors()]
-        raise ValueError("; ".join(lines)) from None
+        raise ValueError(join_errors(error, lambda each: _explain(each, given))) from None
 
 
 def unknown_variable_warnings(settings_types: Iterable[type[ServerSettings]]) -> list[str]:
@@ -103,29 +117,21 @@ def shown_default(info: FieldInfo) -> str:
     shown = _extra(info)["shown"]
     if shown is not None:
         return str(shown)
-    if info.default in (None, [], False):
-        return "none" if info.default is not False else "off"
+    if info.default is False:
+        return "off"
+    if info.default is None or info.default == []:
+        return "none"
     return f"{info.default:g}" if isinstance(info.default, float) else str(info.default)
 
 
-def metavar_of(name: str, info: FieldInfo) -> str:  # noqa: PLR0911 - one for each type
-    """Return what the value of a setting is called."""
-    for suffix, unit in _UNITS.items():
-        if name.endswith(suffix):
-            return unit
-    annotation = _plain_type(info.annotation)
+def metavar_of(name: str, info: FieldInfo) -> str:
+    """Return the name of a setting's value as help shows it, e.g. `SECONDS` or `text|rubric`."""
+    annotation, last_word = _plain_type(info.annotation), name.rpartition("_")[2]
+    if metavar := _extra(info)["metavar"]:
+        return str(metavar)
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
-    text = str(info)
-    if name in {"host", "port", "device"}:
-        return name.upper()
-    if annotation in {DirectoryPath, list[DirectoryPath]} or "path_type='dir'" in text:
-        return "FOLDER"
-    if annotation is FilePath or annotation is Path or "path_type='file'" in text:
-        return "FILE"
-    if annotation is HttpUrl or name.endswith("_url"):
-        return "URL"
-    return {int: "N", float: "NUMBER"}.get(annotation, "TEXT")
+    return _UNITS.get(last_word) or _TYPES.get(annotation) or last_word.upper()
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -137,7 +143,7 @@ def _plain_type(annotation: Any) -> Any:
 
 def _extra(info: FieldInfo) -> dict[str, Any]:
     extra = info.json_schema_extra
-    return extra if isinstance(extra, dict) else {"group": "Other", "shown": None}
+    return extra if isinstance(extra, dict) else {"group": "Other", "shown": None, "metavar": None}
 
 
 def _option(name: str, info: FieldInfo) -> click.Option:
@@ -153,16 +159,17 @@ def _option(name: str, info: FieldInfo) -> click.Option:
     )
 
 
-def _explain(
-    error: dict[str, Any], given: dict[str, object], settings_type: type[ServerSettings]
-) -> str:
-    message = _MESSAGES.get(error["type"], str(error["msg"]).removeprefix("Value error, "))
-    if not error["loc"]:
-        return message
-    name = str(error["loc"][0])
-    if name not in settings_type.model_fields:
-        return f"{name}: no such setting"
+def _explain(error: InputError, given: Mapping[str, object]) -> str:
+    if not error.loc:  # an error of several settings, which the reason names
+        return error.reason
+    name, reason = str(error.loc[0]), _REASONS.get(error.kind, error.reason)
     source = flag_of(name) if name in given else f"{ENV_PREFIX}{name.upper()}"
-    value = error["input"]
-    shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return f"{source} {shown}: {message[:1].lower()}{message[1:]}"
+    return f"{source} {_shown(name, error.value)}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _shown(name: str, value: object) -> str:
+    """Return a value as one line, without a password."""
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    line = " ".join(text.split())
+    line = redact(line) if name.endswith("_url") else line
+    return f"{line[:_MAX_SHOWN]}…" if len(line) > _MAX_SHOWN else line or "''"

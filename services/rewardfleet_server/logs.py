@@ -6,13 +6,15 @@ import sys
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 
+from .extras import require
 from .telemetry import REQUEST_ID
 
 
 class RequestIdFilter(logging.Filter):
-    """Put the request id on the lines that are written on behalf of a request."""
+    """Adds the request id to the lines that are written while a request is handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Set `request_id`, if there is one; keep every line."""
         request_id = REQUEST_ID.get(None)
         if request_id is not None:
             record.request_id = request_id
@@ -20,7 +22,7 @@ class RequestIdFilter(logging.Filter):
 
 
 class _TerminalFormatter(logging.Formatter):
-    """`12:30:01 WARNING message key=value`, for people."""
+    """Formats a line as `12:30:01 WARNING message  key=value`."""
 
     default_time_format = "%H:%M:%S"
     default_msec_format = ""
@@ -38,11 +40,16 @@ class _TerminalFormatter(logging.Formatter):
 
 
 def configure_logging(level: str) -> None:
-    """Write every log line to standard error.
+    """Write every log line to standard error: as JSON, or as plain text on a terminal.
 
-    One JSON object per line; if standard error is a terminal, plain text.
+    Args:
+        level: The least severe level to write, e.g. `info`.
+
+    Raises:
+        ValueError: The package that writes JSON is not installed.
     """
-    # Looked up for every record otherwise, and not written.
+    require("server", "the log", "orjson")
+    # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     json_format = {
         "()": "pythonjsonlogger.orjson.OrjsonFormatter",
@@ -66,7 +73,7 @@ def configure_logging(level: str) -> None:
                     "stream": sys.stderr,
                 }
             },
-            # uvicorn's own lines say less than those of serve.py.
+            # The lines of serve.py have more information than uvicorn's own.
             "loggers": {"uvicorn": {"level": "WARNING"}},
             "root": {"level": level.upper(), "handlers": ["stderr"]},
         }

@@ -1,22 +1,25 @@
 """The services. Adding one means adding its folder and an entry here."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .settings import ServerSettings
+if TYPE_CHECKING:  # the command's help works without the server's packages
+    from .doctor import Diagnosis
+    from .settings import ServerSettings
 
 
 @dataclass(frozen=True)
 class ServiceEntry:
-    """How a service is found. Its modules are imported when it is asked for, and not before.
+    """Where the parts of a service are. Its modules are imported when a part is loaded.
 
     Attributes:
-        description: One sentence for the command's help.
-        settings: Its `ServerSettings`, as `module:attribute`.
-        app: What makes its application from its settings, likewise.
-        checks: What `rewardfleet doctor` checks for it, likewise, or None.
+        description: One sentence, for the command's help and the documentation.
+        settings: The class of its settings, as `module:attribute`.
+        app: The function that makes its application from its settings, as `module:attribute`.
+        checks: The function that checks, for `rewardfleet doctor`, what the service needs with
+            its settings, as `module:attribute`; None if there is nothing to check.
     """
 
     description: str
@@ -24,7 +27,7 @@ class ServiceEntry:
     app: str
     checks: str | None = None
 
-    def load_settings(self) -> type[ServerSettings]:
+    def load_settings(self) -> "type[ServerSettings]":
         """Import the class of its settings."""
         settings: type[ServerSettings] = load_attribute(self.settings)
         return settings
@@ -34,7 +37,15 @@ class ServiceEntry:
         create_app: Callable[[Any], Any] = load_attribute(self.app)
         return create_app
 
+    def load_checks(self) -> "Callable[[Any], Iterable[Diagnosis]]":
+        """Import the function that checks what it needs."""
+        if self.checks is None:
+            return lambda _: ()
+        checks: Callable[[Any], Iterable[Diagnosis]] = load_attribute(self.checks)
+        return checks
 
+
+#: The services by name, as `rewardfleet serve NAME` takes it.
 SERVICES: dict[str, ServiceEntry] = {
     "video": ServiceEntry(
         "Score robot rollouts from video, by a vision-language model or a reference library.",
@@ -57,6 +68,6 @@ SERVICES: dict[str, ServiceEntry] = {
 
 
 def load_attribute(target: str) -> Any:
-    """Import what `module:attribute` names."""
+    """Import the object that `module:attribute` names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -1,7 +1,7 @@
-"""What a service must remember of a training run: a budget, a running mean, half a group.
+"""The state of training runs: running means, temperatures, incomplete groups.
 
 A trainer that crashed sends its last step again. So every transition is named by (scope, step,
-uid) and applied once: a repeated call gets the answer that was given the first time.
+uid) and applied once: a repeated call returns the outcome of the first one.
 """
 
 import json
@@ -29,21 +29,25 @@ class Scope(NamedTuple):
     name: str
 
 
-#: For how many steps answers are kept by default.
+#: Number of the last steps whose outcomes are stored by default.
 KEEP_STEPS = 1000
 
-#: Maps the state of a scope (None at first) to its next state and the answer to the caller.
+#: Maps the state of a scope (None at first) to its next state and the
+#: outcome, which is returned to the caller.
 Transition = Callable[[JsonValue], tuple[JsonValue, JsonValue]]
 
 
 class RunState(Protocol):
-    """A small state per scope. Its answers are never cached."""
+    """A store with a small state per scope, and the outcomes of its transitions.
+
+    Its reads are never cached.
+    """
 
     async def read(self, scope: Scope) -> JsonValue:
         """Return the state of a scope, or None."""
 
-    async def answer(self, scope: Scope, step: int, uid: str) -> JsonValue:
-        """Return the answer of a transition that was applied, or None. Writes nothing."""
+    async def outcome(self, scope: Scope, step: int, uid: str) -> JsonValue:
+        """Return the outcome of a transition, or None if it was not applied. Write nothing."""
 
     async def apply_once(
         self,
@@ -54,16 +58,16 @@ class RunState(Protocol):
         *,
         keep_steps: int = KEEP_STEPS,
     ) -> JsonValue:
-        """Apply a transition once for (scope, step, uid); return its answer, now and later.
+        """Apply a transition once for (scope, step, uid); return its outcome.
 
-        If the transition raises, nothing changes.
+        A repeated call returns the stored outcome. If the transition raises, nothing changes.
 
         Args:
             scope: Whose state it changes.
             step: The step of the run.
             uid: Names the transition within the step.
             transition: A pure function.
-            keep_steps: Answers older than this many steps before the scope's newest are deleted,
+            keep_steps: Outcomes older than this many steps before the scope's newest are deleted,
                 and transitions of such steps are refused.
 
         Raises:
@@ -90,7 +94,7 @@ CREATE TABLE IF NOT EXISTS transitions (
     name TEXT NOT NULL,
     step INTEGER NOT NULL,
     uid TEXT NOT NULL,
-    answer TEXT NOT NULL,
+    outcome TEXT NOT NULL,
     PRIMARY KEY (run, name, step, uid)
 ) WITHOUT ROWID;
 """
@@ -114,15 +118,15 @@ class SqliteRunState:
             self._file = SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise Unavailable(
-                f"the run-state file {path.name} cannot be used ({error}); restore it from a "
+                f"the run-state file cannot be used ({error}); restore it from a "
                 "backup, or move it away to start every run from scratch"
             ) from error
 
     async def read(self, scope: Scope) -> JsonValue:
         return await self._file.call(lambda db: _read(db, scope))
 
-    async def answer(self, scope: Scope, step: int, uid: str) -> JsonValue:
-        row = await self._file.call(lambda db: _answer_row(db, scope, step, uid))
+    async def outcome(self, scope: Scope, step: int, uid: str) -> JsonValue:
+        row = await self._file.call(lambda db: _outcome_row(db, scope, step, uid))
         return None if row is None else _load(row[0])
 
     async def apply_once(
@@ -138,16 +142,16 @@ class SqliteRunState:
             with db:
                 # Taken before reading, so that no two processes see the same old state.
                 db.execute("BEGIN IMMEDIATE")
-                row = _answer_row(db, scope, step, uid)
+                row = _outcome_row(db, scope, step, uid)
                 if row is not None:
                     return _load(row[0])
                 _check_age(db, scope, step, keep_steps)
-                state, answer = transition(_read(db, scope))
+                state, outcome = transition(_read(db, scope))
                 _write(db, scope, state)
-                _write_answer(db, scope, step, uid, answer)
+                _write_outcome(db, scope, step, uid, outcome)
                 query = "DELETE FROM transitions WHERE run = ? AND name = ? AND step < ?"
                 db.execute(query, (*scope, step - keep_steps))
-                return answer
+                return outcome
 
         try:
             return await self._file.call(work)
@@ -164,8 +168,8 @@ def _read(db: sqlite3.Connection, scope: Scope) -> JsonValue:
     return None if row is None else _load(row[0])
 
 
-def _answer_row(db: sqlite3.Connection, scope: Scope, step: int, uid: str) -> tuple[str] | None:
-    query = "SELECT answer FROM transitions WHERE run = ? AND name = ? AND step = ? AND uid = ?"
+def _outcome_row(db: sqlite3.Connection, scope: Scope, step: int, uid: str) -> tuple[str] | None:
+    query = "SELECT outcome FROM transitions WHERE run = ? AND name = ? AND step = ? AND uid = ?"
     row: tuple[str] | None = db.execute(query, (*scope, step, uid)).fetchone()
     return row
 
@@ -177,7 +181,7 @@ def _check_age(db: sqlite3.Connection, scope: Scope, step: int, keep_steps: int)
     if newest is not None and step < newest - keep_steps:
         raise InvalidRequest(
             f"step {step} is too old: run {scope.run[:100]!r} is at step {newest}, and the "
-            f"last {keep_steps} steps are kept"
+            f"last {keep_steps} steps are stored"
         )
 
 
@@ -185,10 +189,10 @@ def _write(db: sqlite3.Connection, scope: Scope, state: JsonValue) -> None:
     db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (*scope, _dump(state)))
 
 
-def _write_answer(
-    db: sqlite3.Connection, scope: Scope, step: int, uid: str, answer: JsonValue
+def _write_outcome(
+    db: sqlite3.Connection, scope: Scope, step: int, uid: str, outcome: JsonValue
 ) -> None:
-    row = (*scope, step, uid, _dump(answer))
+    row = (*scope, step, uid, _dump(outcome))
     db.execute("INSERT INTO transitions VALUES (?, ?, ?, ?, ?)", row)
 
 

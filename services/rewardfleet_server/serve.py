@@ -11,13 +11,14 @@ from types import FrameType
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rewardfleet import __version__
 
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
+from .http.protocol import BoundedHttpProtocol
 from .logs import configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import ServerSettings
@@ -28,19 +29,16 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_SECONDS = 75
 #: Seconds that cancelled requests may take to answer.
 _CANCEL_GRACE_SECONDS = 2
-#: Seconds in which a new connection's first headers must have arrived.
-_HEADER_SECONDS = 75
-#: Bytes of one request's headers; what arrived with them in one read is not counted.
-_MAX_HEADER_BYTES, _ONE_READ = 64 * 1024, 256 * 1024
-#: How long a working thread may keep the interpreter from the event loop; the default is 5 ms.
+#: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.001
-#: glibc's names for "give memory back above" and "map a block of its own from", and our values.
+#: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
+#: `M_TRIM_THRESHOLD` is returned to the system, blocks above `M_MMAP_THRESHOLD` are mapped.
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """Bind the service's address. Nobody can connect until the server listens.
+    """Bind the address of a service. No connection is accepted until the server listens.
 
     Raises:
         ValueError: The address cannot be bound.
@@ -56,7 +54,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # From now on another process fails to bind, too, not only to listen.
+        # From now on, other processes cannot bind this address either.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
@@ -79,7 +77,7 @@ class Server(uvicorn.Server):
         listener: The bound socket. None: bind one.
 
     Attributes:
-        failure: Why the service ended by itself, or None.
+        failure: Why the service ended without a signal, or None.
     """
 
     def __init__(
@@ -88,12 +86,12 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_BoundedHttp,
+                http=BoundedHttpProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line per request
                 server_header=False,
-                proxy_headers=False,  # a caller's word on its own address is not trusted
+                proxy_headers=False,  # a caller could set any address in them
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_CANCEL_GRACE_SECONDS,
             )
@@ -111,6 +109,7 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Prepare the process, and serve until a signal or a failure ends the service."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         _keep_freed_memory()
         _raise_descriptor_limit()
@@ -121,15 +120,17 @@ class Server(uvicorn.Server):
         super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # For the connections, whose last packets must not keep a restarted service from binding.
+        """Start the application, listen, and announce the service."""
+        # Inherited by the connections. Without it, connections that were closed a moment ago would
+        # prevent a restarted service from binding.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup(sockets)
         if self.started:
             announce(self._app, self._settings, self.url)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - both alike
-        # Not passed on to uvicorn, which would end the process by the signal instead of with 0.
-        del frame
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - SIGINT and SIGTERM are handled equally
+        """Drain the application at the first signal; cancel its requests at the second."""
+        # uvicorn's own method would make the process end by the signal instead of with status 0.
         if not self.started:
             self.should_exit = True
             return
@@ -140,10 +141,11 @@ class Server(uvicorn.Server):
             loop.call_soon_threadsafe(self._app.cancel_all)
 
     async def on_tick(self, counter: int) -> bool:
+        """End the service if it can never score again."""
         if self.failure is None and (failure := self._app.failure()) is not None:
             log.error("the service exits: %s", failure)
             self.failure = failure
-            # Long enough for requests in flight to be answered, and for one look at /readyz.
+            # Meanwhile admitted requests are answered, and `/readyz` reports the failure.
             asyncio.get_running_loop().call_later(_CANCEL_GRACE_SECONDS, self._exit)
         return await super().on_tick(counter)
 
@@ -157,18 +159,18 @@ class Server(uvicorn.Server):
 
 
 def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:
-    """Say that the service listens, and how it is set up; on a terminal, as a table."""
+    """Report the address of the service and its main settings; on a terminal, as a table."""
     overview = {
         "service": f"{app.service.name} {__version__}",
         "address": url,
-        **app.service.overview,
         "cache": _describe_cache(settings),
+        **app.service.overview,
         "auth": _describe_auth(settings),
     }
     if sys.stderr.isatty():
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in overview.items():
-            table.add_row(f"[bold]{name}[/bold]", value)
+            table.add_row(f"[bold]{name}[/bold]", escape(value))
         Console(stderr=True).print(table)
     else:
         log.info("serving %s on %s", app.service.name, url, extra={"overview": overview})
@@ -191,53 +193,17 @@ def _describe_auth(settings: ServerSettings) -> str:
     return "none" if settings.allow_unauthenticated else "none (loopback only)"
 
 
-class _BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP, with limits on the size of headers and on the time in which they arrive."""
-
-    _header_bytes = 0
-    _in_headers = True
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        super().connection_made(transport)
-        self._header_timer = self.loop.call_later(_HEADER_SECONDS, self._on_header_timeout)
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > _MAX_HEADER_BYTES + _ONE_READ:
-                self.send_400_response("Headers too large.")
-                return
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_headers, self._header_bytes = True, 0
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._header_timer.cancel()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._header_timer.cancel()
-        super().connection_lost(exc)
-
-    def _on_header_timeout(self) -> None:
-        if self._in_headers and not self.transport.is_closing():
-            self.transport.close()
-
-
 def _raise_descriptor_limit() -> None:
-    """Each connection and each file takes a descriptor, and the usual limit is low."""
+    """Raise the limit on open files and connections, whose default is low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep the buffers of one request for the next.
+    """Make glibc reuse the memory of one request for the next.
 
-    By default it returns frames and bodies to the system and faults them in again, page by page:
-    a quarter of the CPU time of a request with images.
+    By default it returns large buffers to the system, and the next request faults them in again,
+    page by page: a quarter of the CPU time of a request with images.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # else it is another C library

@@ -6,6 +6,7 @@ Each field is a flag (`--max-queue-depth 100`) and an environment variable
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+#: Starts the environment variable of each setting.
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
@@ -25,6 +27,7 @@ def setting(
     *,
     group: str = "Other",
     shown: str | None = None,
+    metavar: str | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare a setting.
@@ -34,9 +37,10 @@ def setting(
         help_text: What it is, its unit, and why one would change it.
         group: The heading under which the command's help lists it.
         shown: The default as documentation shows it, if that is not its value.
+        metavar: The name of its value in help, if neither its type nor its name gives one.
         constraints: Of `pydantic.Field`.
     """
-    extra: dict[str, Any] = {"group": group, "shown": shown}
+    extra: dict[str, Any] = {"group": group, "shown": shown, "metavar": metavar}
     if "default_factory" in constraints:
         return Field(description=help_text, json_schema_extra=extra, **constraints)
     return Field(default, description=help_text, json_schema_extra=extra, **constraints)
@@ -64,16 +68,16 @@ class ServerSettings(BaseSettings):
     # One line per setting.
     # fmt: off
     host: str = setting("127.0.0.1", "Address to listen on. Any address other than loopback requires --api-key-file.", group="Network")
-    port: int = setting(18080, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, group="Network")
+    port: int = setting(18080, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     api_key_file: FilePath | None = setting(None, "File of accepted API keys, one per line. It is read again when it changes.", group="Network")
     allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys: anyone who can reach the port may use the service.", group="Network")
     open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")
     max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time. Raise it to fill a batching backend, lower it to save memory.", group="Limits")
     max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend. Beyond it, requests get 429 instead of waiting long.", group="Limits")
     max_body_mb: PositiveInt = setting(64, "MiB of one request body. Raise it for large batches of frames.", group="Limits")
-    max_total_body_mb: PositiveInt = setting(1024, "MiB of all request bodies in flight together.", group="Limits")
+    max_total_body_mb: PositiveInt = setting(1024, "MiB of the bodies of all admitted requests together.", group="Limits")
     deadline_s: float = setting(120.0, "Seconds for a request, including the time it waits. A caller may ask for less (X-Request-Timeout).", gt=0, group="Limits")
-    shutdown_timeout_s: float = setting(30.0, "Seconds that requests in flight may take after SIGTERM.", ge=0, group="Limits")
+    shutdown_timeout_s: float = setting(30.0, "Seconds that admitted requests may take after SIGTERM.", ge=0, group="Limits")
     cache_mb: int = setting(256, "MiB of scores cached in memory; 0 for none.", ge=0, group="Cache")
     cache_file: Path | None = setting(None, "SQLite file for cached scores that outlive the process.", group="Cache")
     cache_file_mb: PositiveInt = setting(1024, "MiB of scores in --cache-file. The oldest are evicted first.", group="Cache")
@@ -100,6 +104,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # another host name may resolve to anything
         return False
+
+
+def redact(url: str) -> str:
+    """Return a URL without its user, password and query, for messages and logs."""
+    return re.sub(r"\?.*", "?***", re.sub(r"//.*@", "//***@", url))
 
 
 def unknown_variables(known: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ import uvicorn
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import Timing
 
 from .code.sandboxes import Job, RunResult
 from .video.frames import Clip
@@ -111,7 +112,12 @@ class FakeSandbox:
     def provenance(self) -> Mapping[str, JsonValue]:
         return {"sandbox": "fake", "isolation": "none-unsafe"}
 
-    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
+    async def run(
+        self,
+        job: Job,
+        on_result: Callable[[RunResult], bool],
+        timing: Timing,
+    ) -> None:
         self.jobs.append(job)
         for run in job.runs:
             await asyncio.sleep(self._wait_s)
@@ -120,14 +126,13 @@ class FakeSandbox:
             result = self._result or RunResult(stdout=run.stdin)
             if not await asyncio.to_thread(on_result, result):
                 break
-        return 0.0
 
     async def aclose(self) -> None:
         pass
 
 
 class _QuickServer(uvicorn.Server):
-    """uvicorn, which looks up every 5 ms, not every 100, whether it shall end."""
+    """A uvicorn server that checks every 5 ms, instead of every 100, whether to end."""
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -163,7 +168,11 @@ def serving(app: Callable[..., Any]) -> Iterator[str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
-    """Wait for `condition`; raise TimeoutError where it does not come true in time."""
+    """Wait until `condition` returns True, checking it every 5 ms.
+
+    Raises:
+        TimeoutError: It did not within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -5,6 +5,7 @@ The programs of the documentation use them as well.
 
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,5 +72,14 @@ def generate(prompts: list[str], sampling: Any) -> list[str]:
     return ["```python\nprint(sum(map(int, input().split())))\n```" for _ in prompts]
 
 
+class Config(dict[str, Any]):
+    """A config like OmegaConf's: fields as attributes, and `get`."""
+
+    __getattr__ = dict.__getitem__
+
+
+config = Config(test_time_rl=True, reward_model=Config())
+gen_batch = SimpleNamespace(meta_info={"n_samples": 2})
+meta_info = gen_batch.meta_info
 tokenizer = CharTokenizer()
 batch = batch_of(["7", "7"], ["The sum is missing.\n\nOverall judgment: Incorrect", ""])

@@ -132,7 +132,7 @@ _numbers = iter(range(10**9))
 async def submissions(port: int, *, seconds: float) -> tuple[float, dict[str, float], int]:
     """Return tests per second, milliseconds per test by stage, and the number of tests."""
     deadline = time.perf_counter() + seconds
-    spent = dict.fromkeys(("http", "queue", "fork", "run", "judge", "clean"), 0.0)
+    spent = dict.fromkeys(("http", "queue", "fork", "run", "compare", "clean"), 0.0)
     count = 0
 
     async def caller() -> None:

@@ -60,7 +60,7 @@ def main() -> int:
         maker = ROOT / "tests" / "engines" / "tiny_checkpoint.py"
         subprocess.run([sys.executable, maker, folder / "model"], check=True)
         clips = copies(folder / "clips")
-        engine = Engine(folder / "model")
+        engine = OfflineEngine(folder / "model")
         try:
             with service(folder) as port:
                 engine.one_batch(clips[:8])  # warm up each way
@@ -124,7 +124,7 @@ def copies(folder: Path) -> list[Path]:
     ]
 
 
-class Engine:
+class OfflineEngine:
     """vLLM as the original LIBERO reward server uses it: `LLM.generate`."""
 
     def __init__(self, model: Path) -> None:

@@ -55,7 +55,7 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
     judge = (qwen.build_vllm if is_vllm else qwen.build_transformers)(settings).load()
     assert isinstance(judge, VlmJudge)
     if request.param == "PRIMO-R1":  # its layout and readout, on the engine loaded already
-        model = qwen.load_checkpoint(str(checkpoint), settings, None, "")
+        model = qwen.load_checkpoint(settings, str(checkpoint), None, "")
         judge = VlmJudge(primo.judge_spec(settings), model, judge._engine)
     async with judge.lifespan():
         yield judge

@@ -36,7 +36,7 @@ from .conftest import TASK, VIDEOS
 
 
 def load(folder: Path, max_model_len: int | None = None) -> Checkpoint:
-    return qwen.load_checkpoint(str(folder), VideoSettings(), max_model_len, "--max-model-len")
+    return qwen.load_checkpoint(VideoSettings(), str(folder), max_model_len, "--max-model-len")
 
 
 def geometry_of(checkpoint: Checkpoint) -> QwenGeometry:
@@ -133,7 +133,7 @@ SIZES = [(256, 256), (128, 128), (100, 300), (480, 640)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("max_pixels", [50_176, 200_704])
-def test_qwen_vl_utils_resizes_lists_of_frames_alike(
+def test_qwen_vl_utils_resizes_lists_of_frames_similarly(
     checkpoint: Path, clip: Clip, size: tuple[int, int], max_pixels: int
 ):
     """`--frame-resize qwen-vl-utils`: the same size, and within a level on average."""
@@ -141,12 +141,12 @@ def test_qwen_vl_utils_resizes_lists_of_frames_alike(
     conversation = layout.full_prompt(_resized(clip, size, max_pixels), "?", None)
     single = load(checkpoint).geometry.prepare(conversation)
     settings = VideoSettings(frame_resize="qwen-vl-utils")
-    with_library = qwen.load_checkpoint(str(checkpoint), settings, None, "").geometry
+    with_library = qwen.load_checkpoint(settings, str(checkpoint), None, "").geometry
     assert isinstance(with_library, QwenVlUtilsGeometry)
     by_library = with_library.prepare(conversation)
-    for ours, other in zip(_pixels(single), _pixels(by_library), strict=True):
-        assert ours.shape == other.shape
-        assert np.abs(ours - other).mean() < 1
+    for resized, other in zip(_pixels(single), _pixels(by_library), strict=True):
+        assert resized.shape == other.shape
+        assert np.abs(resized - other).mean() < 1
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -155,13 +155,13 @@ def test_qwen_vl_utils_resizes_lists_of_frames_alike(
 def test_frames_are_resized_as_qwen_vl_utils_resizes_files(
     checkpoint: Path, clip: Clip, size: tuple[int, int], patch: int, max_pixels: int
 ):
-    """The same size; pixels differ by at most 4 of 255 levels, and a fifth of one on average."""
+    """Sizes are equal; pixels differ by at most 4 of 255 levels, and a fifth of one on average."""
     geometry = replace(geometry_of(load(checkpoint)), patch=patch)
     clip = _resized(clip, size, max_pixels)
     by_library = _file_by_qwen_vl_utils(clip, patch, max_pixels)
-    (ours,) = _pixels(geometry.prepare(AsVideo().full_prompt(clip, "?", None)))
-    assert ours.shape == by_library.shape
-    difference = np.abs(ours - by_library)
+    (resized,) = _pixels(geometry.prepare(AsVideo().full_prompt(clip, "?", None)))
+    assert resized.shape == by_library.shape
+    difference = np.abs(resized - by_library)
     assert difference.max() <= 4 and difference.mean() <= 0.2, difference.mean()
 
 

@@ -37,10 +37,10 @@ async def test_every_cache_returns_what_was_stored(cache: Cache):
 async def test_every_cache_limits_its_bytes(cache: Cache):
     for index in range(300):
         await cache.put(f"{index:03}", b"x" * 97)
-    kept = [index for index in range(300) if await cache.get(f"{index:03}")]
-    assert kept and kept[-1] == 299
-    assert len(kept) <= 100
-    assert kept == list(range(kept[0], 300)), "the oldest go first"
+    stored = [index for index in range(300) if await cache.get(f"{index:03}")]
+    assert stored and stored[-1] == 299
+    assert len(stored) <= 100
+    assert stored == list(range(stored[0], 300)), "the oldest go first"
 
 
 async def test_memory_evicts_the_least_recently_used_entry():
@@ -143,7 +143,7 @@ async def test_a_file_that_cannot_be_replaced_is_switched_off(
 
 
 class Work:
-    """A computation that ends when the test says so."""
+    """A computation that ends when the test sets `may_end`."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -160,7 +160,7 @@ class Work:
         return "done"
 
 
-async def settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -168,7 +168,7 @@ async def settle() -> None:
 async def test_identical_computations_run_once():
     single_flight, work = SingleFlight[str](), Work()
     waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(10)]
-    await settle()
+    await run_pending_tasks()
     work.may_end.set()
     assert await asyncio.gather(*waiters) == ["done"] * 10
     assert work.started == 1
@@ -177,9 +177,9 @@ async def test_identical_computations_run_once():
 async def test_a_cancelled_waiter_leaves_the_others_waiting():
     single_flight, work = SingleFlight[str](), Work()
     first, second = (asyncio.create_task(single_flight.do("k", work)) for _ in range(2))
-    await settle()
+    await run_pending_tasks()
     first.cancel()
-    await settle()
+    await run_pending_tasks()
     work.may_end.set()
     assert await second == "done"
     assert (work.started, work.cancelled) == (1, 0)
@@ -188,12 +188,12 @@ async def test_a_cancelled_waiter_leaves_the_others_waiting():
 async def test_it_is_cancelled_with_its_last_waiter_and_the_next_starts_another():
     single_flight, work = SingleFlight[str](), Work()
     waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(2)]
-    await settle()
+    await run_pending_tasks()
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
     later = asyncio.create_task(single_flight.do("k", work))
-    await settle()
+    await run_pending_tasks()
     assert (work.started, work.cancelled) == (2, 1)
     work.may_end.set()
     assert await later == "done"

@@ -1,5 +1,6 @@
 """The `rewardfleet` command: its help, its errors, its settings."""
 
+import itertools
 import os
 import re
 import socket
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from rewardfleet_server import extras
 from rewardfleet_server.cli import main
+from rewardfleet_server.extras import install_command
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.settings import redact
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP
@@ -35,41 +41,127 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "video", "--host", "0.0.0.0"], "--allow-unauthenticated"),
-        (["serve", "video", "--host", "example.com"], "--api-key-file"),
-        (["serve", "video", "--max-queue-depth", "-3"], "--max-queue-depth -3: "),
-        (["serve", "video", "--port", "70000"], "--port 70000: "),
+        (
+            ["serve", "video", "--host", "0.0.0.0"],
+            (
+                "--host 0.0.0.0 makes this service reachable from other machines: give "
+                "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
+            ),
+        ),
+        (
+            ["serve", "video", "--max-queue-depth", "-3"],
+            "--max-queue-depth -3: input should be greater than 0",
+        ),
+        (
+            ["serve", "video", "--port", "70000", "--deadline-s", "soon"],
+            (
+                "--port 70000: input should be less than or equal to 65535; "
+                "--deadline-s soon: give a number"
+            ),
+        ),
         (["serve", "video", "--port", "abc"], "--port abc: give a whole number"),
-        (["serve", "video", "--deadline-s", "soon"], "--deadline-s soon: give a number"),
-        (["serve", "video", "--readout", "x"], "--readout x: input should be 'text'"),
-        (["serve", "video", "--gpu-ids", "x"], "--gpu-ids x: "),
-        (["serve", "video", "--backend", "oracle"], "known: PRIMO-R1, openai"),
-        (["serve", "video", "--model-path", "/models/qwen"], "no such folder"),
+        (["serve", "video", "--port", ""], "--port '': give a whole number"),
+        (["serve", "video", "--port"], "Option '--port' requires an argument."),
+        (
+            ["serve", "video", "--readout", "x"],
+            "--readout x: input should be 'text', 'constrained', 'probability' or 'rubric'",
+        ),
+        (
+            ["serve", "video", "--gpu-ids", "x"],
+            "--gpu-ids x: give numbers, each once, like 0 or 0,1",
+        ),
+        (
+            ["serve", "video", "--backend", "oracle"],
+            (
+                "--backend oracle: no such judge; known: PRIMO-R1, openai, qwen2_5_vl_vllm, "
+                "reference, transformers, or your own with --custom-backend-factory"
+            ),
+        ),
+        (
+            ["serve", "video", "--backend", "mine", "--custom-backend-factory", "module"],
+            "--custom-backend-factory module: give pkg.mod:function",
+        ),
+        (
+            ["serve", "video", "--model-path", "/models/qwen"],
+            "--model-path /models/qwen: no such folder, and not a hub name like Qwen/Qwen3-VL-2B",
+        ),
+        (
+            ["serve", "video", "--prompt-template", "Is {this} done?"],
+            (
+                "--prompt-template Is {this} done?: {this} is not accepted; accepted: {task} and "
+                "{task_instruction}, without attributes or formats"
+            ),
+        ),
         (["serve", "video", "--api-key-file", "/none"], "--api-key-file /none: no such file"),
         (["serve", "video", "--video-root", "data/x"], "--video-root data/x: no such directory"),
         (["serve", "video", "--references", "/none"], "--references /none: no such directory"),
-        (["serve", "video", "--cache-file", "/none/cache"], "--cache-file /none/cache: "),
-        (["serve", "video", "--cache-url", "ftp://x"], "--cache-url"),
-        (["serve", "code", "--python", "/none"], "--python /none: no such file"),
-        (["serve", "episode", "--run-state-file", "/none/x"], "run-state file x"),
-        (["score", "video", "/none.mp4", "task"], "/none.mp4: No such file"),
         (
-            ["score", "video", str(LONG_CLIP), "t", "--url", "http://127.0.0.1:1", "--timeout=1"],
-            "reached",
+            ["serve", "video", "--references", "/proc"],
+            "--references /proc: not a library: manifest.jsonl: No such file or directory",
         ),
-        (["score", "video", str(LONG_CLIP), "task", "--url", "nonsense"], "give a URL"),
-        (["references", "add", "x", "/none.mp4", "task", "--success"], "/none.mp4"),
-        (["references", "add", "x", "/none.mp4", "task"], "--success"),
-        (["score", "video"], "CLIP"),
+        (
+            ["serve", "video", "--cache-file", "/none/cache"],
+            "--cache-file /none/cache: unable to open database file",
+        ),
+        (
+            ["serve", "video", "--cache-url", "ftp://user:secret@host/0"],
+            "--cache-url ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
+        ),
+        (
+            ["serve", "video", "--openai-url", "ftp://user:secret@host/v1"],
+            "--openai-url ftp://***@host/v1: give an http or https URL",
+        ),
+        (["serve", "code", "--python", "/none"], "--python /none: no such file"),
+        (["serve", "code", "--sandbox", "fusion"], "the sandbox fusion needs --fusion-url"),
+        (
+            ["serve", "episode", "--run-state-file", "/none/x"],
+            "--run-state-file /none/x: no such directory: /none",
+        ),
+        (
+            ["serve", "episode", "--run-state-file", __file__],
+            (
+                f"--run-state-file {__file__}: the run-state file cannot be used (file is not a "
+                "database); restore it from a backup, or move it away to start every run from "
+                "scratch"
+            ),
+        ),
+        (["score", "video", "/none.mp4", "task"], "/none.mp4: No such file or directory"),
+        (
+            ["score", "video", "clip.mp4", "task", "--nframes", "0"],
+            "Invalid value for '--nframes': 0 is not in the range 1<=x<=128.",
+        ),
+        (
+            ["references", "add", "x", "/none.mp4", "task", "--success"],
+            "/none.mp4: No such file or directory",
+        ),
+        (["references", "add", "x", "/none.mp4", "task"], "give --success or --failure"),
+        (["score", "video"], "Missing argument 'CLIP'."),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
 )
 def test_an_error_names_the_flag_and_its_value_in_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda _: None)
+    monkeypatch.setenv("REWARDFLEET_PORT", "0")
     assert main(arguments) == 2
+    assert capsys.readouterr().err == f"rewardfleet: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"), [("http://127.0.0.1:1", "reached"), ("nonsense", "give a URL")]
+)
+def test_a_url_that_is_not_a_service_is_reported_in_one_line(url, message, capsys):
+    assert main(["score", "video", str(LONG_CLIP), "task", "--url", url, "--timeout", "1"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1 and error.startswith("rewardfleet: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["score"]], ids=" ".join)
+def test_a_command_without_a_subcommand_prints_its_help(arguments, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert main([*arguments, "--help"]) == 0
+    assert shown == capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -95,10 +187,24 @@ def test_what_resembles_nothing_gets_no_suggestion(capsys):
     assert capsys.readouterr().err == "rewardfleet: no such option: --xyzzy\n"
 
 
-def test_a_variable_error_names_the_variable(monkeypatch):
-    monkeypatch.setenv("REWARDFLEET_PORT", "abc")
-    with pytest.raises(ValueError, match=r"^REWARDFLEET_PORT abc: give a whole number$"):
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("PORT", "abc", "REWARDFLEET_PORT abc: give a whole number"),
+        ("VIDEO_ROOT", "/none", "REWARDFLEET_VIDEO_ROOT /none: no such directory"),
+        ("TOP_P", "0", "REWARDFLEET_TOP_P 0: input should be greater than 0"),
+    ],
+)
+def test_the_error_about_a_variable_names_the_variable(variable, value, message, monkeypatch):
+    monkeypatch.setenv(f"REWARDFLEET_{variable}", value)
+    with pytest.raises(ValueError, match=f"^{message}$"):
         read_settings(VideoSettings, {})
+
+
+def test_a_url_in_a_message_has_no_password():
+    assert redact("redis://user:sec#r/e?t@host/0?password=a@b") == "redis://***@b"
+    assert redact("redis://host:6379/0?password=secret") == "redis://host:6379/0?***"
+    assert redact("redis://host:6379/0") == "redis://host:6379/0"
 
 
 def test_every_setting_comes_from_the_environment_too_and_a_flag_wins(tmp_path, monkeypatch):
@@ -142,7 +248,11 @@ def test_help_lists_the_ten_most_used_flags_first_then_every_other_once(service,
     expected = [f"--{name.replace('_', '-')}" for name in settings.model_fields]
     assert sorted(flags) == sorted([*expected, "--help"])
     assert flags[:10] == [f"--{name.replace('_', '-')}" for name in settings.most_used]
+    assert "--deadline-s SECONDS" in text
+    assert "--cache-audit-rate NUMBER" in text
+    assert re.search(r"cache_audits_total\.\s+\[default: 0\]", text), "not shown as none"
     for artifact in (
+        "TEXT",
         "default factory",
         "list[",
         "PydanticUndefined",
@@ -160,20 +270,75 @@ def test_help_of_the_command_has_one_sentence_per_service(capsys):
         assert entry.description in text
 
 
-def test_without_its_extra_the_server_says_how_to_install_it():
-    """In an interpreter that cannot import FastAPI."""
-    program = """
+#: The command in an interpreter without the packages that its first argument lists.
+WITHOUT_PACKAGES = """
 import sys
-sys.modules["fastapi"] = sys.modules["uvicorn"] = None
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+missing = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Finder())
 from rewardfleet_server.cli import main
-sys.exit(main(["serve", "video"]))
+sys.exit(main(sys.argv[2:]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+#: The modules of the packages of the extra `server`.
+SERVER_MODULES = (
+    "PIL,cv2,dtaidistance,fastapi,httptools,msgspec,multipart,orjson,prometheus_client,"
+    "pydantic_settings,pyseccomp,python_multipart,pythonjsonlogger,rich,starlette,uvicorn,uvloop"
+)
+
+
+def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES, modules, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "output"),
+    [
+        (["--help"], 0, "Usage: rewardfleet"),
+        (["--version"], 0, "rewardfleet "),
+        (["serve", "--help"], 0, SERVICES["video"].description[:40]),
+        (["score", "video", "/none.mp4", "task"], 2, "/none.mp4: No such file"),
+        (["serve", "video", "--help"], 2, "install the packages of the server: "),
+        (["references", "add", "x", "a.mp4", "t", "--success"], 2, "install the packages"),
+        (["doctor"], 2, "install the packages of the server: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_with_the_client_only_each_command_works_or_says_what_to_install(arguments, status, output):
+    done = run_without(SERVER_MODULES, *arguments)
+    text = done.stdout + done.stderr
+    assert (done.returncode, output in text, "Traceback" in text) == (status, True, False), text
+    if "install" in output:
+        assert f"{sys.executable} -m pip install" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "service"), [("cv2", "video"), ("orjson", "episode"), ("pyseccomp", "code")]
+)
+def test_a_service_without_one_of_its_packages_says_how_to_install_it(module, service):
+    done = run_without(module, "serve", service, "--port", "0")
     assert done.returncode == 2
-    assert f"{sys.executable} -m pip install" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert f"the package {module} is not installed" in done.stderr
+    assert "-m pip install" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_install_command_names_what_is_missing_or_else_all_packages(monkeypatch):
+    monkeypatch.setattr(extras, "_is_installed", lambda name: not name.startswith("orjson"))
+    assert re.search(r" install 'orjson[^ ']*'$", install_command("server"))
+    monkeypatch.setattr(extras, "_is_installed", lambda _: True)
+    assert " --force-reinstall " in install_command("server")
+    assert "fastapi" in install_command("server")
+    assert "rewardfleet" not in install_command("vllm").partition(" install ")[2]
 
 
 def test_a_judge_without_its_extra_says_how_to_install_it(tmp_path: Path):
@@ -202,11 +367,47 @@ def test_an_occupied_port_is_reported_before_anything_is_loaded(tmp_path: Path):
 def test_doctor_reports_what_works_and_how_to_fix_the_rest():
     done = run("doctor", REWARDFLEET_PROT="1")
     lines = done.stdout.splitlines()
-    assert done.returncode == 1, "an unknown variable is a failure"
-    assert any(line.startswith("ok      code: isolation bubblewrap") for line in lines)
+    assert done.returncode == 0, done.stdout
+    assert "ok      video: decoding with OpenCV" in lines
+    assert "ok      code: isolation bubblewrap" in lines
     assert any(line.startswith("ok      code: packages in the jail") for line in lines)
-    assert any("REWARDFLEET_PROT" in line for line in lines)
-    for number, line in enumerate(lines):
-        assert line.startswith(("ok", "missing", "failed", "        fix: ")), line
-        if line.startswith("failed"):
-            assert lines[number + 1].startswith("        fix: ")
+    assert lines[-2].startswith(
+        "note    the environment variable REWARDFLEET_PROT is not a setting"
+    )
+    assert lines[-1] == "        fix: unset REWARDFLEET_PROT"
+    for line, following in itertools.pairwise(lines):
+        assert line.startswith(("ok      ", "note    ", "failed  ", "        fix: ")), line
+        if line.startswith("ok"):
+            assert not following.startswith("        fix: ")
+
+
+@pytest.mark.slow
+def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_port():
+    app = create_app(VideoSettings(), {"fake": FakeJudge()})
+    with serving(app) as url:
+        done = run(
+            "doctor",
+            REWARDFLEET_PORT=url.rpartition(":")[2],
+            REWARDFLEET_CACHE_URL="redis://user:secret@127.0.0.1:1/0",
+            REWARDFLEET_ISOLATION="landlock",
+            REWARDFLEET_GPU_IDS="x",
+        )
+    text, address = done.stdout, url.removeprefix("http://")
+    assert done.returncode == 1
+    assert "failed  video: REWARDFLEET_GPU_IDS x: give numbers, each once, like 0 or 0,1\n" in text
+    assert "failed  cache that replicas share: redis://***@127.0.0.1:1/0: " in text
+    assert "secret" not in text
+    assert "code: isolation landlock" in text and "code: isolation bubblewrap" not in text
+    assert (
+        f"note    episode: {address}: the video service is running there\n"
+        "        fix: rewardfleet serve episode --port 0\n"
+    ) in text
+
+
+@pytest.mark.slow
+def test_doctor_fails_where_a_package_that_decodes_frames_is_missing():
+    done = run_without("cv2", "doctor")
+    assert done.returncode == 1
+    line, fix = re.findall(r"(?m)^failed  (.*)\n +fix: (.*)$", done.stdout)[0]
+    assert line == "video: decoding with OpenCV: No module named 'cv2'"
+    assert fix.startswith(f"{sys.executable} -m pip install ")

@@ -6,11 +6,13 @@ import socket
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from rewardfleet_server.http import body as http_body
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
@@ -440,3 +442,24 @@ def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     waited = sorted(answer.json()["timing_ms"]["queue"] for answer in answers)
     assert waited[-1] >= 350
     assert len(judge.seen) == 5
+
+
+@pytest.mark.parametrize("deadline", [{}, {"x-request-timeout": "0.05"}])
+def test_a_body_that_stops_arriving_is_reported(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, deadline: dict[str, str]
+):
+    """After a time of its own, or at the deadline of the request if that is earlier."""
+    monkeypatch.setattr(http_body, "_BODY_SECONDS", 0.2)
+    client = serve(FakeJudge())
+
+    def begin() -> Iterator[bytes]:
+        yield b'{"task_text": '
+        wait_until(lambda: metric(client, "rewardfleet_requests_total{") == 1)
+        yield b'"never read"}'
+
+    with httpx.Client(trust_env=False, verify=False) as silent:
+        headers = {"content-type": "application/json", **deadline}
+        response = silent.post(f"{client.base_url}/score", content=begin(), headers=headers)
+    reason = "deadline of this request passed (0.05 s)" if deadline else "not arrive within 0.2 s"
+    assert response.json()["kind"] == "deadline_exceeded"
+    assert reason in response.json()["detail"]

@@ -20,7 +20,7 @@ def add_one(state: JsonValue) -> tuple[JsonValue, JsonValue]:
     return count, {"count": count}
 
 
-async def test_a_repeated_transition_gets_its_first_answer(tmp_path: Path):
+async def test_a_repeated_transition_gets_its_first_outcome(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     first = await store.apply_once(SCOPE, 1, "a", add_one)
     again = await store.apply_once(SCOPE, 1, "a", add_one)
@@ -99,13 +99,13 @@ def test_a_damaged_file_is_refused_and_not_replaced(tmp_path: Path):
     assert path.read_bytes().startswith(b"this is no database")
 
 
-async def test_scopes_of_a_run_are_separate_and_answers_can_be_read(tmp_path: Path):
+async def test_scopes_of_a_run_are_separate_and_outcomes_can_be_read(tmp_path: Path):
     store = SqliteRunState(tmp_path / "runs.sqlite")
     other = Scope("run", "other")
     await store.apply_once(SCOPE, 1, "a", add_one)
-    assert await store.answer(SCOPE, 1, "a") == {"count": 1}
-    assert await store.answer(SCOPE, 2, "a") is None
-    assert await store.answer(other, 1, "a") is None
+    assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
+    assert await store.outcome(SCOPE, 2, "a") is None
+    assert await store.outcome(other, 1, "a") is None
     assert await store.read(other) is None
     await store.aclose()
 
@@ -118,6 +118,6 @@ async def test_reading_does_not_wait_for_a_writer(tmp_path: Path):
     writer.execute("BEGIN IMMEDIATE")
     async with asyncio.timeout(1):
         assert await store.read(SCOPE) == 1
-        assert await store.answer(SCOPE, 1, "a") == {"count": 1}
+        assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
     writer.close()
     await store.aclose()

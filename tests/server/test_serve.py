@@ -8,13 +8,22 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rewardfleet_server.testing import wait_until
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.video.app import create_app as create_video_app
+from rewardfleet_server.video.judges import Judge
+from rewardfleet_server.video.judges.custom import CustomJudge
+from rewardfleet_server.video.judges.openai import build as build_openai
+from rewardfleet_server.video.judges.reference import ReferenceJudge
+from rewardfleet_server.video.references.matcher import Library
+from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP, image_base64
 
@@ -145,3 +154,42 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
     line = next(line for line in log if line["message"] == "request")
     assert (line["path"], line["status"], line["level"]) == ("/score", 200, "INFO")
     assert line["request_id"] and line["time"] and line["total_ms"] > 0
+
+
+def test_the_startup_table_shows_where_items_are_scored_and_how_many_at_a_time():
+    video = create_video_app(VideoSettings(), {"fake": FakeJudge()}).service.overview
+    threads = max(2, os.cpu_count() or 1)
+    assert video == {"judge": "fake", "workers": f"{threads} decode threads"}
+    url = "http://user:secret@127.0.0.1:8080"
+    settings = CodeSettings(sandbox="fusion", fusion_url=url, fusion_concurrency=7, cache_file=None)
+    fusion = create_code_app(settings).service.overview
+    assert fusion == {"sandbox": "fusion at http://***@127.0.0.1:8080/", "concurrency": "7"}
+
+
+class _FailingJudge(FakeJudge):
+    """A judge that cannot be warmed up."""
+
+    @asynccontextmanager
+    async def lifespan(self):
+        raise RuntimeError("no warm-up")
+        yield
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        ReferenceJudge(Library((), "empty")),
+        CustomJudge("module:function", lambda *_: (1.0, "")),
+        build_openai(VideoSettings(openai_url="http://127.0.0.1:1/v1", openai_model="m")),
+    ],
+    ids=lambda judge: type(judge).__name__,
+)
+async def test_judges_are_closed_if_another_one_fails_at_startup(judge: Judge):
+    app = create_video_app(VideoSettings(), {"first": judge, "second": _FailingJudge()})
+    with pytest.raises(RuntimeError, match="no warm-up"):
+        async with app.service.lifespan():
+            raise AssertionError("it has started")
+    if isinstance(judge, ReferenceJudge | CustomJudge):
+        assert judge._threads._shutdown
+    else:
+        assert judge._http.is_closed

@@ -1,4 +1,4 @@
-"""What several adapters share: reading a trainer's tensors and rows."""
+"""Code that several adapters share: reading a trainer's tensors and rows."""
 
 import json
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ class Decoder(Protocol):
         ...
 
 
-class Batch(Protocol):
+class DataProtoLike(Protocol):
     """The part of verl's DataProto that this module uses; numpy arrays or torch tensors.
 
     Attributes:
@@ -104,7 +104,7 @@ class CritiqueReward:
             if self._rows.setdefault(str(row["id"]), row) is not row:
                 raise ValueError(f"rows: two have the id {row['id']!r}")
 
-    def parse_response(self, data: Batch) -> tuple[list[str], list[str], list[int]]:
+    def parse_response(self, data: DataProtoLike) -> tuple[list[str], list[str], list[int]]:
         """Return the problem ids, critiques and lengths of a batch; each [B].
 
         A length is the number of tokens up to the last valid one, 0 for an empty response.
@@ -134,7 +134,12 @@ class CritiqueReward:
         return [Query(row["problem"], row["solution"]) for row in rows], rows
 
     def build_revision_messages(self, query: Query, critique: str) -> list[Message]:
-        """Return the chat that asks for a revision: see the function of this name."""
+        """Return the chat that asks for a revision.
+
+        Args:
+            query: The problem, and the program that is criticized.
+            critique: See the function `build_revision_messages`.
+        """
         return build_revision_messages(*query, critique)
 
     def get_reward_all(
@@ -145,6 +150,11 @@ class CritiqueReward:
         The work starts with the call, in its own thread, and not with the `await`. CTRL's trainer
         creates a task, computes log-probabilities, and only then runs its event loop; work that
         waited for that loop would not overlap with the computation.
+
+        Args:
+            critiques: [B].
+            revisions: [B], texts with programs.
+            samples: [B], the rows of `parse_query`.
 
         Raises:
             ValueError: The lists differ in length.

@@ -107,6 +107,10 @@ def forward_test_time_rl(config: Any, meta_info: MutableMapping[str, Any]) -> No
 
     The defaults are those of the original TTRL integration: `base_temperature` 0.6,
     `temperature_range` 0.3.
+
+    Args:
+        config: Has `test_time_rl` (False), and the two above.
+        meta_info: Gets `enable_test_time_rl`, `base_temperature` and `temperature_range`.
     """
     if config.get("test_time_rl", False):
         meta_info["enable_test_time_rl"] = True
@@ -120,8 +124,13 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
     The n_samples rows of a prompt are adjacent, as SimpleVLA-RL repeats them. (The original TTRL
     integration uses `temperatures[0]` for all rows, so that no sample's temperature differs.)
 
+    Args:
+        meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more.
+        batch_size: Number of rows.
+
     Raises:
         ValueError: `batch_size` is not a multiple of `n_samples`.
+        KeyError: `forward_test_time_rl` was not called with this `meta_info`.
     """
     n_samples = int(meta_info.get("n_samples", 1))
     if not meta_info.get("enable_test_time_rl", False) or n_samples < 2:

@@ -90,7 +90,14 @@ async def compute_score_async(
     on_failure: OnFailure = "raise",
     **options: Any,
 ) -> dict[str, float]:
-    """Score one program or critique: `compute_score` for reward managers that await."""
+    """Score one program or critique: `compute_score` for reward managers that await.
+
+    It has the arguments and the result of `compute_score`.
+
+    Raises:
+        RewardFleetError: There is no score, and `on_failure` is "raise".
+        TypeError: An option is unknown.
+    """
     policy = RewardPolicy(on_failure, binary_reward=False, success_threshold=0.0)
     fleet = _fleet(url, options)
     try:

@@ -125,7 +125,7 @@ def _normalized(
     else:
         by_std = options.normalize == "group_std"
         grouping = batch.grouping.where(mask)
-        scores = groups.normalize(values, grouping, by_std=by_std, members=mask)
+        scores = groups.normalize(values, grouping, by_std=by_std, mask=mask)
     return np.where(batch.columns.is_kind("reward_model"), values, scores)
 
 

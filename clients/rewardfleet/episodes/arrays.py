@@ -3,8 +3,11 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+#: Real numbers; the shape is documented where it is used, e.g. [N].
 Floats = NDArray[np.float64]
+#: Masks; the shape is documented where it is used.
 Bools = NDArray[np.bool_]
+#: Indices and counts; the shape is documented where it is used.
 Indices = NDArray[np.intp]
 
 #: Added to standard deviations, as verl and TRL do: equal rewards become 0 instead of NaN.

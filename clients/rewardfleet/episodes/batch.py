@@ -54,7 +54,11 @@ class Columns:
         return known
 
     def is_kind(self, kind: str) -> Bools:
-        """Return whether an episode is of a kind, [N]."""
+        """Return whether an episode is of a kind, [N].
+
+        Raises:
+            KeyError: The kind is none of `RewardKind`.
+        """
         same: Bools = self._kinds == _KIND_CODES[kind]
         return same
 
@@ -89,6 +93,10 @@ class Columns:
         """Return the `actions` of one episode, [T, A], or its `path`, [T, D].
 
         An episode without a measured path has the one that its actions command.
+
+        Args:
+            index: Of the episode, from 0.
+            source: "actions" or "path".
         """
         if source == "path" and self.items[index].path is None:
             return commanded_path(self.array(index, "actions"))

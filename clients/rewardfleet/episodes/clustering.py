@@ -52,6 +52,11 @@ class Clusters:
 def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOptions) -> Clusters:
     """Cluster the trajectories of each group of a batch.
 
+    Args:
+        batch: Its episodes have the actions or paths that are compared, of one width per group.
+        clusters: What is compared, and how.
+        options: Has `filter.select` and `filter.select_count`, for `is_diverse`.
+
     Raises:
         InvalidRequest: A group is too large, or its trajectories are too long for `dtw`.
     """

@@ -116,7 +116,7 @@ class Grouping:
 
 
 def normalize(
-    rewards: ArrayLike, grouping: Grouping, *, by_std: bool, members: ArrayLike = True
+    rewards: ArrayLike, grouping: Grouping, *, by_std: bool, mask: ArrayLike = True
 ) -> Floats:
     """Return reward - mean of the group, [N]; with `by_std`, divided by std + 1e-6.
 
@@ -127,15 +127,15 @@ def normalize(
         rewards: [N].
         grouping: Groups of the episodes.
         by_std: Divide by the standard deviation of the group.
-        members: [N], the episodes that are checked; the values of others are meaningless.
+        mask: [N], the episodes that are checked; the values of others are meaningless.
 
     Raises:
-        ValueError: A member has no group, or is the only one in it.
+        ValueError: An episode in `mask` has no group, or is the only one in it.
     """
     values = np.asarray(rewards, float)
     if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
         sizes = grouping.broadcast(grouping.sizes.astype(float))
-        check((sizes > 1) | ~np.asarray(members, bool), "a group has two members or more", sizes)
+        check((sizes > 1) | ~np.asarray(mask, bool), "a group has two members or more", sizes)
     centered = values - grouping.broadcast(grouping.mean(values))
     if not by_std:
         return centered
@@ -147,6 +147,11 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
 
     Such a group has no advantage to learn from. Source: DAPO (Yu et al. 2025), and verl-agent's
     `filter_group_data`, which tests for exact equality: an efficiency term of 1e-9 defeats it.
+
+    Args:
+        rewards: [N].
+        grouping: Groups of the episodes.
+        tolerance: In the unit of the rewards, 0 or more.
     """
     values = np.asarray(rewards, float)
     equal: Bools = -grouping.minimum(-values) - grouping.minimum(values) <= tolerance

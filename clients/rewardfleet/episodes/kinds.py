@@ -1,8 +1,8 @@
 """The kinds of rewards and the objectives: the fields that each needs, and how it is computed.
 
-To add a kind, add its name to `RewardKind` in `rewardfleet.wire.episode`, a function and an entry
-in `KINDS` here, and a line to docs/episodes.md. In shapes, N is the number of episodes of a batch,
-M of those of one kind.
+To add a kind, add its name to `RewardKind` in `rewardfleet.wire.episode`, a function and its
+`Formula` in `KINDS` here, and a line to docs/episodes.md. In shapes, N is the number of episodes of
+a batch, M of those of one kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,22 +50,22 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
         mask = batch.columns.is_kind(kind) & batch.ok
         if not mask.any():
             continue
-        members = Members(batch, mask)
-        computed = KINDS[kind].compute(members, options)
+        episodes = KindEpisodes(batch, mask)
+        computed = KINDS[kind].compute(episodes, options)
         values[mask] = computed.rewards
         for name, column in computed.components.items():
             components.setdefault(name, np.full(len(batch), np.nan))[mask] = column
-        step_rewards |= zip(members.indices, computed.step_rewards, strict=False)
+        step_rewards |= zip(episodes.indices, computed.step_rewards, strict=False)
     return Rewards(batch, values, components, step_rewards)
 
 
 @dataclass(frozen=True)
-class Members:
-    """The valid episodes of one kind.
+class KindEpisodes:
+    """The M valid episodes of one kind.
 
     Attributes:
         batch: All episodes.
-        mask: [N].
+        mask: [N], which episodes of the batch they are.
     """
 
     batch: Batch
@@ -117,58 +117,58 @@ class KindRewards:
     step_rewards: Sequence[Floats] = ()
 
 
-def _success(members: Members, _: EpisodeOptions) -> KindRewards:
-    values = rewards.success(members.number("success"))
+def _success(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
+    values = rewards.success(episodes.number("success"))
     return KindRewards(values, {"success": values})
 
 
-def _return(members: Members, _: EpisodeOptions) -> KindRewards:
-    return KindRewards(members.total_rewards())
+def _return(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
+    return KindRewards(episodes.total_rewards())
 
 
-def _reward_model(members: Members, _: EpisodeOptions) -> KindRewards:
-    return KindRewards(members.number("reward_model_score"))
+def _reward_model(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
+    return KindRewards(episodes.number("reward_model_score"))
 
 
-def _efficiency(members: Members, options: EpisodeOptions) -> KindRewards:
-    values = _efficiency_values(members, options)
-    return KindRewards(values, {"success": members.number("success")})
+def _efficiency(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
+    values = _efficiency_values(episodes, options)
+    return KindRewards(values, {"success": episodes.number("success")})
 
 
-def _hybrid(members: Members, _: EpisodeOptions) -> KindRewards:
-    episode = members.number("episode_reward")
+def _hybrid(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
+    episode = episodes.number("episode_reward")
     step_rewards = [
         rewards.hybrid(steps, terminal)
-        for steps, terminal in zip(members.arrays("step_rewards"), episode, strict=True)
+        for steps, terminal in zip(episodes.arrays("step_rewards"), episode, strict=True)
     ]
     totals = np.array([steps.sum() for steps in step_rewards])
     return KindRewards(totals, {"episode": episode, "steps": totals - episode}, step_rewards)
 
 
-def _visual(members: Members, _: EpisodeOptions) -> KindRewards:
-    episode, score = members.total_rewards(), members.number("visual_success")
+def _visual(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
+    episode, score = episodes.total_rewards(), episodes.number("visual_success")
     values = rewards.visual(episode, score)
     return KindRewards(values, {"episode": episode, "visual_success": score})
 
 
-def _objectives(members: Members, options: EpisodeOptions) -> KindRewards:
+def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     """Weigh the objectives, each in [0, 1] except a `progress` outside that range."""
-    total: Floats = np.zeros(len(members.indices))
+    total: Floats = np.zeros(len(episodes.indices))
     components: dict[str, Floats] = {}
     for name, weight in options.weights.items():
-        values = components[name] = OBJECTIVES[name].compute(members, options)
+        values = components[name] = OBJECTIVES[name].compute(episodes, options)
         if options.combine == "normalized":
-            values = _normalized_in_group(members, values)
+            values = _normalized_in_group(episodes, values)
         total = total + weight * values
     if options.combine == "gated":
-        total = total * members.number("success")
+        total = total * episodes.number("success")
     return KindRewards(total, components)
 
 
-def _shaped(members: Members, options: EpisodeOptions) -> KindRewards:
-    columns, terminal = members.batch.columns, members.terminal_rewards()
+def _shaped(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
+    columns, terminal = episodes.batch.columns, episodes.terminal_rewards()
     step_rewards, totals = [], np.zeros(len(terminal))
-    for i, index in enumerate(members.indices):
+    for i, index in enumerate(episodes.indices):
         shaping = rewards.shaping(columns.array(index, "progress"), options.gamma)
         unshaped = np.zeros(len(shaping))
         if columns.items[index].step_rewards is not None:
@@ -180,21 +180,21 @@ def _shaped(members: Members, options: EpisodeOptions) -> KindRewards:
     return KindRewards(totals, {"episode": terminal, "shaping": totals - terminal}, step_rewards)
 
 
-def _discounted(members: Members, options: EpisodeOptions) -> KindRewards:
-    terminal = members.terminal_rewards()
-    values = rewards.discounted(terminal, members.number("steps"), options.gamma)
+def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
+    terminal = episodes.terminal_rewards()
+    values = rewards.discounted(terminal, episodes.number("steps"), options.gamma)
     return KindRewards(values, {"episode": terminal})
 
 
-def _success_values(members: Members, _: EpisodeOptions) -> Floats:
-    return members.number("success")
+def _success_values(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
+    return episodes.number("success")
 
 
-def _efficiency_values(members: Members, options: EpisodeOptions) -> Floats:
-    best = np.full(len(members.indices), np.nan)
+def _efficiency_values(episodes: KindEpisodes, options: EpisodeOptions) -> Floats:
+    best = np.full(len(episodes.indices), np.nan)
     if options.efficiency == "group_best":
-        best = _group_best_fraction(members.batch)[members.mask]
-    succeeded, steps, limit = (members.number(name) for name in ("success", "steps", "max_steps"))
+        best = _group_best_fraction(episodes.batch)[episodes.mask]
+    succeeded, steps, limit = (episodes.number(name) for name in ("success", "steps", "max_steps"))
     return rewards.efficiency(succeeded, steps, limit, options.efficiency, best=best)
 
 
@@ -207,18 +207,18 @@ def _group_best_fraction(batch: Batch) -> Floats:
     )
 
 
-def _progress_values(members: Members, _: EpisodeOptions) -> Floats:
-    return np.array([progress[-1] for progress in members.arrays("progress")])
+def _progress_values(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
+    return np.array([progress[-1] for progress in episodes.arrays("progress")])
 
 
 def _motion_values(
     formula: Callable[[motion.Trajectories], Floats], source: str
-) -> Callable[[Members, EpisodeOptions], Floats]:
+) -> Callable[[KindEpisodes, EpisodeOptions], Floats]:
     """Return a function that applies a formula to the `actions` or the `path` of each episode."""
 
-    def compute(members: Members, _: EpisodeOptions) -> Floats:
-        columns = members.batch.columns
-        trajectories = [columns.trajectory(index, source) for index in members.indices]
+    def compute(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
+        columns = episodes.batch.columns
+        trajectories = [columns.trajectory(index, source) for index in episodes.indices]
         widths = np.array([each.shape[1] for each in trajectories])
         values = np.zeros(len(trajectories))
         for width in np.unique(widths):  # tasks may differ in the width of their actions
@@ -229,28 +229,28 @@ def _motion_values(
     return compute
 
 
-def _normalized_in_group(members: Members, values: Floats) -> Floats:
+def _normalized_in_group(episodes: KindEpisodes, values: Floats) -> Floats:
     """Normalize an objective within its group, so that no objective dominates by its scale."""
-    grouping = members.batch.grouping.where(members.mask)
-    column = np.zeros(len(members.batch))
-    column[members.mask] = values
-    return groups.normalize(column, grouping, by_std=True, members=members.mask)[members.mask]
+    grouping = episodes.batch.grouping.where(episodes.mask)
+    column = np.zeros(len(episodes.batch))
+    column[episodes.mask] = values
+    return groups.normalize(column, grouping, by_std=True, mask=episodes.mask)[episodes.mask]
 
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
-    """An entry of the table of kinds or of objectives.
+class Formula(Generic[T]):
+    """The formula of a kind of rewards, or of an objective.
 
     Attributes:
         requires: The fields that an episode must have. "a or b" is met by either.
-        compute: Computes it, for episodes that have these fields.
+        compute: The formula, for episodes that have these fields.
     """
 
     requires: tuple[str, ...]
-    compute: Callable[[Members, EpisodeOptions], T]
+    compute: Callable[[KindEpisodes, EpisodeOptions], T]
 
 
 _REWARD = "episode_reward or step_rewards"
@@ -260,24 +260,24 @@ _STEPS = ("success", "steps", "max_steps")
 PATH = "path or actions"
 
 #: The kinds of rewards. `objectives` also needs what the weighted objectives need.
-KINDS: dict[str, Entry[KindRewards]] = {
-    "success": Entry(("success",), _success),
-    "return": Entry((_REWARD,), _return),
-    "reward_model": Entry(("reward_model_score",), _reward_model),
-    "efficiency": Entry(_STEPS, _efficiency),
-    "hybrid": Entry(("step_rewards", "step_token_ends", "episode_reward"), _hybrid),
-    "visual": Entry((_REWARD, "visual_success"), _visual),
-    "objectives": Entry((), _objectives),
-    "shaped": Entry(("progress", _TERMINAL_REWARD), _shaped),
-    "discounted": Entry(("steps", _TERMINAL_REWARD), _discounted),
+KINDS: dict[str, Formula[KindRewards]] = {
+    "success": Formula(("success",), _success),
+    "return": Formula((_REWARD,), _return),
+    "reward_model": Formula(("reward_model_score",), _reward_model),
+    "efficiency": Formula(_STEPS, _efficiency),
+    "hybrid": Formula(("step_rewards", "step_token_ends", "episode_reward"), _hybrid),
+    "visual": Formula((_REWARD, "visual_success"), _visual),
+    "objectives": Formula((), _objectives),
+    "shaped": Formula(("progress", _TERMINAL_REWARD), _shaped),
+    "discounted": Formula(("steps", _TERMINAL_REWARD), _discounted),
 }
 
 #: The objectives: one value per episode, [M]; larger is better.
-OBJECTIVES: dict[str, Entry[Floats]] = {
-    "success": Entry(("success",), _success_values),
-    "efficiency": Entry(_STEPS, _efficiency_values),
-    "smoothness": Entry(("actions",), _motion_values(motion.smoothness, "actions")),
-    "low_energy": Entry(("actions",), _motion_values(motion.low_energy, "actions")),
-    "short_path": Entry((PATH,), _motion_values(motion.short_path, "path")),
-    "progress": Entry(("progress",), _progress_values),
+OBJECTIVES: dict[str, Formula[Floats]] = {
+    "success": Formula(("success",), _success_values),
+    "efficiency": Formula(_STEPS, _efficiency_values),
+    "smoothness": Formula(("actions",), _motion_values(motion.smoothness, "actions")),
+    "low_energy": Formula(("actions",), _motion_values(motion.low_energy, "actions")),
+    "short_path": Formula((PATH,), _motion_values(motion.short_path, "path")),
+    "progress": Formula(("progress",), _progress_values),
 }

@@ -14,6 +14,12 @@ from .arrays import Floats, Indices
 class Trajectories:
     """N trajectories, concatenated in one array.
 
+    Args:
+        trajectories: N arrays [T_i, A].
+
+    Raises:
+        ValueError: They differ in A.
+
     Attributes:
         points: [sum of T_i, A].
         lengths: [N], T_i.
@@ -67,13 +73,13 @@ def short_path(path: Trajectories) -> Floats:
 def commanded_path(actions: Floats) -> Floats:
     """Return the path that position deltas command: the sum of the first three so far, [T + 1, 3].
 
-    For episodes without a measured path. LIBERO's controllers scale a delta of 1 to 5 cm; the unit
-    is that of the actions.
+    For episodes without a measured path. `actions` is [T, A]; its unit is that of the path.
+    LIBERO's controllers scale a delta of 1 to 5 cm.
     """
     deltas = actions[:, :3]
     return np.concatenate([np.zeros((1, deltas.shape[1])), np.cumsum(deltas, axis=0)])
 
 
 def reciprocal(cost: Floats) -> Floats:
-    """Return 1/(1 + cost)."""
+    """Return 1/(1 + cost), [N], in (0, 1] for a cost of 0 or more."""
     return 1 / (1 + cost)

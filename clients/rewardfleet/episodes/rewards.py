@@ -76,12 +76,13 @@ def efficiency(
         succeeded: [N], 0 or 1.
         steps: [N], in [0, max_steps].
         max_steps: [N] or one number, above 0: the step limit of the episode's task.
-        form: One of the above.
+        form: One of the above, a key of `EFFICIENCY`.
         best: [N], for `group_best` only: the least x of a success in the episode's group. Entries
             of failures are ignored.
 
     Raises:
         ValueError: An entry is out of range.
+        KeyError: `form` is none of the above.
     """
     is_success, limit = success(succeeded), np.asarray(max_steps, float)
     check(limit > 0, "max_steps is above 0", limit)
@@ -97,8 +98,12 @@ def efficiency(
 def visual(episode_reward: ArrayLike, visual_success: ArrayLike) -> Floats:
     """Return episode reward x video score, [N].
 
-    The score is in [0, 1], so the product lies between 0 and the reward. Source: the multi-modal
+    The score is in [0, 1], so the product is between 0 and the reward. Source: the multi-modal
     extension of the original analysis of verl-agent's `EpisodeRewardManager`.
+
+    Args:
+        episode_reward: [N].
+        visual_success: [N] or one number, in [0, 1].
 
     Raises:
         ValueError: A video score is outside [0, 1].
@@ -115,6 +120,10 @@ def hybrid(step_rewards: ArrayLike, episode_reward: float) -> Floats:
     They belong at the last token of each step. Their sum is the episode's score. Source: the hybrid
     rewards of the original analysis of verl-agent's `EpisodeRewardManager`, which places them at
     tokens 0, 1, 2 … instead.
+
+    Args:
+        step_rewards: [T], T above 0.
+        episode_reward: Return of the episode.
 
     Raises:
         ValueError: There is no step.
@@ -147,6 +156,11 @@ def discounted(reward: ArrayLike, steps: ArrayLike, gamma: float) -> Floats:
 
     Range: between 0 and the reward. Source: OpenEnv, `ExponentialDiscountingTrajectoryRubric`.
 
+    Args:
+        reward: [N], the reward after the last step.
+        steps: [N] or one number, 0 or more; 0 counts as 1.
+        gamma: Discount per step, in [0, 1].
+
     Raises:
         ValueError: A step count is negative.
     """
@@ -158,6 +172,10 @@ def discounted(reward: ArrayLike, steps: ArrayLike, gamma: float) -> Floats:
 
 def by_length(reward: ArrayLike, steps: ArrayLike) -> Floats:
     """Return reward/steps, [N]. Source: verl-agent, `normalize_by_length`.
+
+    Args:
+        reward: [N].
+        steps: [N] or one number, above 0.
 
     Raises:
         ValueError: A length is not above 0.

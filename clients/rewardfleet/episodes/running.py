@@ -12,9 +12,9 @@ class RunningMeanStd:
     Source: Chan, Golub, LeVeque 1979 (parallel variance), as in Gymnasium's `RunningMeanStd`.
 
     Attributes:
-        count: Number of rewards.
+        count: Number of rewards, 0 or more.
         mean: Their mean.
-        m2: Sum of their squared deviations from the mean.
+        m2: Sum of their squared deviations from the mean, 0 or more.
     """
 
     def __init__(self, count: int = 0, mean: float = 0.0, m2: float = 0.0) -> None:

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 from .arrays import Floats, Indices
 from .kinds import Rewards
 
-#: Limits of an adapted base temperature and of an adapted range.
+#: Limits of an adapted base temperature.
 MIN_BASE, MAX_BASE = 0.1, 1.5
+#: Limits of an adapted range, the highest temperature minus the lowest.
 MIN_RANGE, MAX_RANGE = 0.05, 1.0
 #: Rate of adaptation: a signal s multiplies both by exp(RATE s).
 RATE = 0.3
@@ -22,6 +23,11 @@ def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats
     """Return n temperatures, evenly from base to base + width, or base alone if n is 1: [n].
 
     T_i = base + width i/(n - 1). Source: the original test-time RL code for SimpleVLA-RL.
+
+    Args:
+        n: Number of samples, 1 or more.
+        base: The lowest temperature.
+        width: The highest minus the lowest.
 
     Raises:
         ValueError: n is below 1.
@@ -36,8 +42,8 @@ class TemperatureSchedule:
     """The temperatures of a run.
 
     Attributes:
-        base: The lowest.
-        width: The highest minus the lowest.
+        base: The lowest temperature, above 0.
+        width: The highest minus the lowest, 0 or more.
     """
 
     base: float
@@ -57,12 +63,25 @@ class TemperatureSchedule:
 
 
 def success_signal(rate: float, target: float) -> float:
-    """Return rate - target, in [-1, 1]: more exploration while the task is easier than intended."""
+    """Return rate - target, in [-1, 1]: more exploration while the task is easier than intended.
+
+    Args:
+        rate: Success rate of the step, in [0, 1].
+        target: Intended success rate, in [0, 1].
+    """
     return rate - target
 
 
 def diversity_signal(diversity: float, target: float) -> float:
-    """Return 1 - diversity/target, at least -1: more exploration while trajectories are similar."""
+    """Return 1 - diversity/target, in [-1, 1]: more exploration while trajectories are similar.
+
+    Args:
+        diversity: Mean distance between two trajectories of a group, 0 or more.
+        target: Intended diversity, above 0, in the same unit.
+
+    Raises:
+        ZeroDivisionError: The target is 0.
+    """
     return max(1 - diversity / target, -1.0)
 
 
@@ -83,10 +102,10 @@ class TemperatureBin:
     Attributes:
         temperature: To the nearest tenth.
         episodes: Number of episodes.
-        success_rate: NaN if an episode has no `success`.
-        steps: Mean; NaN if an episode has no `steps`.
-        reward_mean: Before normalization.
-        reward_variance: Population variance, before normalization.
+        success_rate: In [0, 1]; NaN if an episode has no `success`.
+        steps: Mean number; NaN if an episode has no `steps`.
+        reward_mean: Mean reward, before normalization.
+        reward_variance: Population variance of the rewards, before normalization.
     """
 
     temperature: str

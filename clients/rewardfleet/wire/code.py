@@ -52,16 +52,16 @@ Setup = Annotated[
 class StdioCase(Request):
     """One test: what the program reads, and what it must print."""
 
-    stdin: str = ""
-    stdout: str
+    stdin: str = Field("", description="Text on the program's standard input.")
+    stdout: str = Field(description="Expected standard output, compared by `checker`.")
 
 
 class StdioTests(Request):
     """Run the program once per case, and compare what it prints."""
 
-    kind: Literal["stdio"]
+    kind: Literal["stdio"] = Field(description="The kind of these tests.")
     setup: Setup = ""
-    cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS)
+    cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS, description="The tests.")
     checker: Literal["exact", "tokens", "float"] = Field(
         "tokens",
         description="exact: the same text; the kind of line ends and trailing newlines are "
@@ -81,31 +81,35 @@ class StdioTests(Request):
 class FunctionalCase(Request):
     """One test: the arguments of a call, and what it must return."""
 
-    args: list[FiniteJson]
-    expected: FiniteJson
+    args: list[FiniteJson] = Field(description="Positional arguments.")
+    expected: FiniteJson = Field(
+        description="The value that the call must return. A tuple equals a list."
+    )
 
 
 class FunctionalTests(Request):
     """Call a function of the program, or a method of its class `Solution`, once per case."""
 
-    kind: Literal["functional"]
+    kind: Literal["functional"] = Field(description="The kind of these tests.")
     fn_name: str = Field(
         pattern=r"^[^\W\d]\w*$", max_length=200, description="Name of the function or method."
     )
     setup: Setup = ""
-    cases: list[FunctionalCase] = Field(min_length=1, max_length=MAX_TESTS)
+    cases: list[FunctionalCase] = Field(
+        min_length=1, max_length=MAX_TESTS, description="The tests."
+    )
 
 
 class AssertTests(Request):
     """Evaluate assert statements, which must hold, with the names that the program defines."""
 
-    kind: Literal["asserts"]
+    kind: Literal["asserts"] = Field(description="The kind of these tests.")
     setup: Setup = ""
     cases: list[Source] = Field(
         min_length=1,
         max_length=MAX_TESTS,
-        description="Each is one `assert` statement, or a script with at least one, which counts "
-        "as one test.",
+        description="Each is one `assert` statement, or a script with at least "
+        "one, which counts as one test.",
     )
     tolerance: FiniteFloat = Field(
         0.0,
@@ -127,7 +131,7 @@ class DatasetTests(Request):
     # In rows from pandas, a missing value is NaN.
     model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
-    kind: Literal["dataset"]
+    kind: Literal["dataset"] = Field(description="The kind of these tests.")
     dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps"] = Field(
         description="The dataset of the row. Give `apps` for rows of TACO."
     )
@@ -150,16 +154,28 @@ class Limits(Request):
     """Limits of one run of the program. The service's settings set their ceilings."""
 
     cpu_s: float = Field(
-        10.0, gt=0, description="Seconds of CPU time: the limit that determines verdicts."
+        10.0,
+        gt=0,
+        description="Seconds of CPU time: the limit that determines verdicts. At most "
+        "`--max-cpu-s`.",
     )
     wall_s: float = Field(
-        30.0, gt=0, description="Seconds of wall time: a backstop for programs that sleep."
+        30.0,
+        gt=0,
+        description="Seconds of wall time: a backstop for programs that sleep. At most "
+        "`--max-wall-s`.",
     )
     memory_mb: int = Field(
-        1024, ge=16, description="MiB of memory in addition to the interpreter's own."
+        1024,
+        ge=16,
+        description="MiB of memory in addition to the interpreter's own. At most "
+        "`--max-memory-mb`.",
     )
     output_kb: int = Field(
-        16_384, ge=1, description="KiB of standard output, and as many of standard error."
+        16_384,
+        ge=1,
+        description="KiB of standard output, and as many of standard error. At most "
+        "`--max-output-kb`.",
     )
 
 
@@ -170,7 +186,7 @@ class CodeRequest(Request):
         description="The program: source code, or text with the program in a code fence "
         "(```python … ```)."
     )
-    tests: Tests
+    tests: Tests = Field(description="The tests; `kind` selects one of these models.")
     critique: str | None = Field(
         None,
         max_length=MAX_PROGRAM,
@@ -193,8 +209,8 @@ class CodeRequest(Request):
         description="pass_rate: the score is the share of tests passed. all_pass: the score is 1 "
         "or 0, and the tests after the first failure are skipped.",
     )
-    limits: Limits = Limits()
-    language: Literal["python"] = "python"
+    limits: Limits = Field(Limits(), description="Limits of each run of the program.")
+    language: Literal["python"] = Field("python", description="The language of the program.")
 
 
 #: The overall judgment of a critique on the program that it judges.
@@ -218,7 +234,10 @@ class Outcome(StrEnum):
 class Verdict(Response):
     """The outcome of one test, its time, and the beginning of its output."""
 
-    verdict: Outcome
+    verdict: Outcome = Field(
+        description="exited_early: the program ended before it had answered. skipped: it was not "
+        "run, because a test before it failed or the time was used up."
+    )
     verdict_by: Literal["service", "jail"] = Field(
         "service",
         description="service: the comparison was made outside the sandbox. jail: the assert had "
@@ -236,13 +255,13 @@ class Verdict(Response):
 class CodeTiming(Timing):
     """Where the time of a submission went, in milliseconds.
 
-    `fork`, `run`, `clean` and `judge` add up to `backend`.
+    `fork`, `run`, `clean` and `compare` add up to `backend`.
     """
 
     fork: float = Field(0.0, description="Creating processes.")
     run: float = Field(0.0, description="Running the program.")
     clean: float = Field(0.0, description="Removing what the runs left behind.")
-    judge: float = Field(0.0, description="Comparing, and communicating with the sandbox.")
+    compare: float = Field(0.0, description="Comparing, and communicating with the sandbox.")
 
 
 class CodeScore(Score):
@@ -261,4 +280,6 @@ class CodeScore(Score):
     )
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
     suspicions: list[str] = Field(default_factory=list, description="Signs of tampering.")
-    timing_ms: CodeTiming = Field(default_factory=CodeTiming)
+    timing_ms: CodeTiming = Field(
+        default_factory=CodeTiming, description="Milliseconds of each stage."
+    )

@@ -65,7 +65,9 @@ class EpisodeRequest(Request):
     temperature: FiniteFloat | None = Field(
         None, description="Sampling temperature of the episode, 0 or above."
     )
-    actions: list[list[FiniteFloat]] | None = Field(None, description="[T, A].")
+    actions: list[list[FiniteFloat]] | None = Field(
+        None, description="[T, A]: one action per step, A numbers each."
+    )
     path: list[list[FiniteFloat]] | None = Field(
         None, description="[T, D]: positions of the end effector, in meters."
     )
@@ -99,14 +101,17 @@ class FilterOptions(Request):
         description="Keep `select_count` members of each group: the successes with the fewest "
         "steps, or the trajectories furthest apart.",
     )
-    select_count: int = Field(4, ge=1)
+    select_count: int = Field(4, ge=1, description="Members of each group that `select` keeps.")
     final_attempt: bool = Field(False, description="Last round of resampling: keep everything.")
 
 
 class ClusterOptions(Request):
     """How similar trajectories of a group are found, for a majority vote."""
 
-    over: Literal["actions", "path"] = "actions"
+    over: Literal["actions", "path"] = Field(
+        "actions",
+        description="What is compared. path: where missing, the one commanded by actions.",
+    )
     distance: Literal["resampled", "dtw"] = Field(
         "resampled",
         description="resampled: point by point, after resampling to 32 points. "
@@ -139,7 +144,9 @@ class EpisodeOptions(Request):
     normalize: Literal["none", "length", "group_mean", "group_std", "running"] = Field(
         "none", description="Normalization of the rewards; see docs/episodes.md."
     )
-    filter: FilterOptions = FilterOptions()
+    filter: FilterOptions = Field(
+        FilterOptions(), description="Rules for which episodes to train on."
+    )
     clusters: ClusterOptions | None = Field(
         None, description="Cluster the trajectories of each group; null: do not."
     )
@@ -154,7 +161,7 @@ class EpisodeOptions(Request):
 class EpisodeBatchHeader(Request):
     """The fields of a batch besides its items."""
 
-    options: EpisodeOptions = EpisodeOptions()
+    options: EpisodeOptions = Field(EpisodeOptions(), description="Options of the batch.")
     run: Name | None = Field(
         None, description="Name of the training run; required by `normalize: running`."
     )
@@ -172,13 +179,15 @@ class EpisodeBatchHeader(Request):
 class EpisodeBatchRequest(EpisodeBatchHeader):
     """A rollout batch with its groups. An invalid episode does not fail the others."""
 
-    items: list[EpisodeRequest] = Field(min_length=1, max_length=MAX_EPISODES)
+    items: list[EpisodeRequest] = Field(
+        min_length=1, max_length=MAX_EPISODES, description="The episodes, of any groups."
+    )
 
 
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
-    uid: str = ""
+    uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | None = Field(
         None, description="Filter rule that set `keep` to false."
@@ -198,11 +207,13 @@ class EpisodeScore(Score):
 class GroupStats(Response):
     """Statistics of the scored members of a group, of their rewards before normalization."""
 
-    group: str
-    size: int = Field(description="Scored members.")
-    mean: float
+    group: str = Field(description="Name of the group.")
+    size: int = Field(description="Number of members with a score.")
+    mean: float = Field(description="Mean reward.")
     std: float | None = Field(None, description="Sample standard deviation; null for one member.")
-    success_rate: float | None = Field(None, description="Null if a member has no `success`.")
+    success_rate: float | None = Field(
+        None, description="In [0, 1]; null if a member has no `success`."
+    )
     all_equal: bool = Field(description="All rewards are equal, within `filter.tolerance`.")
     clusters: int | None = Field(None, description="Number of clusters.")
     majority_ratio: float | None = Field(None, description="Fraction in the largest cluster.")
@@ -213,30 +224,46 @@ class TemperatureStats(Response):
     """Statistics of the scored episodes that were sampled at one temperature."""
 
     temperature: str = Field(description="To the nearest 0.1; `2.0` is 2 and above.")
-    episodes: int
-    success_rate: float | None = Field(description="Null if an episode has no `success`.")
-    steps: float | None = Field(description="Mean; null if an episode has no `steps`.")
-    reward_mean: float = Field(description="Before normalization.")
-    reward_variance: float = Field(description="Population variance, before normalization.")
+    episodes: int = Field(description="Number of episodes.")
+    success_rate: float | None = Field(
+        description="In [0, 1]; null if an episode has no `success`."
+    )
+    steps: float | None = Field(
+        description="Mean number of steps; null if an episode has no `steps`."
+    )
+    reward_mean: float = Field(description="Mean reward, before normalization.")
+    reward_variance: float = Field(
+        description="Population variance of the rewards, before normalization."
+    )
 
 
 class RunningStats(Response):
     """Statistics of all rewards of a run so far, this batch included."""
 
-    count: int
-    mean: float
-    variance: float
+    count: int = Field(description="Number of rewards.")
+    mean: float = Field(description="Their mean.")
+    variance: float = Field(description="Their population variance.")
 
 
 class EpisodeBatchResponse(Response):
     """One result per item, in order, and statistics by group and temperature."""
 
-    results: list[EpisodeScore]
-    groups: list[GroupStats] = Field(default_factory=list)
-    temperatures: list[TemperatureStats] = Field(default_factory=list)
-    running: RunningStats | None = None
-    provenance: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    timing_ms: Timing = Field(default_factory=Timing)
+    results: list[EpisodeScore] = Field(description="One per item, in the order of the items.")
+    groups: list[GroupStats] = Field(
+        default_factory=list, description="One per group, in the order of their first members."
+    )
+    temperatures: list[TemperatureStats] = Field(
+        default_factory=list, description="One per temperature that occurs, rising."
+    )
+    running: RunningStats | None = Field(
+        None, description="Statistics of the run; null without `normalize: running`."
+    )
+    provenance: dict[str, dict[str, JsonValue]] = Field(
+        default_factory=dict, description="The version of the service, for all results."
+    )
+    timing_ms: Timing = Field(
+        default_factory=Timing, description="Milliseconds of each stage, for the batch."
+    )
 
 
 class GroupMemberRequest(Request):
@@ -253,8 +280,10 @@ class GroupMemberRequest(Request):
         description="Seconds from the first member of the group until the group is released, "
         "complete or not.",
     )
-    options: EpisodeOptions = EpisodeOptions()
-    item: EpisodeRequest
+    options: EpisodeOptions = Field(
+        EpisodeOptions(), description="Options of the group, the same for all members."
+    )
+    item: EpisodeRequest = Field(description="The episode, with its `group`.")
 
     @model_validator(mode="after")
     def _has_a_group(self) -> Self:
@@ -268,13 +297,17 @@ class GroupMemberRequest(Request):
 class GroupMemberResponse(Response):
     """The result of the episode once its group is released, else when to send it again."""
 
-    released: bool
+    released: bool = Field(description="Whether the group is released.")
     missing: int = Field(description="Members that have not arrived.")
     retry_after_s: float | None = Field(
         None, description="Seconds until the next attempt; null once the group is released."
     )
-    result: EpisodeScore | None = None
-    group: GroupStats | None = None
+    result: EpisodeScore | None = Field(
+        None, description="The score of the episode; null until the group is released."
+    )
+    group: GroupStats | None = Field(
+        None, description="Statistics of the group; null until it is released."
+    )
 
 
 class TemperatureAdaptation(Request):
@@ -282,12 +315,20 @@ class TemperatureAdaptation(Request):
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
-    success_rate: Fraction | None = Field(None, description="Measured in this step.")
-    target_success_rate: Fraction = 0.5
-    diversity: Annotated[FiniteFloat, Field(ge=0)] | None = Field(
-        None, description="Measured in this step; use it or `success_rate`."
+    success_rate: Fraction | None = Field(
+        None, description="Measured in this step; give it or `diversity`."
     )
-    target_diversity: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    target_success_rate: Fraction = Field(
+        0.5, description="Above it, temperatures rise; below it, they fall."
+    )
+    diversity: Annotated[FiniteFloat, Field(ge=0)] | None = Field(
+        None,
+        description="Mean distance between two trajectories, measured in this step; give it or "
+        "`success_rate`.",
+    )
+    target_diversity: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
+        None, description="Below it, temperatures rise; above it, they fall. `diversity` needs it."
+    )
 
     @model_validator(mode="after")
     def _has_one_signal(self) -> Self:
@@ -302,8 +343,12 @@ class TemperaturesRequest(Request):
     """A request for the temperatures of the samples of one prompt."""
 
     n: int = Field(ge=1, le=1024, description="Number of samples.")
-    base_temperature: Annotated[FiniteFloat, Field(gt=0, le=2)] = 0.6
-    temperature_range: Annotated[FiniteFloat, Field(ge=0, le=2)] = 0.3
+    base_temperature: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
+        0.6, description="The lowest temperature."
+    )
+    temperature_range: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
+        0.3, description="The highest temperature minus the lowest."
+    )
     adapt: TemperatureAdaptation | None = Field(
         None,
         description="Adapt base and range to the outcome of a step. The two fields above are then "
@@ -314,6 +359,8 @@ class TemperaturesRequest(Request):
 class TemperaturesResponse(Response):
     """One temperature per sample, rising evenly from base to base + range."""
 
-    temperatures: list[float]
-    base_temperature: float
-    temperature_range: float
+    temperatures: list[float] = Field(description="[n], rising evenly.")
+    base_temperature: float = Field(description="The lowest temperature, after adaptation.")
+    temperature_range: float = Field(
+        description="The highest temperature minus the lowest, after adaptation."
+    )

@@ -8,7 +8,7 @@ RewardFleetError
 ├── TooLarge            413  over a limit on size, pixels, frames or items
 ├── Overloaded          429  the service is at capacity; try again after `retry_after`
 ├── BackendFailed       502  the judge or the sandbox failed, or its answer was unusable
-├── Unavailable         503  the service cannot score now (starting, draining, engine dead)
+├── Unavailable         503  the service is shutting down, or what it needs has failed
 ├── DeadlineExceeded    504  the caller's or the service's time limit was reached
 └── InternalError       500  a bug in the service
 
@@ -44,13 +44,15 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: str = "about:blank"
+    type: str = Field("about:blank", description="Always `about:blank`: `kind` has the type.")
     title: str = Field(description="The kind as text, e.g. `Too large`.")
     status: int = Field(description="The HTTP status of this kind.")
     detail: str = Field(description="What was wrong and what is accepted.")
-    kind: ErrorKind
+    kind: ErrorKind = Field(description="The kind of the failure, for programs to branch on.")
     retryable: bool = Field(description="Whether the same request may succeed later.")
-    retry_after: float | None = Field(None, description="Seconds to wait before trying again.")
+    retry_after: float | None = Field(
+        None, description="Seconds to wait before trying again; null if unknown."
+    )
     request_id: str | None = Field(
         None, description="The request id, as it appears in the service's log."
     )
@@ -67,7 +69,7 @@ class RewardFleetError(Exception):
 
     Args:
         detail: What was wrong and what is accepted.
-        retry_after: Seconds after which another attempt makes sense.
+        retry_after: Seconds after which another attempt makes sense, 0 or more; None if unknown.
         request_id: The request id, as it appears in the service's log.
 
     Attributes:
@@ -154,7 +156,7 @@ class BackendFailed(RewardFleetError, kind=ErrorKind.BACKEND_FAILED, status=502,
 
 
 class Unavailable(RewardFleetError, kind=ErrorKind.UNAVAILABLE, status=503, retryable=True):
-    """The service cannot score now: it is starting or draining, or its engine is dead."""
+    """The service cannot score now: it is shutting down, or what it needs has failed."""
 
 
 class DeadlineExceeded(RewardFleetError, kind=ErrorKind.DEADLINE_EXCEEDED, status=504):

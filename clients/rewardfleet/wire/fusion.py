@@ -41,9 +41,11 @@ class _Request(BaseModel):
 class RunCodeRequest(_Request):
     """A program to run once, and what it reads."""
 
-    code: Text
-    language: Literal["python"]
-    stdin: str | None = None
+    code: Text = Field(description="The program.")
+    language: Literal["python"] = Field(description="The language of the program.")
+    stdin: str | None = Field(
+        None, description="Text on the program's standard input; null: nothing."
+    )
     run_timeout: float = Field(
         10.0, gt=0, description="Seconds of CPU time, and twice as many of wall time."
     )
@@ -53,36 +55,43 @@ class RunCodeRequest(_Request):
         description="MiB of memory in addition to the interpreter's own; below 1: the default of "
         "`limits.memory_mb`.",
     )
-    files: Annotated[dict[str, JsonValue], AfterValidator(_reject_files)] = {}
-    fetch_files: Annotated[list[str], AfterValidator(_reject_files)] = []
+    files: Annotated[dict[str, JsonValue], AfterValidator(_reject_files)] = Field(
+        {}, description="Not supported: empty or omitted."
+    )
+    fetch_files: Annotated[list[str], AfterValidator(_reject_files)] = Field(
+        [], description="Not supported: empty or omitted."
+    )
 
 
 class CommandRunResult(BaseModel):
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        execution_time: Seconds of wall time.
-        cpu_time: Seconds of CPU time.
-        return_code: As in Python's `subprocess`: negative for a signal; null if the time was up.
-    """
-
-    status: Literal["Finished", "Error", "TimeLimitExceeded"]
-    execution_time: float | None = None
-    cpu_time: float | None = None
-    return_code: int | None = None
-    stdout: str | None = None
-    stderr: str | None = None
+    status: Literal["Finished", "Error", "TimeLimitExceeded"] = Field(
+        description="Finished: it ended, whatever its exit status. This service sends no `Error`."
+    )
+    execution_time: float | None = Field(None, description="Seconds of wall time.")
+    cpu_time: float | None = Field(None, description="Seconds of CPU time.")
+    return_code: int | None = Field(
+        None,
+        description="As in Python's `subprocess`: negative for a signal; null if the time was up.",
+    )
+    stdout: str | None = Field(None, description="Standard output.")
+    stderr: str | None = Field(None, description="Standard error.")
 
 
 class RunCodeResponse(BaseModel):
     """The result of a run. An internal failure is an HTTP error, and none of these statuses."""
 
-    status: Literal["Success", "Failed", "SandboxError"]
-    message: str = ""
-    compile_result: CommandRunResult | None = None
-    run_result: CommandRunResult | None = None
-    executor_pod_name: str | None = None
-    files: dict[str, str] = {}
+    status: Literal["Success", "Failed", "SandboxError"] = Field(
+        description="Success: exit status 0. This service sends no `SandboxError`."
+    )
+    message: str = Field("", description="Always empty.")
+    compile_result: CommandRunResult | None = Field(
+        None, description="Always null: Python is not compiled."
+    )
+    run_result: CommandRunResult | None = Field(None, description="How the program ended.")
+    executor_pod_name: str | None = Field(None, description="Always null.")
+    files: dict[str, str] = Field({}, description="Always empty.")
 
 
 class SubmitConfig(_Request):
@@ -91,12 +100,16 @@ class SubmitConfig(_Request):
     dataset_type: Literal[
         "CommonOJDataset", "CommonOJ", "LiveCodeBenchDataset", "LiveCodeBench"
     ] = Field(description="SandboxFusion's other types are not supported.")
-    language: Literal["python"] | None = None
+    language: Literal["python"] | None = Field(
+        None, description="The language of the program; required by `CommonOJDataset`."
+    )
     run_timeout: float | None = Field(
         None, gt=0, description="Seconds of CPU time per test. Default: 20; for LiveCodeBench 6."
     )
     provided_data: dict[str, JsonValue] = Field(description="A row of the dataset, with `test`.")
-    custom_extract_logic: Annotated[str | None, AfterValidator(_reject_code)] = None
+    custom_extract_logic: Annotated[str | None, AfterValidator(_reject_code)] = Field(
+        None, description="Not supported: null or omitted."
+    )
     extra: dict[str, JsonValue] = Field(
         {}, description="`run_all_cases`: whether to continue after the first failure."
     )
@@ -111,10 +124,10 @@ class SubmitConfig(_Request):
 class SubmitRequest(_Request):
     """A model's output for a problem, and the tests of the problem."""
 
-    dataset: str
-    id: int | str
-    completion: Text
-    config: SubmitConfig
+    dataset: str = Field(description="Ignored: the tests are in `config.provided_data`.")
+    id: int | str = Field(description="Returned in the response.")
+    completion: Text = Field(description="The program, or a model's text with it.")
+    config: SubmitConfig = Field(description="The tests, and how the submission is judged.")
 
 
 class StdioTest(BaseModel):
@@ -123,33 +136,46 @@ class StdioTest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     class Input(BaseModel):
+        """What the program reads."""
+
         model_config = ConfigDict(extra="forbid")
-        stdin: str
+        stdin: str = Field(description="Text on its standard input.")
 
     class Output(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        stdout: str
+        """What the program must print."""
 
-    input: Input
-    output: Output
+        model_config = ConfigDict(extra="forbid")
+        stdout: str = Field(description="Expected standard output.")
+
+    input: Input = Field(description="What the program reads.")
+    output: Output = Field(description="What the program must print.")
 
 
 class EvalTestCase(BaseModel):
     """The result of one test. `exec_info` has the beginning of the program's output."""
 
-    passed: bool
-    exec_info: RunCodeResponse
-    test_info: dict[str, JsonValue] | None = None
+    passed: bool = Field(description="Whether the verdict is `accepted`.")
+    exec_info: RunCodeResponse = Field(
+        description="The run, with the first 1000 bytes of its outputs."
+    )
+    test_info: dict[str, JsonValue] | None = Field(
+        None, description="The test; null for LiveCodeBench."
+    )
 
 
 class EvalResult(BaseModel):
     """The result of a submission: `accepted` if all tests passed."""
 
-    id: int | str
-    accepted: bool
-    extracted_code: str
-    full_code: str | None = None
-    test_code: str | None = None
-    tests: list[EvalTestCase]
-    extracted_type: None = None
-    extra: dict[str, JsonValue] | None = None
+    id: int | str = Field(description="The `id` of the request.")
+    accepted: bool = Field(description="Whether all tests passed.")
+    extracted_code: str = Field(description="The program that was extracted from `completion`.")
+    full_code: str | None = Field(None, description="The program for LiveCodeBench, else null.")
+    test_code: str | None = Field(None, description="Always null.")
+    tests: list[EvalTestCase] = Field(
+        description="One per test, up to the first failure unless `run_all_cases`. One for all "
+        "tests of LiveCodeBench."
+    )
+    extracted_type: None = Field(None, description="Always null.")
+    extra: dict[str, JsonValue] | None = Field(
+        None, description="`isolation` and `suspicions`, as in the response of `/score`."
+    )

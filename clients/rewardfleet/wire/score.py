@@ -53,13 +53,16 @@ class Score(Response):
     """One answer. `score` is null unless `status` is `ok`: a missing reward is never 0.0."""
 
     score: FiniteFloat | None = Field(description="The reward, or null if there is none.")
-    status: Status
+    status: Status = Field(
+        description="ok: there is a score. abstained: the backend answered without a usable "
+        "verdict. error: a failure; in batches only, as a single request fails with an HTTP error."
+    )
     components: dict[str, FiniteFloat] = Field(
         default_factory=dict, description="The parts that the score is computed from, by name."
     )
     backend: str = Field("", description="The judge or sandbox that computed the score.")
     cached: bool = Field(False, description="Whether the score came from the cache.")
-    timing_ms: Timing = Field(default_factory=Timing)
+    timing_ms: Timing = Field(default_factory=Timing, description="Milliseconds of each stage.")
     provenance: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Model, prompt, sampling and versions that the score came from. "
@@ -84,13 +87,13 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 class BatchRequest(Request, Generic[ItemT]):
     """Several items at once. An item that fails does not fail the others."""
 
-    items: list[ItemT] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
+    items: list[ItemT] = Field(min_length=1, max_length=MAX_BATCH_ITEMS, description="The items.")
 
 
 class BatchResponse(Response, Generic[ScoreT]):
     """One result per item, in the same order."""
 
-    results: list[ScoreT]
+    results: list[ScoreT] = Field(description="One per item, in the order of the items.")
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="By backend: the provenance that all its results share."
     )

@@ -1,7 +1,7 @@
 """Validation by pydantic models, with errors as sentences for callers and command lines."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,23 +57,44 @@ def format_validation_error(error: ValidationError, model: type[BaseModel] | Non
         error: The error that pydantic raised.
         model: The model; the message about an unknown field lists its fields.
     """
+    return join_errors(error, lambda each: _format_one(each, model))
+
+
+class InputError(NamedTuple):
+    """One of the errors of a validation.
+
+    Attributes:
+        kind: Pydantic's name of the error, e.g. `int_parsing`.
+        loc: Names and indices that lead to the value.
+        value: The value.
+        reason: Why it is not accepted.
+    """
+
+    kind: str
+    loc: tuple[int | str, ...]
+    value: object
+    reason: str
+
+
+def join_errors(error: ValidationError, format_one: Callable[[InputError], str]) -> str:
+    """Return one sentence for each of the first errors of a validation.
+
+    Args:
+        error: The error that pydantic raised.
+        format_one: Returns the sentence of an error.
+    """
     errors = error.errors(include_url=False, include_context=False)
-    sentences = [
-        _format_one(each["type"], each["loc"], each["msg"], each["input"], model)
-        for each in errors[:_MAX_ERRORS]
-    ]
+    sentences = []
+    for each in errors[:_MAX_ERRORS]:
+        reason = each["msg"].removeprefix("Value error, ")
+        sentences.append(format_one(InputError(each["type"], each["loc"], each["input"], reason)))
     if len(errors) > _MAX_ERRORS:
         sentences.append(f"and {len(errors) - _MAX_ERRORS} more")
     return "; ".join(sentences)
 
 
-def _format_one(
-    kind: str,
-    loc: tuple[int | str, ...],
-    message: str,
-    value: object,
-    model: type[BaseModel] | None,
-) -> str:
+def _format_one(error: InputError, model: type[BaseModel] | None) -> str:
+    kind, loc, value, reason = error
     # The members of a union that pydantic names itself mean nothing to a caller.
     names = [str(part) for part in loc if not str(part).startswith("function-")]
     field = ".".join(names)[:_MAX_SHOWN]
@@ -84,12 +105,11 @@ def _format_one(
     if kind == "missing":
         return f"field {field!r} is missing"
     if kind in {"json_invalid", "json_type"}:
-        return f"the body is not valid JSON: {message}"
+        return f"the body is not valid JSON: {reason}"
     if kind == "bytes_invalid_encoding":  # the value may be megabytes; the field's name is enough
-        return f"{field}: {message} Give plain base64, without a `data:` prefix"
-    text = message.removeprefix("Value error, ")
+        return f"{field}: {reason} Give plain base64, without a `data:` prefix"
     got = "" if isinstance(value, dict | list | bytes) else f" (got {_shorten(value)})"
-    return f"{field}: {text}{got}" if field else text
+    return f"{field}: {reason}{got}" if field else reason
 
 
 def _shorten(value: object) -> str:

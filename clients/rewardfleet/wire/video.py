@@ -18,6 +18,10 @@ def sample_indices(total: int, count: int) -> tuple[int, ...]:
 
     If there are at most `count` frames, return all of them; for a count of 1 the last, as it shows
     how the rollout ended.
+
+    Args:
+        total: Number of frames, 0 or more.
+        count: Number of indices, 1 or more.
     """
     if total <= count:
         return tuple(range(total))
@@ -115,6 +119,6 @@ class VideoScore(Score):
 class VideoHealth(Response):
     """The response of `GET /health`, as in the original LIBERO reward server."""
 
-    status: str
-    default_backend: str
-    loaded_backends: list[str]
+    status: str = Field(description="`ok`.")
+    default_backend: str = Field(description="The judge of requests that name none.")
+    loaded_backends: list[str] = Field(description="Names of the loaded judges, sorted.")

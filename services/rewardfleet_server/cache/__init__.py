@@ -6,8 +6,8 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 import sqlite3
 from typing import Protocol
 
-from rewardfleet_server.extras import install_command
-from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.extras import require
+from rewardfleet_server.settings import ServerSettings, redact
 
 from .memory import MemoryCache
 
@@ -57,11 +57,11 @@ def open_cache(settings: ServerSettings) -> Cache:
 
 
 def _open_redis(url: str, memory: MemoryCache) -> Cache:
-    from .redis import RedisCache  # noqa: PLC0415 - only those who share a cache need it
+    from .redis import RedisCache  # noqa: PLC0415 - only services that share a cache need it
 
+    source = f"--cache-url {redact(url)}"
+    require("redis", source, "redis")
     try:
         return RedisCache(url, memory=memory)
-    except ImportError:
-        raise ValueError(f"--cache-url needs a package: {install_command('redis')}") from None
-    except ValueError as error:
-        raise ValueError(f"--cache-url: {error}") from error
+    except ValueError:  # whose message may contain a part of the password
+        raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None

@@ -32,7 +32,7 @@ class RedisCache:
 
     Raises:
         ImportError: The `redis` package is not installed.
-        ValueError: It is no such URL.
+        ValueError: It is not such a URL.
     """
 
     def __init__(self, url: str, *, memory: MemoryCache) -> None:
@@ -65,14 +65,14 @@ class RedisCache:
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
         await self._memory.put(key, value, ttl_s)
         seconds = min(ttl_s or math.inf, _MAX_TTL_SECONDS)
-        # The time is part of the value: front caches must not keep it longer than Redis does.
+        # The time is part of the value: front caches must not store it longer than Redis does.
         stamped = _EXPIRES_AT.pack(time.time() + seconds) + value
         await self._guarded(
             lambda: self._redis.set(_PREFIX + key, stamped, px=math.ceil(seconds * 1000))
         )
 
     async def _guarded(self, command: Callable[[], Awaitable[object]]) -> object:
-        """Run a command. After a failure the server is skipped for a while: nobody waits for it."""
+        """Run a command. After a failure the server is skipped for 5 s: no request waits for it."""
         if time.monotonic() < self._circuit_open_until:
             return None
         try:

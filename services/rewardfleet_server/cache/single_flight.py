@@ -1,4 +1,4 @@
-"""Identical computations that are in flight at the same time are done once."""
+"""Concurrent computations of the same value are done once."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Call(Generic[T]):
-    """A computation in flight, and the number of its waiters."""
+    """A running computation, and the number of its waiters."""
 
     task: asyncio.Task[T]
     waiters: int = 0
@@ -19,28 +19,36 @@ class _Call(Generic[T]):
 class SingleFlight(Generic[T]):
     """Shares computations by key.
 
-    A waiter that is cancelled (deadline, disconnect) leaves alone; the computation is cancelled
-    when its last waiter leaves.
+    A waiter that is cancelled (deadline, disconnect) does not affect the others. The computation
+    is cancelled with its last waiter.
     """
 
     def __init__(self) -> None:
         self._calls: dict[str, _Call[T]] = {}
 
     async def do(self, key: str, start: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Wait for the computation of `key`; start it if there is none in flight."""
+        """Wait for the computation of `key`; start it if it is not running.
+
+        Args:
+            key: What is computed.
+            start: Returns the computation.
+
+        Raises:
+            Exception: Whatever the computation raises, to each of its waiters.
+        """
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _Call(asyncio.ensure_future(start()))
-            call.task.add_done_callback(lambda _: self._forget(key, call))
+            call.task.add_done_callback(lambda _: self._remove(key, call))
         call.waiters += 1
         try:
             return await asyncio.shield(call.task)
         finally:
             call.waiters -= 1
             if not call.waiters and not call.task.done():
-                self._forget(key, call)  # at once: the next caller starts a new computation
+                self._remove(key, call)  # at once: the next caller starts a new computation
                 call.task.cancel()
 
-    def _forget(self, key: str, call: _Call[T] | None) -> None:
+    def _remove(self, key: str, call: _Call[T] | None) -> None:
         if self._calls.get(key) is call:
             del self._calls[key]

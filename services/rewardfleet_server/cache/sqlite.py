@@ -127,7 +127,7 @@ class SqliteCache:
             self._set_aside(error)
             self._file = self._open()
         except (OSError, sqlite3.Error) as second:
-            log.error("the cache file is switched off: %s", second)  # noqa: TRY400 - the message says it all
+            log.error("the cache file is switched off: %s", second)  # noqa: TRY400 - the message has the reason
 
     async def aclose(self) -> None:
         await self._memory.aclose()

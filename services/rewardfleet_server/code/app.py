@@ -7,7 +7,8 @@ from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
-from rewardfleet_server.registry import load_attribute
+from rewardfleet_server.registry import SERVICES, load_attribute
+from rewardfleet_server.settings import redact
 
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
@@ -44,14 +45,23 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
 
     return Service(
         name="code",
-        description="Scores programs by running them against tests.",
+        description=SERVICES["code"].description,
         scorer=scorer,
         request_type=CodeRequest,
         score_type=CodeScore,
         lifespan=lifespan,
         routes=lambda engine: SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
-        overview={
-            "sandbox": f"{settings.sandbox}, isolation {sandbox.provenance['isolation']}",
-            "workers": str(settings.workers),
-        },
+        overview=_overview(settings, sandbox),
     )
+
+
+def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:
+    if settings.sandbox == "fusion":
+        return {
+            "sandbox": f"fusion at {redact(str(settings.fusion_url))}",
+            "concurrency": str(settings.fusion_concurrency),
+        }
+    return {
+        "sandbox": f"jail, isolation {sandbox.provenance['isolation']}",
+        "workers": str(settings.workers),
+    }

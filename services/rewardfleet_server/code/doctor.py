@@ -1,21 +1,31 @@
 """Checks of `rewardfleet doctor` for the code service."""
 
 import asyncio
+import importlib
+import shutil
 from collections.abc import Iterator
 
-from rewardfleet_server.doctor import Check, check_extra
+from rewardfleet.wire.score import Timing
+from rewardfleet_server.doctor import Diagnosis, check_extra
+from rewardfleet_server.extras import install_command
 
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult
-from .sandboxes.jail.isolation import FALLBACK_ORDER, find_python
+from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel, find_python
 from .sandboxes.jail.pool import JailPool, build
 from .settings import CodeSettings
 
-_FIXES = {
-    "bubblewrap": "apt-get install bubblewrap libseccomp2, and allow user namespaces "
-    "(sysctl kernel.unprivileged_userns_clone=1; in a container, a seccomp profile that does)",
-    "landlock": "a kernel with Landlock (5.13 or newer, `landlock` in /sys/kernel/security/lsm), "
-    "and apt-get install libseccomp2",
-}
+_ALLOW_NAMESPACES = (
+    "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), or a seccomp profile that "
+    "allows them (container)"
+)
+_USE_LANDLOCK = (
+    "use a kernel with Landlock: Linux 5.13 or newer, with landlock in /sys/kernel/security/lsm"
+)
+_INSTALL_NUMPY = (
+    "python3 -m venv /opt/jail && /opt/jail/bin/pip install numpy && "
+    "rewardfleet serve code --python /opt/jail/bin/python"
+)
 
 #: Prints the packages that programs can import.
 _LIST_PACKAGES = """
@@ -25,26 +35,59 @@ print(", ".join(sorted({d.name for d in importlib.metadata.distributions() if d.
 _LIMITS = RunLimits(cpu_s=10, wall_s=30, memory_bytes=512 << 20, output_bytes=1 << 20)
 
 
-def checks() -> Iterator[Check]:
-    """Check the isolation levels, the interpreter of the jails, and its packages."""
-    working: JailPool | None = None
-    for level in FALLBACK_ORDER:
+def checks(settings: CodeSettings) -> Iterator[Diagnosis]:
+    """Check the sandbox: of jails, the interpreter, the isolation levels and the packages."""
+    if settings.sandbox == "jail":
+        yield from _jail_checks(settings)
+    uses_fusion = settings.sandbox == "fusion"
+    yield check_extra("fusion", "code: --sandbox fusion", "sandbox_fusion", required=uses_fusion)
+    if uses_fusion and settings.fusion_url is None:
+        fix = "export REWARDFLEET_FUSION_URL=http://HOST:PORT"
+        yield Diagnosis("failed", "code: --sandbox fusion needs --fusion-url", fix)
+
+
+def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
+    try:
+        python = find_python(settings.python)
+    except ValueError as error:
+        fix = "give an interpreter of Python 3.11 or newer: rewardfleet serve code --python FILE"
+        yield Diagnosis("failed", f"code: {error}", fix)
+        return
+    try:
+        importlib.import_module("pyseccomp")  # loads libseccomp
+    except ImportError:
+        yield Diagnosis("failed", "code: no pyseccomp for the jail", install_command("server"))
+        return
+    except RuntimeError:
+        yield Diagnosis("failed", "code: no libseccomp for the jail", "apt-get install libseccomp2")
+        return
+    levels: tuple[IsolationLevel, ...] = (
+        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
+    )
+    has_worked = False
+    for level in levels:
         try:
-            pool = build(CodeSettings(isolation=level, workers=1))
+            pool = build(settings.model_copy(update={"isolation": level, "workers": 1}))
         except ValueError as error:
-            is_last = working is None and level == FALLBACK_ORDER[-1]
+            is_last = not has_worked and level == levels[-1]
             what = f"code: isolation {level}: {error}"
-            yield Check("failed" if is_last else "missing", what, _FIXES[level])
+            yield Diagnosis("failed" if is_last else "note", what, _fix(level))
             continue
-        yield Check("ok", f"code: isolation {level}")
-        if working is None:
-            working = pool
-            yield asyncio.run(_package_check(pool))
+        yield Diagnosis("ok", f"code: isolation {level}")
+        if not has_worked:
+            has_worked = True
+            yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
-    yield check_extra("fusion", "code: --sandbox fusion", "sandbox_fusion")
 
 
-async def _package_check(pool: JailPool) -> Check:
+def _fix(level: IsolationLevel) -> str:
+    """Return how to make an isolation level work."""
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
+        return "apt-get install bubblewrap"
+    return _ALLOW_NAMESPACES if level == "bubblewrap" else _USE_LANDLOCK
+
+
+async def _package_checks(pool: JailPool, python: str) -> list[Diagnosis]:
     """Run a program that prints the packages that it can import."""
     results: list[RunResult] = []
 
@@ -52,10 +95,12 @@ async def _package_check(pool: JailPool) -> Check:
         results.append(result)
         return False
 
-    await pool.run(Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS), on_result)
+    await pool.run(Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS), on_result, Timing())
     packages = results[0].stdout.decode(errors="replace").strip() or "none"
-    python = find_python(None)
-    what = f"code: packages in the jail (Python at {python.path}): {packages[:300]}"
-    if "numpy" in packages:
-        return Check("ok", what)
-    return Check("ok", what, "numpy is missing; use --python with an interpreter that has it")
+    what = f"code: packages in the jail (Python at {python}): {packages[:300]}"
+    if "numpy" in packages.split(", "):
+        return [Diagnosis("ok", what)]
+    return [
+        Diagnosis("ok", what),
+        Diagnosis("note", "code: programs cannot import numpy", _INSTALL_NUMPY),
+    ]

@@ -21,6 +21,7 @@ from rewardfleet.wire.fusion import (
     StdioTest,
     SubmitRequest,
 )
+from rewardfleet.wire.score import Timing
 from rewardfleet.wire.validation import format_validation_error, validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
@@ -101,7 +102,7 @@ class SandboxFusionApi:
             return False
 
         async with self._engine.permit(context):
-            await self._sandbox.run(Job(request.code, [run], limits), on_result)
+            await self._sandbox.run(Job(request.code, [run], limits), on_result, Timing())
         return responses[0]
 
     async def submit(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
@@ -110,13 +111,30 @@ class SandboxFusionApi:
         Raises:
             RewardFleetError: The tests are invalid, or there is no score.
         """
-        if request.config.dataset_type.startswith("CommonOJ"):
-            return await self._common_oj(request, context)
-        return await self._livecodebench(request, context)
+        is_oj = request.config.dataset_type.startswith("CommonOJ")
+        cases: list[StdioTest] = []
+        item: CodeRequest | InvalidRequest
+        try:
+            if is_oj:
+                cases = await asyncio.to_thread(_cases, request.config.provided_data.get("test"))
+                item = self._common_oj(request, cases)
+            else:
+                item = await self._livecodebench(request)
+        except InvalidRequest as error:  # counted like an invalid item of any other route
+            item = error
+        score = await self._engine.score_item(item, context)
+        tests = _test_results(score, cases, request) if is_oj else [_overall_result(score)]
+        return EvalResult(
+            id=request.id,
+            accepted=score.pass_rate == 1,
+            extracted_code=score.code,
+            full_code=None if is_oj else score.code,
+            tests=tests,
+            extra={"isolation": score.isolation, "suspicions": list(score.suspicions)},
+        )
 
-    async def _common_oj(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+    def _common_oj(self, request: SubmitRequest, cases: Sequence[StdioTest]) -> CodeRequest:
         config = request.config
-        cases = await asyncio.to_thread(_cases, config.provided_data.get("test"))
         tests = {
             "kind": "stdio",
             "cases": [{**case.input.model_dump(), **case.output.model_dump()} for case in cases],
@@ -124,45 +142,16 @@ class SandboxFusionApi:
             "tolerance": _TOLERANCE,
             "ignore_case": True,
         }
-        run_all = bool(config.extra.get("run_all_cases"))
-        mode = "pass_rate" if run_all else "all_pass"
+        mode = "pass_rate" if _runs_all(request) else "all_pass"
         limits = self._limits(config.run_timeout or _OJ_SECONDS)
-        item = _item(request.completion, tests, mode, limits)
-        score = await self._engine.score_item(item, context)
-        reported = score.verdicts if run_all else _until_failure(score.verdicts)
-        return EvalResult(
-            id=request.id,
-            accepted=score.pass_rate == 1,
-            extracted_code=score.code,
-            tests=[
-                EvalTestCase(
-                    passed=verdict.verdict is Outcome.ACCEPTED,
-                    exec_info=_verdict_response(verdict),
-                    test_info=case.model_dump(),
-                )
-                for case, verdict in zip(cases, reported, strict=False)
-            ],
-            extra=_extra(score),
-        )
+        return _item(request.completion, tests, mode, limits)
 
-    async def _livecodebench(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+    async def _livecodebench(self, request: SubmitRequest) -> CodeRequest:
         config = request.config
         row = {"test": await asyncio.to_thread(_decoded, config.provided_data.get("test"))}
         tests = {"kind": "dataset", "dataset": "livecodebench", "row": row}
         limits = self._limits(config.run_timeout or _LCB_SECONDS)
-        item = _item(request.completion, tests, "all_pass", limits)
-        score = await self._engine.score_item(item, context)
-        accepted = score.pass_rate == 1
-        # One entry for all tests, as in SandboxFusion: its users take the mean over entries.
-        last = _until_failure(score.verdicts)[-1]
-        return EvalResult(
-            id=request.id,
-            accepted=accepted,
-            extracted_code=score.code,
-            full_code=score.code,
-            tests=[EvalTestCase(passed=accepted, exec_info=_verdict_response(last))],
-            extra=_extra(score),
-        )
+        return _item(request.completion, tests, "all_pass", limits)
 
     def _limits(self, seconds: float, memory_mb: int = -1) -> Limits:
         ceiling = self._settings.max_cpu_s
@@ -201,6 +190,32 @@ def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> Co
     # An empty completion fails its tests, as in SandboxFusion; an empty `revision` is invalid.
     fields = {"revision": revision or "\n", "tests": tests, "mode": mode, "limits": limits}
     return validate(CodeRequest, fields)
+
+
+def _runs_all(request: SubmitRequest) -> bool:
+    """Return whether a CommonOJ submission is run on all cases, or until the first failure."""
+    return bool(request.config.extra.get("run_all_cases"))
+
+
+def _test_results(
+    score: CodeScore, cases: Sequence[StdioTest], request: SubmitRequest
+) -> list[EvalTestCase]:
+    """Return one entry per case that was run."""
+    verdicts = score.verdicts if _runs_all(request) else _until_failure(score.verdicts)
+    return [
+        EvalTestCase(
+            passed=verdict.verdict is Outcome.ACCEPTED,
+            exec_info=_verdict_response(verdict),
+            test_info=case.model_dump(),
+        )
+        for case, verdict in zip(cases, verdicts, strict=False)
+    ]
+
+
+def _overall_result(score: CodeScore) -> EvalTestCase:
+    """Return one entry for all tests, as in SandboxFusion: its users take the mean over entries."""
+    last = _until_failure(score.verdicts)[-1]
+    return EvalTestCase(passed=score.pass_rate == 1, exec_info=_verdict_response(last))
 
 
 def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
@@ -250,7 +265,3 @@ def _response(
             stderr=stderr,
         ),
     )
-
-
-def _extra(score: CodeScore) -> dict[str, Any]:
-    return {"isolation": score.isolation, "suspicions": list(score.suspicions)}

@@ -19,7 +19,7 @@ from rewardfleet.wire.code import (
     Verdict,
 )
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.score import Status, Timing
+from rewardfleet.wire.score import Status
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.engine import CachePolicy, Plan
 from rewardfleet_server.tracing import stage
@@ -162,12 +162,11 @@ class CodeScorer:
 
     async def _execute(self, program: str, run: SubmissionRun) -> None:
         """Run a program on its tests, and fill in the timing of the stages."""
-        timing, total = run.timing, Timing()
-        with stage(total, "backend"):
-            queue_s = await self._sandbox.run(Job(program, run.runs, run.limits), run.on_result)
-        timing.queue = round(queue_s * 1000, 3)
-        timing.backend = round(total.backend - timing.queue, 3)
-        timing.judge = round(timing.backend - timing.fork - timing.run - timing.clean, 3)
+        timing = run.timing
+        with stage(timing, "backend"):
+            await self._sandbox.run(Job(program, run.runs, run.limits), run.on_result, timing)
+        timing.backend = round(timing.backend - timing.queue, 3)
+        timing.compare = round(timing.backend - timing.fork - timing.run - timing.clean, 3)
 
     async def _passes(
         self, original_program: str, tests: PlainTests, before: SubmissionRun

@@ -152,7 +152,12 @@ class EpisodeApi:
         )
 
     async def score_batch(self, batch: DecodedBatch, context: RequestContext) -> bytes:
-        """Score a batch as a whole; return the encoded response."""
+        """Score a batch as a whole; return the encoded response.
+
+        Raises:
+            RewardFleetError: The batch cannot be clustered, its step is too old for
+                `normalize: running`, or it cannot be scored now.
+        """
         scored = await self._engine.score_together(
             encode.BACKEND, context, lambda timing: self._score(batch, context, timing)
         )
@@ -196,7 +201,12 @@ class EpisodeApi:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
     async def add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
-        """Add one episode to its group; return the encoded response."""
+        """Add one episode to its group; return the encoded response.
+
+        Raises:
+            RewardFleetError: The episode does not fit its group, its step is too old, or the run
+                state cannot be written now.
+        """
 
         async def add(timing: Timing) -> _Encoded:
             with stage(timing, "backend"):
@@ -214,7 +224,11 @@ class EpisodeApi:
     async def temperatures(
         self, request: TemperaturesRequest, context: RequestContext
     ) -> TemperaturesResponse:
-        """Return the temperatures of the samples of a prompt."""
+        """Return the temperatures of the samples of a prompt.
+
+        Raises:
+            RewardFleetError: The step is too old, or the run state cannot be written now.
+        """
         async with self._engine.permit(context):
             return await self._temperatures.temperatures(request)
 

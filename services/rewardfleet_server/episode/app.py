@@ -3,11 +3,14 @@
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, SqliteRunState
 
 from .api import EpisodeApi, TemperatureMetrics
@@ -23,10 +26,19 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         store: The state of training runs. None: open the file that the settings name.
 
     Raises:
-        Unavailable: The run-state file is damaged or cannot be opened.
+        ValueError: The run-state file is damaged or cannot be opened.
     """
-    store = store or SqliteRunState(settings.run_state_file)
+    store = store or _open_run_state(settings.run_state_file)
     return create_reward_app(episode_service(settings, store), settings)
+
+
+def _open_run_state(path: Path) -> RunState:
+    if not path.parent.is_dir():
+        raise ValueError(f"--run-state-file {path}: no such directory: {path.parent}")
+    try:
+        return SqliteRunState(path)
+    except Unavailable as error:
+        raise ValueError(f"--run-state-file {path}: {error.detail}") from error
 
 
 def episode_service(
@@ -46,12 +58,12 @@ def episode_service(
 
     return Service(
         name="episode",
-        description="Turns rollout batches into rewards, group statistics and temperatures.",
+        description=SERVICES["episode"].description,
         scorer=EpisodeScorer(),
         request_type=EpisodeRequest,
         score_type=EpisodeScore,
         lifespan=lifespan,
         routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
         collectors=metrics.collectors,
-        overview={"run state": str(settings.run_state_file)},
+        overview={"cache": "none", "run state": str(settings.run_state_file)},
     )

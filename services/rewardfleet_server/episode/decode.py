@@ -22,7 +22,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The fields of `EpisodeRequest`; a test keeps the two equal."""
+    """The fields of `EpisodeRequest`; a test checks that they agree."""
 
     uid: _Name
     kind: RewardKind = "success"

@@ -21,7 +21,7 @@ PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
 
 
 class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """The fields of `EpisodeScore` that are encoded; a test keeps the two consistent."""
+    """The fields of `EpisodeScore` that are encoded; a test checks that they agree."""
 
     uid: str
     score: float | None

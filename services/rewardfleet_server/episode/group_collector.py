@@ -29,7 +29,8 @@ from . import encode
 
 #: Limit on the open groups of a run.
 MAX_OPEN = 1024
-#: At that limit, groups are evicted that should have been released this long ago: no caller asked.
+#: At that limit, groups are evicted that should have been released this long ago, which no caller
+#: requested.
 _EVICTED_AFTER_SECONDS = 60.0
 #: Limits of `retry_after_s`: short if the group may soon be complete, else long.
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
@@ -64,11 +65,11 @@ class GroupCollector:
         """
         scope, step = Scope(request.run, "groups"), request.step
         group, uid = str(request.item.group), request.item.uid
-        released: Any = await self._store.answer(scope, step, _key("released", group))
+        released: Any = await self._store.outcome(scope, step, _key("released", group))
         if released is None:
             opened = await self._add(scope, request)
             if opened is None:  # released or evicted in the meantime
-                released = await self._store.answer(scope, step, _key("released", group))
+                released = await self._store.outcome(scope, step, _key("released", group))
             elif (retry_after_s := _retry_after_s(opened)) is not None:
                 missing = _missing(opened)
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
@@ -105,15 +106,15 @@ class GroupCollector:
     ) -> Any:
         """Score a group. If several requests do, all of them return the result of the first."""
         members = [
-            await self._store.answer(scope, step, _key("member", group, uid))
+            await self._store.outcome(scope, step, _key("member", group, uid))
             for uid in opened["uids"]
         ]
-        answer = self._scored(members, opened, request_id)
+        outcome = self._scored(members, opened, request_id)
 
         def close(state: JsonValue) -> tuple[JsonValue, JsonValue]:
             groups: Any = dict(state) if isinstance(state, dict) else {}
             groups.pop(_key(step, group), None)
-            return groups, answer
+            return groups, outcome
 
         return await self._store.apply_once(
             scope, step, _key("released", group), close, keep_steps=_KEEP_STEPS
@@ -146,7 +147,7 @@ def _missing(opened: dict[str, Any]) -> int:
 
 
 def _retry_after_s(opened: dict[str, Any]) -> float | None:
-    """Return when to ask for the group again; None if it is time to release it."""
+    """Return the seconds until the next request; None if it is time to release the group."""
     remaining_s: float = opened["until"] - _now()
     if _missing(opened) <= 0 or remaining_s <= 0:
         return None
@@ -155,7 +156,7 @@ def _retry_after_s(opened: dict[str, Any]) -> float | None:
 
 
 def _with_member(state: JsonValue, request: GroupMemberRequest) -> tuple[JsonValue, JsonValue]:
-    """Add a member to its open group. The answer of the transition is the member's episode."""
+    """Add a member to its open group. The outcome of the transition is the member's episode."""
     groups: Any = dict(state) if isinstance(state, dict) else {}
     key = _key(request.step, str(request.item.group))
     options = request.options.model_dump(mode="json")

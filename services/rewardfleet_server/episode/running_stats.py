@@ -16,7 +16,11 @@ _STEPS = 8
 
 
 class RunningStatsStore:
-    """Counts each episode of a run once, by (run, step, uid)."""
+    """Counts each episode of a run once, by (run, step, uid).
+
+    Args:
+        store: Where statistics are stored.
+    """
 
     def __init__(self, store: RunState) -> None:
         self._store = store
@@ -46,10 +50,10 @@ class RunningStatsStore:
             return _updated(state, step, counted)
 
         uid = _digest("\0".join(sorted(counted)))
-        answer: Any = await self._store.apply_once(
+        outcome: Any = await self._store.apply_once(
             Scope(header.run, "running_stats"), step, uid, transition
         )
-        return RunningMeanStd(**answer)
+        return RunningMeanStd(**outcome)
 
 
 def _updated(state: JsonValue, step: int, rewards: dict[str, float]) -> tuple[JsonValue, JsonValue]:

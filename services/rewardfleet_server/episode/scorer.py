@@ -50,5 +50,5 @@ def score_one(request: EpisodeRequest) -> EpisodeScore:
         raise error
     (encoded,) = encode.results(result, None)
     score = EpisodeScore.model_validate(msgspec.to_builtins(encoded))
-    # Filters apply to groups: a single episode with a score is always kept.
+    # Filters apply to groups: `keep` is always true for a single episode with a score.
     return score.model_copy(update={"keep": score.score is not None, "drop_reason": None})

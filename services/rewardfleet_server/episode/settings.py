@@ -15,6 +15,6 @@ class EpisodeSettings(ServerSettings):
 
     # One line per setting.
     # fmt: off
-    port: int = setting(18082, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, group="Network")
+    port: int = setting(18082, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     run_state_file: Path = setting(Path(":memory:"), "SQLite file for the state of training runs: running means, temperatures, incomplete groups. Default: lost with the process.", shown="none", group="Run state")
     # fmt: on

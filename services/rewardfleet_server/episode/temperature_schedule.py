@@ -19,13 +19,22 @@ from rewardfleet_server.run_state import RunState, Scope
 
 
 class TemperatureScheduler:
-    """Stores the schedule of each run, which each step moves once."""
+    """Stores the schedule of each run, which each step moves once.
+
+    Args:
+        store: The state of training runs.
+    """
 
     def __init__(self, store: RunState) -> None:
         self._store = store
 
     async def temperatures(self, request: TemperaturesRequest) -> TemperaturesResponse:
-        """Return the temperatures of n samples, adapted to the step's outcome if it is given."""
+        """Return the temperatures of n samples, adapted to the step's outcome if it is given.
+
+        Raises:
+            InvalidRequest: The step is so old that it is unknown whether it was applied.
+            Unavailable: The run state cannot be written now.
+        """
         schedule = TemperatureSchedule(request.base_temperature, request.temperature_range)
         if request.adapt is not None:
             schedule = await self._adapted(schedule, request.adapt)
@@ -45,8 +54,8 @@ class TemperatureScheduler:
             return adapted, adapted
 
         scope = Scope(adaptation.run, "temperatures")
-        answer: Any = await self._store.apply_once(scope, adaptation.step, "schedule", transition)
-        return TemperatureSchedule(**answer)
+        outcome: Any = await self._store.apply_once(scope, adaptation.step, "schedule", transition)
+        return TemperatureSchedule(**outcome)
 
 
 def _signal(adaptation: TemperatureAdaptation) -> float:

@@ -1,6 +1,6 @@
 """Assembly: a service's parts become one ASGI application."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -28,17 +28,21 @@ from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.telemetry import Telemetry
 
 from .auth import ApiKeys
-from .body import BodyReader
+from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher
-from .problems import problem_response
+from .problems import PROBLEM_TYPE, problem_response
 from .routes import Route, Service, all_routes
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 _MIB = 2**20
+#: The failures in the OpenAPI document. It defines `Problem`, as scores contain it.
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": kind.replace("_", " ").capitalize()}
+    status: {
+        "description": kind.replace("_", " ").capitalize(),
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+    }
     for kind, status in STATUS.items()
 }
 
@@ -160,7 +164,7 @@ class RewardApp:
             self.cancel_all()
 
     def cancel_all(self) -> None:
-        """Cancel the requests in flight."""
+        """Cancel the admitted requests; their callers get 503."""
         self._dispatcher.cancel_all()
 
 
@@ -171,14 +175,16 @@ def _document(pages: FastAPI, route: Route[Any]) -> None:
         raise AssertionError(f"{route.path} is dispatched by RewardApp")
 
     schema = _inline_schema(route.request_model)
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    content = {"application/json": {"schema": schema}}
+    if route.decode_form is not None:
+        content["multipart/form-data"] = {"schema": _form_schema(schema)}
     pages.add_api_route(
         route.path,
         endpoint,
         methods=["POST"],
         response_model=route.response_model,
         responses=_PROBLEMS,
-        openapi_extra={"requestBody": body},
+        openapi_extra={"requestBody": {"required": True, "content": content}},
         summary=route.description,
     )
 
@@ -194,11 +200,30 @@ def _inline_schema(model: type[BaseModel]) -> dict[str, Any]:
         if not isinstance(node, dict):
             return node
         name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-        rest = {key: inline(value) for key, value in node.items() if key != "$ref"}
+        # A discriminator maps to definitions; the constants of the inlined schemas say the same.
+        rest = {
+            key: inline(value)
+            for key, value in node.items()
+            if key not in {"$ref", "discriminator"}
+        }
         return {**inline(definitions[name]), **rest} if name else rest
 
     inlined: dict[str, Any] = inline(schema)
     return inlined
+
+
+def _form_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a form: the fields of the JSON body, and the file."""
+    file = {
+        "type": "string",
+        "format": "binary",
+        "description": "The file, instead of a field that provides the input.",
+    }
+    return {
+        **schema,
+        "properties": {**schema["properties"], FILE_FIELD: file},
+        "required": [*schema.get("required", ()), FILE_FIELD],
+    }
 
 
 def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Admission) -> None:

@@ -2,15 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from rewardfleet.wire.errors import Forbidden, InvalidRequest, TooLarge
+from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.threads import run_in_thread
@@ -86,10 +87,10 @@ class BodyReader:
         Raises:
             InvalidRequest: It cannot be decoded.
             TooLarge: It is larger than announced or allowed.
-            TimeoutError: It did not arrive in time.
+            DeadlineExceeded: It did not arrive in time.
+            TimeoutError: The deadline has passed.
         """
-        arrival = asyncio.get_running_loop().time() + _BODY_SECONDS
-        async with asyncio.timeout_at(arrival if deadline is None else min(deadline, arrival)):
+        async with asyncio.timeout_at(deadline), _arrival_limit():
             stream = self._limited(request)
             if is_form and route.decode_form is not None:
                 return route.decode_form(await _read_form(request.headers, stream))
@@ -121,6 +122,16 @@ class BodyReader:
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
 
 
+@asynccontextmanager
+async def _arrival_limit() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            yield
+    except TimeoutError:
+        reason = f"the body did not arrive within {_BODY_SECONDS:g} s"
+        raise DeadlineExceeded(reason) from None
+
+
 def _decode(route: Route[DecodedT], body: bytes) -> DecodedT:
     check_complexity(body, route.max_fields, route.max_values)
     if route.decode is not None:
@@ -141,6 +152,11 @@ def check_complexity(body: bytes, max_fields: int, max_values: int) -> None:
 
 
 def media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type of a body, in lower case and without parameters; "" if not given.
+
+    Args:
+        headers: Of the request, with names in lower case.
+    """
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

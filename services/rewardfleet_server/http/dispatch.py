@@ -102,7 +102,7 @@ class Dispatcher:
         return response if isinstance(response, bytes) else response.model_dump_json()
 
     def cancel_all(self) -> None:
-        """Cancel the requests in flight; their callers get 503."""
+        """Cancel the admitted requests; their callers get 503."""
         self._cancelled = True
         for task in self._requests:
             if task is not None:

@@ -5,6 +5,9 @@ from starlette.responses import Response
 from rewardfleet.wire.errors import ErrorKind, RewardFleetError
 from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
+#: The media type of failures.
+PROBLEM_TYPE = "application/problem+json"
+
 
 def problem_response(error: RewardFleetError, request_id: str | None = None) -> Response:
     """Return a failure as `application/problem+json` (RFC 9457)."""
@@ -18,6 +21,6 @@ def problem_response(error: RewardFleetError, request_id: str | None = None) -> 
     return Response(
         error.problem(request_id).model_dump_json(),
         status_code=error.status,
-        media_type="application/problem+json",
+        media_type=PROBLEM_TYPE,
         headers=headers,
     )

@@ -9,6 +9,7 @@ from rewardfleet.wire.video import VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.threads import lower_thread_priority
 
 from .fetch import Fetcher
@@ -38,8 +39,9 @@ def video_service(
     """Return the declaration of the video service; the first judge is the default."""
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
+    decode_threads = max(2, os.cpu_count() or 1)
     decoders = ThreadPoolExecutor(
-        max(2, os.cpu_count() or 1), thread_name_prefix="decode", initializer=lower_thread_priority
+        decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
     )
     max_bytes = settings.max_video_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
@@ -49,14 +51,14 @@ def video_service(
         async with AsyncExitStack() as stack:
             stack.callback(readers.shutdown, wait=False, cancel_futures=True)
             stack.callback(decoders.shutdown, wait=False, cancel_futures=True)
+            stack.push_async_callback(fetcher.aclose)
             for judge in judges.values():
                 await stack.enter_async_context(judge.lifespan())
-            stack.push_async_callback(fetcher.aclose)
             yield
 
     return Service(
         name="video",
-        description="Scores robot rollouts from video.",
+        description=SERVICES["video"].description,
         scorer=VideoScorer(
             judges,
             default=default,
@@ -74,5 +76,5 @@ def video_service(
             status="ok", default_backend=default, loaded_backends=sorted(judges)
         ),
         failure=lambda: next((judge.failure for judge in judges.values() if judge.failure), None),
-        overview={"judge": ", ".join(judges)},
+        overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
     )

@@ -16,7 +16,7 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
     """Check that a file is a complete video container.
 
     Decoders guess the format, and also accept playlists, which name other files. They decode a
-    truncated file as far as it goes, and would then judge a frame in the middle of the rollout.
+    truncated file up to its end; the judge would then get a frame in the middle of the rollout.
 
     Args:
         fd: The open file.

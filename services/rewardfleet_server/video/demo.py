@@ -34,7 +34,14 @@ _TASK_WIDTH = 27
 
 @dataclass(frozen=True)
 class Rollout:
-    """One line of the manifest."""
+    """One line of the manifest.
+
+    Attributes:
+        path: The video file.
+        task_text: The task.
+        success: Whether the task was done at the end.
+        failure_kind: How it failed, in the simulator's terms; empty for a success.
+    """
 
     path: Path
     task_text: str
@@ -43,8 +50,16 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A rollout's score, and the times of the first and of the repeated request."""
+class ScoredRollout:
+    """A rollout that was scored twice.
+
+    Attributes:
+        rollout: The rollout.
+        score: The response to the first request.
+        first_ms: Milliseconds of the first request.
+        again_ms: Milliseconds of the repeated request.
+        again_cached: Whether the repeated request was answered from the cache.
+    """
 
     rollout: Rollout
     score: VideoScore
@@ -61,12 +76,12 @@ def main(folder: Path) -> int:
     with _service(folder) as url:
         console.print(f"It listens on {url}; its judge is `reference`.\n", highlight=False)
         try:
-            answers = asyncio.run(_score_all(url, rollouts, console))
+            results = asyncio.run(_score_all(url, rollouts, console))
         except RewardFleetError as error:
             console.print(f"[red]The service failed:[/red] {error}")
             return 1
-    console.print(_table(answers))
-    _print_summary(console, answers, folder)
+    console.print(_table(results))
+    _print_summary(console, results, folder)
     return 0
 
 
@@ -110,12 +125,14 @@ def _listening_on(process: subprocess.Popen[str]) -> str:
     raise RuntimeError(f"the service did not start:\n{''.join(lines)}")
 
 
-async def _score_all(url: str, rollouts: Sequence[Rollout], console: Console) -> list[Answer]:
+async def _score_all(
+    url: str, rollouts: Sequence[Rollout], console: Console
+) -> list[ScoredRollout]:
     slots = asyncio.Semaphore(_CALLERS)
     with Progress(console=console, transient=False) as progress:
         bar = progress.add_task("Scoring", total=2 * len(rollouts))
 
-        async def ask(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
+        async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
             async with slots:
                 started = time.monotonic()
                 score = await fleet.video.score(rollout.task_text, rollout.path)
@@ -123,19 +140,19 @@ async def _score_all(url: str, rollouts: Sequence[Rollout], console: Console) ->
                 return score, (time.monotonic() - started) * 1000
 
         async with RewardFleet(video=url) as fleet:
-            first = await asyncio.gather(*(ask(fleet, rollout) for rollout in rollouts))
-            again = await asyncio.gather(*(ask(fleet, rollout) for rollout in rollouts))
+            first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
+            again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
     return [
-        Answer(rollout, score, first_ms, again_ms, repeated.cached)
+        ScoredRollout(rollout, score, first_ms, again_ms, repeated.cached)
         for rollout, (score, first_ms), (repeated, again_ms) in zip(
             rollouts, first, again, strict=True
         )
     ]
 
 
-def _table(answers: Sequence[Answer]) -> Table:
+def _table(results: Sequence[ScoredRollout]) -> Table:
     table = Table(
-        title="Times in milliseconds; asked again, the answer comes from the cache",
+        title="Times in milliseconds; a repeated request is answered from the cache",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -146,17 +163,17 @@ def _table(answers: Sequence[Answer]) -> Table:
     table.add_column("first", justify="right", no_wrap=True)
     table.add_column("again", justify="right", no_wrap=True)
     table.add_column("cached", no_wrap=True)
-    for answer in sorted(answers, key=lambda answer: answer.rollout.task_text):
-        score, rollout = answer.score.score, answer.rollout
+    for each in sorted(results, key=lambda each: each.rollout.task_text):
+        score, rollout = each.score.score, each.rollout
         wrong = score is not None and (score >= _THRESHOLD) != rollout.success
         shown = "none" if score is None else f"{score:.2f}"
         table.add_row(
             _shortened(rollout.task_text),
             f"[red]{shown}[/red]" if wrong else shown,
             "[green]success[/green]" if rollout.success else rollout.failure_kind or "failure",
-            f"{answer.first_ms:.0f}",
-            f"{answer.again_ms:.1f}",
-            "yes" if answer.again_cached else "no",
+            f"{each.first_ms:.0f}",
+            f"{each.again_ms:.1f}",
+            "yes" if each.again_cached else "no",
         )
     return table
 
@@ -169,11 +186,9 @@ def _shortened(task_text: str) -> str:
     return f"{task_text[:half]}…{task_text[-half:]}"
 
 
-def _print_summary(console: Console, answers: Sequence[Answer], folder: Path) -> None:
+def _print_summary(console: Console, results: Sequence[ScoredRollout], folder: Path) -> None:
     scored = [
-        (answer.score.score, answer.rollout.success)
-        for answer in answers
-        if answer.score.score is not None
+        (each.score.score, each.rollout.success) for each in results if each.score.score is not None
     ]
     successes = [score for score, success in scored if success]
     failures = [score for score, success in scored if not success]
@@ -181,14 +196,14 @@ def _print_summary(console: Console, answers: Sequence[Answer], folder: Path) ->
     found = sum(score >= _THRESHOLD for score in successes)
     console.print(
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
-        f"{len(failures)} failures; {len(answers) - len(scored)} abstained.\n"
+        f"{len(failures)} failures; {len(results) - len(scored)} abstained.\n"
         f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
         f"Successes found: {found} of {len(successes)}.\n"
         "\nWhat to try next:\n"
         f"  .venv/bin/rewardfleet serve video --video-root {folder}\n"
         "and, in a second terminal,\n"
         '  .venv/bin/rewardfleet score video CLIP "the task"\n'
-        "or read the HTTP reference at http://127.0.0.1:18080/docs; your own tasks come in with\n"
+        "or read the HTTP reference at http://127.0.0.1:18080/docs; add your own tasks with\n"
         '  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success',
         highlight=False,
     )

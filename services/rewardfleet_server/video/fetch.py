@@ -94,6 +94,7 @@ class Fetcher:
             raise BackendFailed(f"video_url cannot be fetched: {type(error).__name__}") from None
 
     async def aclose(self) -> None:
+        """Close the connections; nothing can be fetched afterwards."""
         await self._http.aclose()
 
     async def _follow_redirects(self, url: str) -> AnonymousFile:

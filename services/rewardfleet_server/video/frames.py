@@ -31,7 +31,7 @@ MAX_SOURCE_PIXELS = 4096 * 2304
 MAX_SOURCE_FRAMES = 20_000
 #: Share of the frames in a file's index that may be missing, as in a file cut without re-encoding.
 _MISSING_TOLERATED = 0.02
-#: Milliseconds that the decoder may wait for the file, e.g. on a network that hangs.
+#: Milliseconds that the decoder may wait for the file, e.g. on a network that does not respond.
 _READ_TIMEOUT_MS = 10_000
 
 #: One frame, RGB, `[H, W, 3]`, uint8.

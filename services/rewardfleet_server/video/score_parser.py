@@ -298,7 +298,7 @@ def _stated_scale(passage: str, mode: ScoreMode) -> ScoreMode | None:
 def _unmarked(clauses: list[_Clause], passage: str) -> ParsedScore:
     """Combine the clauses of a passage without markers: all must agree."""
     if _REFUSAL.search(passage):
-        return ParsedScore(None, "The text says that it cannot tell.")
+        return ParsedScore(None, "The text states that no score can be determined.")
     scored = [clause for clause in clauses if isinstance(clause.share, float)]
     rest = [clause for clause in clauses if not isinstance(clause.share, float)]
     units = {clause.unit for clause in scored}
@@ -307,7 +307,7 @@ def _unmarked(clauses: list[_Clause], passage: str) -> ParsedScore:
     elif "number" in units:
         rest = [clause for clause in rest if re.search(r"\d", clause.text)]
     if scored and rest:
-        return ParsedScore(None, f"{_quote(scored[0])} is not clear beside {_quote(rest[0])}.")
+        return ParsedScore(None, f"{_quote(scored[0])} is not clear next to {_quote(rest[0])}.")
     return _agreed(scored or rest[:1])
 
 

@@ -17,6 +17,8 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import NameList, ServerSettings, setting
 
+from .prompts import Prompt
+
 #: Environment variable that marks the processes of an engine started by a rewardfleet service.
 _ENGINE_MARKER = "REWARDFLEET_ENGINE"
 
@@ -43,10 +45,10 @@ class VideoSettings(ServerSettings):
     video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat the flag for several folders. Default: video_path is not accepted.", group="Inputs")
     video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat the flag for several hosts. Default: video_url is not accepted.", group="Inputs")
     max_video_mb: PositiveInt = setting(64, "MiB of one video file.", group="Inputs")
-    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests.", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
-    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", group="Judges")
+    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests.", metavar="JUDGE", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
+    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", metavar="MODEL", group="Judges")
     references: DirectoryPath | None = setting(None, "Folder of labeled rollouts for the judge `reference`.", shown="the library in the package", group="Judges")
-    custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. It is loaded under the name that --backend gives.", group="Judges")
+    custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. It is loaded under the name that --backend gives.", metavar="MODULE:FUNCTION", group="Judges")
     prompt_template: str | None = setting(None, "Prompt of the model; {task} stands for the task's text.", shown="that of the readout", group="Judges")
     readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text only.", group="Judges")
     temperature: float = setting(0.0, "Sampling temperature of the model. Scores sampled above 0 are not cached.", ge=0, le=2, group="Sampling")
@@ -68,7 +70,7 @@ class VideoSettings(ServerSettings):
     device: str = setting("auto", "Device of the judge `transformers`, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process")
     batch_size: PositiveInt = setting(8, "Most clips in one forward pass of the judge `transformers`.", group="Models in the process")
     frame_pixels: PositiveInt = setting(50176, "Most pixels per frame for the judge `transformers`; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
-    primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", group="PRIMO-R1")
+    primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", metavar="MODEL", group="PRIMO-R1")
     primo_tensor_parallel_size: PositiveInt = setting(1, "Like --tensor-parallel-size.", group="PRIMO-R1")
     primo_max_model_len: PositiveInt = setting(16384, "Like --max-model-len.", group="PRIMO-R1")
     primo_gpu_memory_utilization: float = setting(0.9, "Like --gpu-memory-utilization.", gt=0, le=1, group="PRIMO-R1")
@@ -85,7 +87,14 @@ class VideoSettings(ServerSettings):
     def _gpu_numbers(cls, value: str) -> str:
         ids = value.split(",")
         if not all(name.isdecimal() for name in ids) or len(set(ids)) < len(ids):
-            raise ValueError(f"{value!r}: give numbers, each once, like 0 or 0,1")
+            raise ValueError("give numbers, each once, like 0 or 0,1")
+        return value
+
+    @field_validator("prompt_template", "primo_system_prompt", "primo_user_prompt")
+    @classmethod
+    def _is_prompt_template(cls, value: str | None) -> str | None:
+        if value:  # an empty text stands for the shipped prompt
+            Prompt.of(value)
         return value
 
     @property

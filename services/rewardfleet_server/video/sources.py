@@ -40,7 +40,7 @@ _Identity = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What to decode of a source.
+    """The frames to decode of a source.
 
     Attributes:
         digest: The result of `Source.digest`; the content must not have changed since.
@@ -69,18 +69,28 @@ class Source(Protocol):
         """
 
     def clip(self, spec: DecodeSpec) -> Clip:
-        """Decode frames; see `frames.decode_video` for errors."""
+        """Decode frames.
+
+        Raises:
+            RewardFleetError: See `frames.decode_video` and `frames.decode_images`.
+            InvalidRequest: The file changed after `digest`.
+            TimeoutError: `spec.stop` was set.
+        """
 
     def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
-        """Return a context that gives the path of a video file; entering it blocks."""
+        """Return a context that gives the path of a video file; entering it blocks.
+
+        Raises:
+            RewardFleetError: See `clip`; raised when the context is entered.
+        """
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A regular file that is kept open, so that the file read is the file that was checked.
+    """A regular file that stays open, so that the file read is the file that was checked.
 
     Attributes:
-        path: Opens this file as long as it is kept open, even if its name changes.
+        path: Opens this file as long as it is open, even if its name changes.
         digest: SHA-256 of its content, in hex.
     """
 
@@ -108,16 +118,16 @@ class VideoFiles:
     def cached_digest(self, path: str) -> str | None:
         """Return the stored digest of a file if the file has not changed, else None.
 
-        It takes one `stat` on a local disk. On network file systems, which can hang, the result
+        It takes one `stat` on a local disk. On network file systems, which can block, the result
         is None.
         """
         if not self._all_local:
             return None
         with self._lock:
-            known = self._digests.get(path)
-        if known is None or known[0][0] not in self._local_devices:
+            stored = self._digests.get(path)
+        if stored is None or stored[0][0] not in self._local_devices:
             return None
-        return known[1] if _current_identity(self._roots, path) == known[0] else None
+        return stored[1] if _current_identity(self._roots, path) == stored[0] else None
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[OpenFile]:
@@ -201,7 +211,12 @@ def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
 
 @dataclass(frozen=True)
 class PathSource:
-    """A file that the caller names by path."""
+    """A file that the caller names by path.
+
+    Attributes:
+        files: Opens the file.
+        path: As the caller wrote it, absolute or relative to a root.
+    """
 
     files: VideoFiles
     path: str

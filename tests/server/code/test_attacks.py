@@ -42,7 +42,7 @@ def service(level_service: Service):
     wait_until(lambda: len(descendants()) == before)
 
 
-def program_of(*attempts: str, setup: str = "") -> str:
+def program_trying(*attempts: str, setup: str = "") -> str:
     """Return a program that prints `held` if each of these expressions raises OSError."""
     listed = ", ".join(f"lambda: {attempt}" for attempt in attempts)
     return f"""
@@ -63,18 +63,18 @@ print("held")
 
 
 REFUSED = {
-    "fork": program_of(
+    "fork": program_trying(
         "os.fork()", "os.forkpty()", "call(57)", "call(58)", "call(56, 17, 0, 0, 0, 0)"
     ),
-    "clone3": program_of("call(435, (ctypes.c_uint64 * 11)(), 88)"),
-    "subprocess": program_of(
+    "clone3": program_trying("call(435, (ctypes.c_uint64 * 11)(), 88)"),
+    "subprocess": program_trying(
         "subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['t'], {})"
     ),
-    "exec": program_of(
+    "exec": program_trying(
         "os.execv('/bin/true', ['true'])", "os.execv(sys.executable, ['python', '-V'])"
     ),
-    "kill everybody": program_of("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
-    "signals to every pid": program_of(
+    "kill everybody": program_trying("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
+    "signals to every pid": program_trying(
         *(f"os.kill({pid}, {number})" for pid in ("1", "2", "os.getppid()") for number in (0, 9)),
         "[os.kill(pid, 9) for pid in range(1, 400)]",
         "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
@@ -82,26 +82,26 @@ REFUSED = {
         "call(234, os.getppid(), os.getppid(), 9)",  # tgkill
         "call(129, os.getppid(), 9, (ctypes.c_char * 128)())",  # rt_sigqueueinfo
     ),
-    "signals by fcntl": program_of(
+    "signals by fcntl": program_trying(
         "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
         "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
         setup="import fcntl",
     ),
-    "ptrace": program_of(
+    "ptrace": program_trying(
         "call(101, 16, os.getppid(), 0, 0)",
         "call(101, 0, 0, 0, 0)",
         "call(310, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_readv
         "open(f'/proc/{os.getppid()}/mem', 'rb')",
     ),
-    "read /etc/passwd": program_of(
+    "read /etc/passwd": program_trying(
         "open('/etc/passwd')", "open('/etc/shadow')", "os.listdir('/root')"
     ),
-    "read the host's environment": program_of(
+    "read the host's environment": program_trying(
         "open('/proc/1/environ', 'rb').read()",
         "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         setup="assert not set(os.environ) - {'LC_CTYPE'}, os.environ",
     ),
-    "read /proc of others": program_of(
+    "read /proc of others": program_trying(
         *(
             f"open(f'/proc/{{os.getppid()}}/{name}', 'rb').read()"
             for name in ("maps", "mem", "cmdline", "status")
@@ -109,12 +109,12 @@ REFUSED = {
         "os.listdir(f'/proc/{os.getppid()}/fd')",
         "os.listdir('/proc')",
     ),
-    "limits of others": program_of(
+    "limits of others": program_trying(
         "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
         "os.sched_setaffinity(os.getppid(), {0})",
         "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
     ),
-    "network": program_of(
+    "network": program_trying(
         "socket.socket()",
         "socket.socket(socket.AF_UNIX)",
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
@@ -123,12 +123,12 @@ REFUSED = {
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
     ),
-    "abstract sockets": program_of(
+    "abstract sockets": program_trying(
         "call(41, 1, 1, 0)",  # socket
         "call(42, 0, b'\\x01\\x00\\x00name', 7)",  # connect
         "call(49, 0, b'\\x01\\x00\\x00name', 7)",  # bind
     ),
-    "namespaces and mounts": program_of(
+    "namespaces and mounts": program_trying(
         "call(272, 0x10000000)",  # unshare(CLONE_NEWUSER)
         "call(272, 0x20000)",
         "call(308, 0, 0)",  # setns
@@ -137,10 +137,10 @@ REFUSED = {
         "os.chroot('/tmp')",
         "call(56, 0x10000000 | 17, 0, 0, 0, 0)",
     ),
-    "other users": program_of(
+    "other users": program_trying(
         "os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"
     ),
-    "leave something in the kernel": program_of(
+    "leave something in the kernel": program_trying(
         "call(29, 77, 4096, 0o1666)",  # shmget
         "call(64, 77, 1, 0o1666)",  # semget
         "call(68, 77, 0o1666)",  # msgget
@@ -150,13 +150,13 @@ REFUSED = {
         "call(321, 0, 0, 0)",  # bpf
         "os.memfd_create('more')",
     ),
-    "daemon": program_of("os.setsid()", "os.fork()"),
-    "write elsewhere": program_of(
+    "daemon": program_trying("os.setsid()", "os.fork()"),
+    "write elsewhere": program_trying(
         *(f"open({path!r}, 'w')" for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/x")),
         "os.mkdir('/usr/lib/x')",
         "os.symlink('/etc', '/dev/link')",
     ),
-    "raise its limits": program_of(
+    "raise its limits": program_trying(
         "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
         "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
         "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
@@ -211,7 +211,7 @@ def refused(call, *args, **fields):
     except NotImplementedError as error:
         raise OSError from error
 """
-        assert service.score(program_of(*attempts, setup=setup), HELD)["score"] == 1.0
+        assert service.score(program_trying(*attempts, setup=setup), HELD)["score"] == 1.0
         after = os.stat(file.name)
         assert (after.st_mode, after.st_mtime, after.st_size) == (
             before.st_mode,

@@ -173,10 +173,10 @@ def test_an_original_program_that_cannot_be_run_is_an_internal_failure():
     """The request fails and can be retried; the judgment is not counted as wrong."""
 
     class SecondJobFails(FakeSandbox):
-        async def run(self, job, on_result):
+        async def run(self, job, on_result, timing):
             if self.jobs:
                 raise Unavailable("no jail")
-            return await super().run(job, on_result)
+            await super().run(job, on_result, timing)
 
     with served_code(sandbox=SecondJobFails()) as service:
         response = service.post(RIGHT, TESTS, critique=CRITIQUES["correct"], original_program=RIGHT)

@@ -17,6 +17,7 @@ import sandbox_fusion as sf
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
+from ..test_engine import item_metrics
 from ..test_requests import metric
 from ..video.test_bad_input import check_problem
 from .conftest import Service, served_code
@@ -62,6 +63,54 @@ def lcb(inputs: list, outputs: list, fn_name: str | None = None) -> dict[str, st
 
 def passed(result: sf.EvalResult) -> list[bool]:
     return [each.passed for each in result.tests]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "status"),
+    [
+        (5, None, "ok"),
+        (5, Unavailable("no jail"), "error"),
+        (10_000, None, "error"),  # more than the service allows
+    ],
+)
+@pytest.mark.parametrize("audit_rate", [0, 1])
+def test_a_submission_has_the_same_metrics_as_an_item_on_the_services_own_routes(
+    seconds: float, error: Exception | None, status: str, audit_rate: int
+):
+    """Sent twice, so that the second one is a cache hit, and audited."""
+    tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
+    item = {"revision": "pass", "tests": tests, "limits": {"cpu_s": seconds, "wall_s": seconds}}
+    config = {"dataset_type": "CommonOJDataset", "language": "python", "run_timeout": seconds}
+    test_config = {**config, "provided_data": {"test": oj(("1", "1"))}}
+    bodies = {
+        "/score": item,
+        "/score/batch": {"items": [item]},
+        "/submit": {"dataset": "any", "id": 7, "completion": "pass", "config": test_config},
+    }
+    found = {}
+    for path, body in bodies.items():
+        sandbox = FakeSandbox(error=error)
+        settings = {"cache_mb": 1, "cache_audit_rate": audit_rate}
+        with served_code(sandbox=sandbox, **settings) as service:
+            for _ in range(2):
+                service.client.post(path, json=body)
+            found[path] = item_metrics(service.client)
+    assert found["/score"] == found["/score/batch"] == found["/submit"]
+    metrics = found["/score"]
+    assert sum(n for name, n in metrics.items() if f'status="{status}"' in name) == 2
+    audits = sum(n for name, n in metrics.items() if "cache_audits" in name)
+    assert audits == (audit_rate if status == "ok" else 0)
+
+
+def test_a_submission_that_cannot_be_read_is_counted_once():
+    with served_code(sandbox=FakeSandbox()) as service:
+        config = {"dataset_type": "CommonOJDataset", "language": "python"}
+        for test in ([], "no JSON", [{"input": 1}]):
+            fields = {**config, "provided_data": {"test": test}}
+            body = {"dataset": "any", "id": 7, "completion": "pass", "config": fields}
+            check_problem(service.client.post("/submit", json=body), "invalid")
+        metrics = item_metrics(service.client)
+    assert sum(n for name, n in metrics.items() if 'status="error"' in name) == 3
 
 
 # POST /run_code

@@ -107,9 +107,22 @@ def test_the_maximum_number_of_tests(service: Service):
 
 def test_the_stages_add_up_to_the_backend_time(service: Service):
     timing = service.score("print(1)", stdio(("", "1"), ("", "1")))["timing_ms"]
-    stages = [timing[stage] for stage in ("fork", "run", "judge", "clean")]
+    stages = [timing[stage] for stage in ("fork", "run", "compare", "clean")]
     assert min(stages) > 0
     assert sum(stages) == pytest.approx(timing["backend"], abs=0.1)
+
+
+def test_the_wait_for_a_jail_is_the_time_in_the_queue():
+    with served_code(workers=1) as service:
+        item = {"tests": stdio(("", "")), "limits": LIMITS}
+        programs = [f"import time; time.sleep(0.1)  # {n}\nx = {n}" for n in range(3)]
+        body = {"items": [{"revision": program, **item} for program in programs]}
+        results = service.client.post("/score/batch", json=body).json()["results"]
+    timings = [each["timing_ms"] for each in results]
+    first, second, third = sorted(timing["queue"] for timing in timings)
+    assert second - first > 90 and third - second > 90
+    for timing in timings:
+        assert timing["queue"] + timing["backend"] <= timing["total"] + 1
 
 
 # Failures of programs, and internal failures

@@ -28,7 +28,7 @@ TASK = "put the bowl on the plate"
 def one_service(tmp_path_factory: pytest.TempPathFactory):
     """One service for all tests of this file; it may read every test's folder."""
     root = tmp_path_factory.getbasetemp()
-    (root / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
+    (root / "valid.mp4").write_bytes(LONG_CLIP.read_bytes())
     with served(video_root=[root]) as client:
         yield client
 
@@ -37,7 +37,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory):
 def client(one_service: httpx.Client):
     """A service that must still score after the test."""
     yield one_service
-    answer = one_service.post("/score", json={"task_text": TASK, "video_path": "good.mp4"})
+    answer = one_service.post("/score", json={"task_text": TASK, "video_path": "valid.mp4"})
     assert answer.status_code == 200, "the service no longer scores"
 
 
@@ -53,11 +53,11 @@ def check_problem(answer: httpx.Response, kind: str, *details: str) -> None:
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
-def ask_path(client: httpx.Client, path: object) -> httpx.Response:
+def post_path(client: httpx.Client, path: object) -> httpx.Response:
     return client.post("/score", json={"task_text": TASK, "video_path": str(path)})
 
 
-def ask(client: httpx.Client, **fields: object) -> httpx.Response:
+def post_score(client: httpx.Client, **fields: object) -> httpx.Response:
     body = {"task_text": TASK, "frames_base64": [image_base64()], **fields}
     return client.post("/score", json=body)
 
@@ -66,8 +66,8 @@ def ask(client: httpx.Client, **fields: object) -> httpx.Response:
 
 
 def test_a_missing_file_is_not_found(client, tmp_path):
-    check_problem(ask_path(client, "none.mp4"), "not_found", "none.mp4", "does not exist")
-    check_problem(ask_path(client, tmp_path / "none.mp4"), "not_found", "does not exist")
+    check_problem(post_path(client, "none.mp4"), "not_found", "none.mp4", "does not exist")
+    check_problem(post_path(client, tmp_path / "none.mp4"), "not_found", "does not exist")
 
 
 def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
@@ -81,7 +81,7 @@ def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
     user = os.geteuid()
     os.seteuid(65534 if user == 0 else user)  # the server is a thread of this process
     try:
-        check_problem(ask_path(client, path), "forbidden", "may not be read by the service")
+        check_problem(post_path(client, path), "forbidden", "may not be read by the service")
     finally:
         os.seteuid(user)
 
@@ -101,8 +101,8 @@ def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
     ids=["empty", "text", "playlist", "concat", "header-only", "cut-early", "cut-late", "no-index"],
 )
 def test_a_file_that_is_not_a_complete_video_is_invalid(client, tmp_path, content, detail):
-    (tmp_path / "bad.mp4").write_bytes(content)
-    check_problem(ask_path(client, tmp_path / "bad.mp4"), "invalid", detail)
+    (tmp_path / "invalid.mp4").write_bytes(content)
+    check_problem(post_path(client, tmp_path / "invalid.mp4"), "invalid", detail)
     sent = base64.b64encode(content).decode()
     answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
     check_problem(answer, "invalid", detail if content else "video_base64")
@@ -117,11 +117,11 @@ def test_a_truncated_avi_is_invalid(client, tmp_path):
     writer.release()
     content = avi.read_bytes()
     (tmp_path / "half.avi").write_bytes(content[: len(content) // 2])
-    check_problem(ask_path(client, tmp_path / "half.avi"), "invalid", "truncated")
+    check_problem(post_path(client, tmp_path / "half.avi"), "invalid", "truncated")
 
 
 def test_a_video_without_frames_is_invalid(client, make_video):
-    check_problem(ask_path(client, make_video(0)), "invalid", "cannot be decoded")
+    check_problem(post_path(client, make_video(0)), "invalid", "cannot be decoded")
 
 
 def test_an_8k_video_is_too_large(client, tmp_path):
@@ -129,13 +129,13 @@ def test_an_8k_video_is_too_large(client, tmp_path):
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (7680, 4320))
     writer.write(np.zeros((4320, 7680, 3), np.uint8))
     writer.release()
-    check_problem(ask_path(client, path), "too_large", "7680x4320", "4096x2304")
+    check_problem(post_path(client, path), "too_large", "7680x4320", "4096x2304")
 
 
 def test_a_video_of_too_many_frames_is_too_large(serve, make_video, monkeypatch):
     client = serve()
     monkeypatch.setattr("rewardfleet_server.video.frames.MAX_SOURCE_FRAMES", 30)
-    check_problem(ask_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
+    check_problem(post_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
 
 
 def test_a_video_with_a_wrong_frame_count_is_decoded_completely(client, make_video):
@@ -147,7 +147,7 @@ def test_a_video_with_a_wrong_frame_count_is_decoded_completely(client, make_vid
     stream = content.index(b"strh") + 8
     content[stream + 32 : stream + 36] = (200).to_bytes(4, "little")
     path.write_bytes(content)
-    answer = ask_path(client, path)
+    answer = post_path(client, path)
     assert answer.status_code == 200, answer.text
     assert answer.json()["provenance"]["frames"]["total"] == 20
 
@@ -156,7 +156,7 @@ def test_a_video_above_the_size_limit_is_too_large_from_any_source(serve, tmp_pa
     client = serve(max_video_mb=1)
     content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
     (tmp_path / "large.mp4").write_bytes(content)
-    check_problem(ask_path(client, "large.mp4"), "too_large", "1 MiB")
+    check_problem(post_path(client, "large.mp4"), "too_large", "1 MiB")
     sent = base64.b64encode(content).decode()
     answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
     check_problem(answer, "too_large", "1 MiB")
@@ -178,9 +178,9 @@ def test_a_path_outside_the_roots_is_forbidden(serve, tmp_path, path):
     (root / "link").symlink_to(outside)
     client = serve(video_root=[root])
     path = path.format(outside=outside)
-    check_problem(ask_path(client, path), "forbidden", repr(path), "--video-root")
+    check_problem(post_path(client, path), "forbidden", repr(path), "--video-root")
     outside.unlink()
-    check_problem(ask_path(client, path), "forbidden", repr(path), "--video-root")
+    check_problem(post_path(client, path), "forbidden", repr(path), "--video-root")
 
 
 def test_a_symlink_redirected_outside_the_roots_after_a_request_is_forbidden(serve, tmp_path):
@@ -191,20 +191,20 @@ def test_a_symlink_redirected_outside_the_roots_after_a_request_is_forbidden(ser
     (tmp_path / "outside.mp4").write_bytes(LONG_CLIP.read_bytes() + b"\x00")
     (root / "link").symlink_to(root / "inside.mp4")
     client = serve(video_root=[root])
-    assert ask_path(client, "link").status_code == 200
+    assert post_path(client, "link").status_code == 200
     (root / "link").unlink()
     (root / "link").symlink_to(tmp_path / "outside.mp4")
-    check_problem(ask_path(client, "link"), "forbidden")
+    check_problem(post_path(client, "link"), "forbidden")
 
 
 def test_a_symlink_within_the_roots_is_accepted(client, tmp_path):
-    (tmp_path / "good.mp4").write_bytes(LONG_CLIP.read_bytes())
-    (tmp_path / "link.mp4").symlink_to(tmp_path / "good.mp4")
-    assert ask_path(client, tmp_path / "link.mp4").status_code == 200
+    (tmp_path / "valid.mp4").write_bytes(LONG_CLIP.read_bytes())
+    (tmp_path / "link.mp4").symlink_to(tmp_path / "valid.mp4")
+    assert post_path(client, tmp_path / "link.mp4").status_code == 200
 
 
 def test_a_service_without_roots_accepts_no_path(serve):
-    answer = ask_path(serve(video_root=[]), LONG_CLIP)
+    answer = post_path(serve(video_root=[]), LONG_CLIP)
     check_problem(answer, "forbidden", "--video-root", "frames_base64")
 
 
@@ -217,28 +217,28 @@ def test_special_files_are_invalid(serve, tmp_path):
         listener.bind(str(root / "socket"))
     client = serve(video_root=[root, "/dev"])
     for path in ("fifo", "socket", "/dev/null", "/dev/zero"):
-        check_problem(ask_path(client, path), "invalid", "not a regular file")
-    check_problem(ask_path(client, "folder"), "invalid", "is a folder")
+        check_problem(post_path(client, path), "invalid", "not a regular file")
+    check_problem(post_path(client, "folder"), "invalid", "is a folder")
 
 
-@pytest.mark.parametrize("path", ["a\0b", "good.mp4\0.txt", "\0"])
+@pytest.mark.parametrize("path", ["a\0b", "valid.mp4\0.txt", "\0"])
 def test_a_nul_in_a_path_is_invalid(client, path):
-    check_problem(ask_path(client, path), "invalid", "NUL")
+    check_problem(post_path(client, path), "invalid", "NUL")
 
 
 def test_a_path_that_is_too_long_is_invalid(client):
-    check_problem(ask_path(client, "a" * 5000), "invalid", "video_path", "4096")
-    check_problem(ask_path(client, "a" * 300), "invalid", "cannot be opened")
+    check_problem(post_path(client, "a" * 5000), "invalid", "video_path", "4096")
+    check_problem(post_path(client, "a" * 300), "invalid", "cannot be opened")
 
 
 def test_a_file_that_changes_after_a_request_is_read_again(client, make_video):
     """The stored digest of the old content is not used."""
     path = make_video(7)
     os.utime(path, (1, 1))
-    assert ask_path(client, path).json()["cached"] is False
-    assert ask_path(client, path).json()["cached"] is True
+    assert post_path(client, path).json()["cached"] is False
+    assert post_path(client, path).json()["cached"] is True
     path.write_bytes(b"no video")
-    check_problem(ask_path(client, path), "invalid", "not a video")
+    check_problem(post_path(client, path), "invalid", "not a video")
 
 
 # Images
@@ -263,14 +263,14 @@ def test_a_file_that_changes_after_a_request_is_read_again(client, make_video):
     ids=lambda value: None if isinstance(value, list) else value.replace(" ", "-"),
 )
 def test_frames_that_are_not_images_are_invalid(client, frames, detail):
-    answer = ask(client, frames_base64=frames)
+    answer = post_score(client, frames_base64=frames)
     check_problem(answer, "invalid")
     assert detail.lower() in answer.json()["detail"].lower()
 
 
 def test_an_image_that_would_decode_to_gigabytes_is_too_large(client):
     bomb = base64.b64encode(_png_header(60_000, 60_000)).decode()
-    check_problem(ask(client, frames_base64=[bomb]), "too_large", "60000x60000")
+    check_problem(post_score(client, frames_base64=[bomb]), "too_large", "60000x60000")
 
 
 def test_an_image_whose_chunk_claims_gigabytes_is_invalid(client):
@@ -278,12 +278,12 @@ def test_an_image_whose_chunk_claims_gigabytes_is_invalid(client):
     content = base64.b64decode(image_base64(kind=".png"))
     start = content.index(b"IDAT") - 4
     huge = content[:start] + (0x7FFFFFF7).to_bytes(4, "big") + content[start + 4 :]
-    answer = ask(client, frames_base64=[base64.b64encode(huge).decode()])
+    answer = post_score(client, frames_base64=[base64.b64encode(huge).decode()])
     check_problem(answer, "invalid", "damaged or truncated")
 
 
 def test_images_above_the_pixel_limit_are_too_large(client):
-    answer = ask(client, frames_base64=[image_base64(5000, 2000)])
+    answer = post_score(client, frames_base64=[image_base64(5000, 2000)])
     check_problem(answer, "too_large", "5000x2000", "4096x2304")
 
 
@@ -317,15 +317,15 @@ def _png_header(width: int, height: int) -> bytes:
         ({"backend_kwargs": {"score_mode": "sideways"}}, "score_mode"),
         ({"backend_kwargs": []}, "backend_kwargs"),
         ({"video": "x"}, "unknown field 'video'; accepted: task_text, video_path"),
-        ({"video_path": "good.mp4"}, "exactly one of"),
+        ({"video_path": "valid.mp4"}, "exactly one of"),
         ({"frames_base64": None}, "exactly one of"),
-        ({"frames_base64": None, "video_path": "good.mp4", "fps": 20}, "fps goes with"),
+        ({"frames_base64": None, "video_path": "valid.mp4", "fps": 20}, "fps goes with"),
         ({"frames_base64": None, "video_path": ""}, "video_path"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
 )
 def test_an_invalid_field_is_named(client, fields, detail):
-    check_problem(ask(client, **fields), "invalid", detail)
+    check_problem(post_score(client, **fields), "invalid", detail)
 
 
 # Bodies
@@ -345,11 +345,11 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
         b"[]",
         b'"text"',
         b"\xff\xfe",
-        b'{"task_text": "\\ud800", "video_path": "good.mp4"}',
+        b'{"task_text": "\\ud800", "video_path": "valid.mp4"}',
         b'{"task_text": "x", "frames_base64": ["AA=="], "fps": NaN}',
         b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": NaN}}',
         b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": Infinity}}',
-        b'{"task_text": "x", "video_path": "good.mp4", "nframes": 1e999}',
+        b'{"task_text": "x", "video_path": "valid.mp4", "nframes": 1e999}',
         b"[" * 100_000 + b"]" * 100_000,
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
         b'{"backend_kwargs": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",

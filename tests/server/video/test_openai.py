@@ -73,14 +73,14 @@ def endpoint() -> Endpoint:
 
 
 @pytest.fixture
-def ask(endpoint: Endpoint, tmp_path) -> Iterator:
-    """Send a request to a video service with the judge `openai` before `endpoint`."""
-    with _asking(endpoint) as ask:
-        yield ask
+def post_score(endpoint: Endpoint, tmp_path) -> Iterator:
+    """Send a request to a video service whose judge `openai` uses `endpoint`."""
+    with serving_judge(endpoint) as post_score:
+        yield post_score
 
 
 @contextmanager
-def _asking(endpoint: Endpoint | str, **settings: object):
+def serving_judge(endpoint: Endpoint | str, **settings: object):
     with _url_of(endpoint) as url:
         settings = {"backend": ["openai"], "openai_url": f"{url}/v1", **settings}
         settings = VideoSettings(openai_model="judge-7b", **settings)
@@ -89,12 +89,12 @@ def _asking(endpoint: Endpoint | str, **settings: object):
             httpx.Client(base_url=service, timeout=60, trust_env=False, verify=False) as client,
         ):
 
-            def ask(**fields: object) -> httpx.Response:
+            def post_score(**fields: object) -> httpx.Response:
                 frames = [image_base64(level=level) for level in (0, 100, 200)]
                 body = {"task_text": TASK, "frames_base64": frames, "fps": 10, **fields}
                 return client.post("/score", json=body)
 
-            yield ask
+            yield post_score
 
 
 @contextmanager
@@ -106,17 +106,17 @@ def _url_of(endpoint: Endpoint | str) -> Iterator[str]:
             yield url
 
 
-def test_the_text_is_parsed_as_a_percentage(ask, endpoint):
-    score = ask().json()
+def test_the_text_is_parsed_as_a_percentage(post_score, endpoint):
+    score = post_score().json()
     assert (score["score"], score["status"], score["model_output"]) == (0.8, "ok", "80")
     endpoint.answers = ["1"]
-    assert ask(task_text="another").json()["score"] == 0.01, (
+    assert post_score(task_text="another").json()["score"] == 0.01, (
         "the shipped prompt asks for a percentage"
     )
 
 
-def test_frames_are_sent_as_images_before_the_question(ask, endpoint):
-    ask()
+def test_frames_are_sent_as_images_before_the_question(post_score, endpoint):
+    post_score()
     [message] = endpoint.requests[0]["messages"]
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url"] * 3 + ["text"]
@@ -133,8 +133,8 @@ def _level(url: str) -> float:
 
 
 def test_frames_are_sent_as_one_video_if_set(endpoint, tmp_path):
-    with _asking(endpoint, openai_media="video") as ask:
-        assert ask().json()["score"] == 0.8
+    with serving_judge(endpoint, openai_media="video") as post_score:
+        assert post_score().json()["score"] == 0.8
     video, question = endpoint.requests[0]["messages"][0]["content"]
     assert (video["type"], question["type"]) == ("video_url", "text")
     path = tmp_path / "sent.mp4"
@@ -156,20 +156,20 @@ def test_frames_are_sent_as_one_video_if_set(endpoint, tmp_path):
     ("text", "finish_reason"),
     [("I cannot tell", "stop"), ("", "stop"), ("80", "length"), ("140%", "stop")],
 )
-def test_an_answer_without_a_score_is_an_abstention(ask, endpoint, text, finish_reason):
+def test_an_answer_without_a_score_is_an_abstention(post_score, endpoint, text, finish_reason):
     endpoint.answers, endpoint.finish_reason = [text], finish_reason
     for _ in range(2):
-        score = ask().json()
+        score = post_score().json()
         assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
         assert text in score["model_output"]
 
 
-def test_numbers_are_parsed_by_the_score_mode(ask, endpoint):
+def test_numbers_are_parsed_by_the_score_mode(post_score, endpoint):
     endpoint.answers = ["0.9"]
-    assert ask(backend_kwargs={"score_mode": "unit"}).json()["score"] == 0.9
+    assert post_score(backend_kwargs={"score_mode": "unit"}).json()["score"] == 0.9
     endpoint.answers = ["85"]
-    assert ask(backend_kwargs={"score_mode": "unit"}, fps=3).json()["status"] == "abstained"
-    answer = ask(backend_kwargs={"score_mode": "sideways"})
+    assert post_score(backend_kwargs={"score_mode": "unit"}, fps=3).json()["status"] == "abstained"
+    answer = post_score(backend_kwargs={"score_mode": "sideways"})
     assert answer.status_code == 422
     assert "score_mode" in answer.json()["detail"]
 
@@ -190,8 +190,8 @@ def test_numbers_are_parsed_by_the_score_mode(ask, endpoint):
 )
 def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
     endpoint.answers = [tokens]
-    with _asking(endpoint, readout="probability") as ask:
-        answer = ask().json()
+    with serving_judge(endpoint, readout="probability") as post_score:
+        answer = post_score().json()
     assert answer["status"] == "ok"
     assert answer["score"] == pytest.approx(score, abs=2e-3)
     request = endpoint.requests[0]
@@ -203,15 +203,15 @@ def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
 )
 def test_a_wide_interval_is_an_abstention(endpoint, tokens):
     endpoint.answers = [tokens]
-    with _asking(endpoint, readout="probability") as ask:
-        answer = ask().json()
+    with serving_judge(endpoint, readout="probability") as post_score:
+        answer = post_score().json()
     assert (answer["score"], answer["status"]) == (None, "abstained")
     assert "lies between" in answer["model_output"]
 
 
 def test_an_endpoint_without_log_probabilities_is_a_failure(endpoint):
-    with _asking(endpoint, readout="probability") as ask:
-        answer = ask()
+    with serving_judge(endpoint, readout="probability") as post_score:
+        answer = post_score()
     assert answer.status_code == 502
     assert "log-probabilities" in answer.json()["detail"]
 
@@ -232,22 +232,22 @@ def failed(status: int, **headers: str) -> Response:
     return Response("<html>sorry</html>", status_code=status, headers=headers)
 
 
-def test_temporary_failures_are_retried(ask, endpoint):
+def test_temporary_failures_are_retried(post_score, endpoint):
     endpoint.answers = [failed(500), failed(503), failed(429), "80"]
-    assert ask().json()["score"] == 0.8
+    assert post_score().json()["score"] == 0.8
     assert len(endpoint.requests) == 4
 
 
-def test_retry_after_is_honored(ask, endpoint):
+def test_retry_after_is_honored(post_score, endpoint):
     endpoint.answers = [failed(429, **{"retry-after": "1"}), "80"]
-    assert ask().json()["score"] == 0.8
+    assert post_score().json()["score"] == 0.8
     assert endpoint.times[1] - endpoint.times[0] >= 0.95
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_permanent_failures_are_not_retried(ask, endpoint, status):
+def test_permanent_failures_are_not_retried(post_score, endpoint, status):
     endpoint.answers = [failed(status)]
-    answer = ask()
+    answer = post_score()
     assert answer.status_code == 502
     assert str(status) in answer.json()["detail"]
     assert len(endpoint.requests) == 1
@@ -257,25 +257,25 @@ def test_permanent_failures_are_not_retried(ask, endpoint, status):
     "body",
     ["<html>welcome</html>", "{}", '{"choices": []}', '{"choices": [{}]}', "[]", ""],
 )
-def test_an_invalid_completion_is_a_failure(ask, endpoint, body):
+def test_an_invalid_completion_is_a_failure(post_score, endpoint, body):
     endpoint.answers = [Response(body, media_type="application/json")]
-    answer = ask()
+    answer = post_score()
     assert answer.status_code == 502
     assert "a valid chat completion" in answer.json()["detail"]
 
 
 def test_the_deadline_ends_the_retries(endpoint):
     endpoint.answers = [failed(503, **{"retry-after": "60"})]
-    with _asking(endpoint, deadline_s=0.5) as ask:
+    with serving_judge(endpoint, deadline_s=0.5) as post_score:
         started = time.monotonic()
-        assert ask().status_code == 504
+        assert post_score().status_code == 504
         assert time.monotonic() - started < 5
 
 
 def test_a_slow_endpoint_exceeds_the_deadline(endpoint):
     endpoint.wait_s = 30
-    with _asking(endpoint, deadline_s=0.3) as ask:
-        assert ask().status_code == 504
+    with serving_judge(endpoint, deadline_s=0.3) as post_score:
+        assert post_score().status_code == 504
 
 
 def test_a_truncated_response_is_retried():
@@ -290,22 +290,22 @@ def test_a_truncated_response_is_retried():
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        with _asking(url, deadline_s=2) as ask:
-            assert ask().status_code in {503, 504}
+        with serving_judge(url, deadline_s=2) as post_score:
+            assert post_score().status_code in {503, 504}
         server.shutdown()
     assert len(requests) > 1
 
 
 def test_an_unreachable_endpoint_is_an_error():
-    with _asking("http://127.0.0.1:1", deadline_s=1) as ask:
-        assert ask().status_code in {503, 504}
+    with serving_judge("http://127.0.0.1:1", deadline_s=1) as post_score:
+        assert post_score().status_code in {503, 504}
 
 
 def test_concurrent_requests_are_limited(endpoint):
     endpoint.wait_s = 0.05
-    with _asking(endpoint, openai_concurrency=3) as ask:
+    with serving_judge(endpoint, openai_concurrency=3) as post_score:
         threads = [
-            threading.Thread(target=ask, kwargs={"task_text": f"task {index}"})
+            threading.Thread(target=post_score, kwargs={"task_text": f"task {index}"})
             for index in range(12)
         ]
         for thread in threads:
@@ -321,28 +321,30 @@ def test_concurrent_requests_are_limited(endpoint):
 
 def test_the_key_comes_from_a_file_or_the_environment(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
-    with _asking(endpoint) as ask:
-        ask()
+    with serving_judge(endpoint) as post_score:
+        post_score()
     (tmp_path / "key").write_text("from-file\n")
-    with _asking(endpoint, openai_api_key_file=tmp_path / "key") as ask:
-        answer = ask()
+    with serving_judge(endpoint, openai_api_key_file=tmp_path / "key") as post_score:
+        answer = post_score()
     assert endpoint.keys == ["Bearer from-environment", "Bearer from-file"]
     assert "from-file" not in answer.text
 
 
 def test_settings_and_requests_may_give_a_prompt(endpoint):
-    with _asking(endpoint, prompt_template="Did the robot {task}? {{}} {task_instruction}") as ask:
-        first = ask().json()
-        ask(backend_kwargs={"prompt_template": "Well: {task}"}, fps=3)
+    with serving_judge(
+        endpoint, prompt_template="Did the robot {task}? {{}} {task_instruction}"
+    ) as post_score:
+        first = post_score().json()
+        post_score(backend_kwargs={"prompt_template": "Well: {task}"}, fps=3)
     texts = [request["messages"][0]["content"][-1]["text"] for request in endpoint.requests]
     assert texts == [f"Did the robot {TASK}? {{}} {TASK}", f"Well: {TASK}"]
-    with _asking(endpoint) as ask:
-        assert ask().json()["provenance"]["prompt"] != first["provenance"]["prompt"]
+    with serving_judge(endpoint) as post_score:
+        assert post_score().json()["provenance"]["prompt"] != first["provenance"]["prompt"]
 
 
-def test_braces_in_the_task_are_not_expanded(ask, endpoint):
+def test_braces_in_the_task_are_not_expanded(post_score, endpoint):
     task = "put {task.__class__} on {task_instruction} {0} {"
-    assert ask(task_text=task).status_code == 200
+    assert post_score(task_text=task).status_code == 200
     assert task in endpoint.requests[0]["messages"][0]["content"][-1]["text"]
 
 
@@ -350,11 +352,14 @@ TEMPLATES = ["{task.__class__}", "{task[0]}", "{0}", "{}", "{task!r}", "{task:>1
 
 
 @pytest.mark.parametrize("template", [*TEMPLATES, " "])
-def test_a_template_with_other_fields_is_rejected(endpoint, ask, template):
+def test_a_template_with_other_fields_is_rejected(endpoint, post_score, template):
     """At start and in a request."""
-    with pytest.raises(ValueError, match="template"), _asking(endpoint, prompt_template=template):
+    with (
+        pytest.raises(ValueError, match="template"),
+        serving_judge(endpoint, prompt_template=template),
+    ):
         pass
-    answer = ask(backend_kwargs={"prompt_template": template})
+    answer = post_score(backend_kwargs={"prompt_template": template})
     assert answer.status_code == 422
     assert "template" in answer.json()["detail"]
     assert endpoint.requests == []

@@ -78,7 +78,7 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
         ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for --max-tokens 64"),
         ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for --primo-max-tokens 4096"),
         ("PRIMO-R1", {"readout": "rubric"}, "PRIMO-R1 has the readout text only"),
-        ("PRIMO-R1", {"primo_user_prompt": "{"}, "prompt template"),
+        ("PRIMO-R1", {"primo_user_prompt": "{"}, "primo_user_prompt"),
         ("qwen2_5_vl_vllm", {"prompt_template": "how {well}?"}, "{well} is not accepted"),
         ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
         ("openai", {"readout": "rubric", "openai_url": "http://h/v1", "openai_model": "m"}, "text"),
@@ -143,8 +143,8 @@ def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
 
 def test_the_settings_may_shorten_the_context(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert load_checkpoint(str(tmp_path), settings(), None, "").context == 32768
-    assert load_checkpoint(str(tmp_path), settings(), 4096, "").context == 4096
+    assert load_checkpoint(settings(), str(tmp_path), None, "").context == 32768
+    assert load_checkpoint(settings(), str(tmp_path), 4096, "").context == 4096
 
 
 # Sizes

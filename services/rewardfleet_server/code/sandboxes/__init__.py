@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.score import Timing
+
 #: The sandboxes that come with the service, by name.
 SANDBOXES: dict[str, str] = {
     "jail": "rewardfleet_server.code.sandboxes.jail.pool:build",
@@ -128,14 +130,16 @@ class Sandbox(Protocol):
     @property
     def provenance(self) -> Mapping[str, JsonValue]: ...
 
-    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """Run the job's runs in order, until `on_result` returns False for a result.
 
-        `on_result` is called off the event loop. A run that breaks its jail is a failure of the
-        program (`died`), and the last run of the job.
+        A run that breaks its jail is a failure of the program (`died`), and the last run of the
+        job.
 
-        Returns:
-            Seconds for which the job waited for its turn.
+        Args:
+            job: The program and its runs.
+            on_result: Called with each result, off the event loop.
+            timing: The time for which the job waits for its turn is added to its `queue`.
 
         Raises:
             Unavailable: Programs cannot run now.

@@ -15,18 +15,19 @@ import hashlib
 import importlib
 import json
 import logging
-import random
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
+from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.extras import require
+from rewardfleet_server.tracing import stage
 
 from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
 
@@ -139,36 +140,33 @@ class Fusion:
             "python": self._python,
         }
 
-    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """See `Sandbox.run`.
 
         Raises:
             BackendFailed: The server rejected the request.
             Unavailable: The server cannot be reached, or does not run a known-good program.
         """
-        waited = 0.0
         if self._python is None:
-            waited += await self._probe()
+            await self._probe(timing)
         for run in job.runs:
-            result, seconds = await self._run(job, run)
-            waited += seconds
+            result = await self._run(job, run, timing)
             if result is None:  # an output file is missing; if the server works, the program did it
-                waited += await self._probe()
+                await self._probe(timing)
                 result = RunResult(exit_code=-9, stopped="died")
             if not await asyncio.to_thread(on_result, result) or result.stopped == "died":
                 break
-        return waited
 
     async def aclose(self) -> None:
         """Do nothing: no connection is held."""
 
-    async def _probe(self) -> float:
-        """Run a known-good program, and return the seconds waited.
+    async def _probe(self, timing: Timing) -> None:
+        """Run a known-good program.
 
         Raises:
             Unavailable: The program did not print what it should.
         """
-        result, waited = await self._run(_PROBE, _PROBE.runs[0])
+        result = await self._run(_PROBE, _PROBE.runs[0], timing)
         output = (result.stdout if result else b"").decode(errors="replace")
         echo, _, python = output.partition(" ")
         if echo != "in":
@@ -177,13 +175,12 @@ class Fusion:
                 f"SandboxFusion at {self._url} does not run a known-good program: {why}"
             )
         self._python = python.strip()
-        return waited
 
-    async def _run(self, job: Job, run: ProgramRun) -> tuple[RunResult | None, float]:
-        """Return the result of a run, None if output files are missing; and the seconds waited."""
+    async def _run(self, job: Job, run: ProgramRun, timing: Timing) -> RunResult | None:
+        """Return the result of a run, None if output files are missing."""
         request = await asyncio.to_thread(self._request, job, run)
-        response, waited = await self._post(request, job.limits.wall_s + _GRACE_S)
-        return await asyncio.to_thread(_result, response, job.limits), waited
+        response = await self._post(request, job.limits.wall_s + _GRACE_S, timing)
+        return await asyncio.to_thread(_result, response, job.limits)
 
     def _request(self, job: Job, run: ProgramRun) -> Any:
         limits = job.limits
@@ -204,30 +201,24 @@ class Fusion:
             fetch_files=list(_OUTPUTS),
         )
 
-    async def _post(self, request: Any, timeout_s: float) -> tuple[Any, float]:
+    async def _post(self, request: Any, timeout_s: float, timing: Timing) -> Any:
         """Send a request, and retry temporary failures. The caller's deadline limits the total.
 
         A timeout is not retried: too many requests are what makes the server hang.
         """
-        waited = 0.0
         for attempt in range(1, _MAX_ATTEMPTS + 1):
-            started = time.monotonic()
-            async with self._permits:
-                waited += time.monotonic() - started
-                try:
-                    response = await self._call(
-                        request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
-                    )
-                except TimeoutError:
-                    raise Unavailable(
-                        f"SandboxFusion at {self._url} did not answer within {timeout_s:g} s"
-                    ) from None
-                except Exception as error:  # noqa: BLE001 - all that it raises for a rejection
-                    reason = f"{type(error).__name__}: {str(error)[:300]}"
-                else:
-                    if _is_complete(response.run_result):
-                        return response, waited
-                    reason = f"the response has no result of the run: {response.message[:300]}"
+            try:
+                response = await self._call_with_permit(request, timeout_s, timing)
+            except TimeoutError:
+                raise Unavailable(
+                    f"SandboxFusion at {self._url} did not answer within {timeout_s:g} s"
+                ) from None
+            except Exception as error:  # noqa: BLE001 - all that it raises for a rejection
+                reason = f"{type(error).__name__}: {str(error)[:300]}"
+            else:
+                if _is_complete(response.run_result):
+                    return response
+                reason = f"the response has no result of the run: {response.message[:300]}"
             rejection = _STATUS.search(reason)
             status = int(rejection[1]) if rejection else 500
             if status < 500 and status not in {408, 429}:
@@ -235,8 +226,18 @@ class Fusion:
             log.warning("SandboxFusion at %s, attempt %d: %s", self._url, attempt, reason)
             if attempt < _MAX_ATTEMPTS:
                 # Full jitter, so that requests that failed together are not retried together.
-                await asyncio.sleep(random.uniform(0, min(_MAX_WAIT_S, 0.2 * 2**attempt)))  # noqa: S311 - no secret
+                await asyncio.sleep(backoff_with_jitter(attempt, 0.4, _MAX_WAIT_S))
         raise Unavailable(f"SandboxFusion at {self._url} failed {_MAX_ATTEMPTS} times: {reason}")
+
+    async def _call_with_permit(self, request: Any, timeout_s: float, timing: Timing) -> Any:
+        with stage(timing, "queue"):
+            await self._permits.acquire()
+        try:
+            return await self._call(
+                request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
+            )
+        finally:
+            self._permits.release()
 
 
 def _is_complete(result: Any) -> bool:

@@ -3,7 +3,7 @@
 A judge is named by a lazy `module:attribute` string, so importing the server imports neither torch
 nor vLLM. The attribute is a builder: it takes the `VideoSettings` and returns a `Judge`, or a
 `DeferredJudge` whose model is loaded once all requested judges have passed their checks. Any other
-name stands for a judge that the user provides, see `custom.py`.
+name is that of a judge that the user provides, see `custom.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ JUDGES: dict[str, str] = {
     "transformers": "rewardfleet_server.video.judges.vlm.families.qwen:build_transformers",
 }
 
-#: Alternative names that requests and settings may use, and the judge that each stands for.
+#: Alternative names that requests and settings may use, and the name in `JUDGES` of each.
 ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
 
 
@@ -34,10 +34,10 @@ class Judgment:
     """The result of a judge.
 
     Attributes:
-        score: In [0, 1], or None if the judge abstains; `text` then says why.
+        score: In [0, 1], or None if the judge abstains; `text` then has the reason.
         text: The judge's text output.
         components: Parts of the score and other numbers, by name.
-        curve: Scores after prefixes of the clip, if the request asked for them.
+        curve: Scores after prefixes of the clip, if the request has `backend_kwargs.curve`.
         provenance: What the request's `backend_kwargs` replaced in the judge's own provenance.
     """
 
@@ -49,7 +49,7 @@ class Judgment:
 
 
 class _Backend(Protocol):
-    """What every judge has.
+    """The members that all judges have.
 
     Attributes:
         provenance: Everything that judgments depend on besides the request: model, prompt,
@@ -84,7 +84,17 @@ class ClipJudge(_Backend, Protocol):
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        """Judge a clip. An exception other than a `RewardFleetError` means `backend_failed`."""
+        """Judge a clip.
+
+        Args:
+            task_text: The task.
+            clip: The decoded frames.
+            backend_kwargs: Options that `check_options` accepted.
+
+        Raises:
+            RewardFleetError: The judge failed; it is reported to the caller as it is.
+            Exception: Any other exception is reported as `backend_failed`.
+        """
 
 
 @runtime_checkable
@@ -99,7 +109,19 @@ class FileJudge(_Backend, Protocol):
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file. Exceptions mean the same as those of `ClipJudge.judge`."""
+        """Judge a video file.
+
+        Args:
+            task_text: The task.
+            path: The file; it exists during the call only.
+            nframes: Number of frames to judge.
+            max_pixels: The most pixels per frame.
+            backend_kwargs: Options that `check_options` accepted.
+
+        Raises:
+            RewardFleetError: See `ClipJudge.judge`.
+            Exception: See `ClipJudge.judge`.
+        """
 
 
 #: What a builder returns once it is loaded.

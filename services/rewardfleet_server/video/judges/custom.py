@@ -35,7 +35,7 @@ def build(name: str, settings: VideoSettings) -> "CustomJudge":
     factory = settings.custom_backend_factory or ""
     module, colon, attribute = factory.partition(":")
     if not (module and colon and attribute):
-        raise ValueError(f"--custom-backend-factory: give pkg.mod:function, not {factory!r}")
+        raise ValueError(f"--custom-backend-factory {factory}: give pkg.mod:function")
     folder = str(Path.cwd())
     if folder not in sys.path:  # an installed command does not search it, unlike `python -m`
         sys.path.insert(0, folder)
@@ -74,7 +74,11 @@ def _factory_arguments(name: str, settings: VideoSettings) -> argparse.Namespace
 class CustomJudge:
     """Calls `score_video` and checks what it returns.
 
-    Its scores are not cached, as nothing is known of what they depend on.
+    Its scores are not cached, because it is unknown what they depend on.
+
+    Args:
+        factory: The value of `--custom-backend-factory`, for provenance.
+        score_video: The backend's method, a function or a coroutine function.
     """
 
     deterministic = False
@@ -118,8 +122,10 @@ class CustomJudge:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        yield
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        try:
+            yield
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _checked(result: object) -> Judgment:

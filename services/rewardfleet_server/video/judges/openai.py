@@ -14,19 +14,19 @@ import asyncio
 import base64
 import logging
 import math
-import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import cv2
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
-from rewardfleet.wire.errors import BackendFailed, InvalidRequest, Unavailable
-from rewardfleet.wire.validation import validate
+from rewardfleet.wire.backoff import backoff_with_jitter
+from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.video.frames import Clip, Frame, as_mp4
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings
@@ -38,22 +38,19 @@ _JPEG_QUALITY = 95
 _TOP_LOGPROBS = 20
 #: The widest interval of scores for which `probability` does not abstain.
 _MAX_UNCERTAINTY = 0.1
-#: Attempts per request, and the longest wait between two, in seconds.
+#: Attempts per request.
 _ATTEMPTS = 6
-_MAX_WAIT = 20.0
-
-
-class Options(BaseModel):
-    """The `backend_kwargs` that a request may have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    score_mode: ScoreMode | None = None
-    prompt_template: str | None = None
+#: The longest wait before the first retry, and before any, in seconds.
+_FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
 
 
 class Token(BaseModel):
-    """One of the most likely tokens, with its natural log-probability."""
+    """One of the most likely tokens.
+
+    Attributes:
+        token: Its text.
+        logprob: Its natural log-probability, at most 0.
+    """
 
     token: str
     logprob: float
@@ -116,9 +113,9 @@ class OpenAIJudge:
         readout: See the module.
         prompt: Replaces the readout's own prompt.
         media: Send one JPEG per frame, or one mp4.
-        temperature: Of the readout `text`.
-        top_p: Of the readout `text`.
-        max_tokens: Of the readout `text`.
+        temperature: Of the readout `text`, 0 or more; 0 for greedy decoding.
+        top_p: Of the readout `text`, in (0, 1].
+        max_tokens: Of the readout `text`, the most tokens of a completion.
         concurrency: Requests at the endpoint at the same time.
         timeout_s: Seconds for one HTTP request.
     """
@@ -143,7 +140,7 @@ class OpenAIJudge:
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._model = model
         self._readout = readout
-        self._prompt = prompt
+        self._prompt = prompt or (PERCENTAGE if readout == "text" else YES_OR_NO)
         self._media = media
         self._sampling: dict[str, JsonValue] = (
             {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
@@ -166,46 +163,37 @@ class OpenAIJudge:
             "url": self._url,
             "model": self._model,
             "readout": f"{self._readout} v{PARSER_VERSION}",
-            "prompt": {**self._prompt_of(Options()).provenance},
+            "prompt": {**self._prompt.provenance},
             "media": self._media,
             "sampling": self._sampling,
         }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        self._prompt_of(_options(backend_kwargs))
+        self._prompt_for(PromptOptions.of(backend_kwargs))
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        options = _options(backend_kwargs)
-        prompt = self._prompt_of(options)
+        options = PromptOptions.of(backend_kwargs)
+        prompt = self._prompt_for(options)
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
         choice = await self._complete([*parts, question])
         if self._readout == "probability":
             return _probability(choice)
         # Parsing a long chain of thought takes milliseconds.
-        return await asyncio.to_thread(_text, choice, self._score_mode(options, prompt))
+        mode = options.mode(is_percentage=prompt is PERCENTAGE)
+        return await asyncio.to_thread(_text, choice, mode)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        yield
-        await self._http.aclose()
+        try:
+            yield
+        finally:
+            await self._http.aclose()
 
-    def _prompt_of(self, options: Options) -> Prompt:
-        if options.prompt_template is not None:
-            try:
-                return Prompt.of(options.prompt_template)
-            except ValueError as error:
-                raise InvalidRequest(f"backend_kwargs: {error}") from None
-        return self._prompt or (PERCENTAGE if self._readout == "text" else YES_OR_NO)
-
-    @staticmethod
-    def _score_mode(options: Options, prompt: Prompt) -> ScoreMode:
-        """Return the mode; the shipped prompt asks for a percentage, so `1` is not ambiguous."""
-        if options.score_mode is None or options.score_mode == "auto":
-            return "percentage" if prompt is PERCENTAGE else "auto"
-        return options.score_mode
+    def _prompt_for(self, options: PromptOptions) -> Prompt:
+        return requested_prompt("prompt_template", options.prompt_template) or self._prompt
 
     async def _complete(self, content: Sequence[Mapping[str, object]]) -> _Choice:
         body: dict[str, object] = {
@@ -242,14 +230,9 @@ class OpenAIJudge:
                 wait = _retry_after(response)
             if attempt < _ATTEMPTS:
                 log.warning("endpoint of %s, attempt %d: %s", self._model, attempt, reason)
-                # Full jitter: requests that failed together must not be retried together.
-                pause = random.uniform(0, min(_MAX_WAIT, 0.2 * 2**attempt))  # noqa: S311 - no secret
+                pause = backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT)
                 await asyncio.sleep(max(wait, pause))
         raise Unavailable(f"the endpoint of {self._model} failed {_ATTEMPTS} times: {reason}")
-
-
-def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
-    return validate(Options, backend_kwargs, prefix="backend_kwargs: ")
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -25,16 +25,23 @@ def build(settings: VideoSettings) -> "ReferenceJudge":
     """Build the judge `reference` from the library that the settings name.
 
     Raises:
-        ValueError: The library is damaged.
+        ValueError: There is no library, or it is damaged.
     """
-    return ReferenceJudge(load_library(settings.references or SHIPPED))
+    folder = settings.references or SHIPPED
+    try:
+        return ReferenceJudge(load_library(folder))
+    except ValueError as error:
+        raise ValueError(f"--references {folder}: {error}") from error
 
 
 class ReferenceJudge:
     """Compares the end of a clip with labeled rollouts of the same task, without a model or a GPU.
 
-    It is a stand-in until a vision-language model is configured. It needs a fixed camera and
+    It is for use until a vision-language model is configured. It needs a fixed camera and
     references of the task; it understands neither the task nor the scene.
+
+    Args:
+        library: The labeled rollouts.
     """
 
     deterministic = True
@@ -86,5 +93,7 @@ class ReferenceJudge:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        yield
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        try:
+            yield
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)

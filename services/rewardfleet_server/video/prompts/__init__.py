@@ -43,19 +43,19 @@ class Prompt:
                 empty or too long.
         """
         if not template.strip() or len(template) > _MAX_TEMPLATE:
-            raise ValueError(f"a prompt template has 1 to {_MAX_TEMPLATE} characters")
+            raise ValueError(f"give 1 to {_MAX_TEMPLATE} characters")
         try:
             parts = list(Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(f"prompt template: {error}; write {{{{ and }}}} for braces") from None
+            raise ValueError(f"{error}; write {{{{ and }}}} for braces") from None
         for _, field, spec, conversion in parts:
             if field is not None and (field not in FIELDS or spec or conversion):
                 raise ValueError(
-                    f"prompt template: {{{field}}} is not accepted; accepted: "
+                    f"{{{field}}} is not accepted; accepted: "
                     "{task} and {task_instruction}, without attributes or formats"
                 )
         if sum(field is not None for _, field, _, _ in parts) > _MAX_FIELDS:
-            raise ValueError(f"prompt template: name the task at most {_MAX_FIELDS} times")
+            raise ValueError(f"name the task at most {_MAX_FIELDS} times")
         return cls(template, name, version)
 
     @classmethod

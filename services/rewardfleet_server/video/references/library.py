@@ -27,7 +27,7 @@ from .matcher import Library, Reference, make_thumbnail, normalize_task
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
 
-#: Name of the manifest, one `Entry` per line.
+#: Name of the manifest, one `ManifestEntry` per line.
 MANIFEST = "manifest.jsonl"
 
 #: Frames per reference, evenly spread.
@@ -50,18 +50,24 @@ def _check_task(task_text: str) -> str:
     return task_text
 
 
-class Entry(BaseModel):
-    """One line of the manifest."""
+class ManifestEntry(BaseModel):
+    """One line of the manifest.
+
+    Attributes:
+        file: Path of the video file, relative to the library.
+        task_text: The task; case and punctuation do not matter.
+        success: Whether the task was done at the end of the clip.
+        success_frame: Index of the first frame that shows the success; it improves the judge.
+        sha256: Of the file, in hex; a changed file is refused.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     file: Annotated[str, AfterValidator(_check_file)] = Field(min_length=1)
     task_text: Annotated[str, AfterValidator(_check_task)]
-    success: bool = Field(description="Whether the task was done at the end of the clip.")
-    success_frame: NonNegativeInt | None = Field(
-        None, description="The first frame that shows the success; improves the judge."
-    )
-    sha256: str | None = Field(None, description="In hex; a changed file is refused.")
+    success: bool
+    success_frame: NonNegativeInt | None = None
+    sha256: str | None = None
 
     @model_validator(mode="after")
     def _only_a_success_has_a_success_frame(self) -> Self:
@@ -90,7 +96,7 @@ def load_library(folder: Path) -> Library:
 
 def add_reference(
     folder: Path, clip: Path, task_text: str, *, success: bool, success_frame: int | None = None
-) -> Entry:
+) -> ManifestEntry:
     """Copy a clip into a library and append it to the manifest; return its entry.
 
     Args:
@@ -109,7 +115,7 @@ def add_reference(
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", clip.stem)[:100]
     name = f"{stem}-{sha256[:8]}{clip.suffix}"
     try:
-        entry = Entry(
+        entry = ManifestEntry(
             file=name,
             task_text=task_text,
             success=success,
@@ -117,7 +123,7 @@ def add_reference(
             sha256=sha256,
         )
     except ValidationError as error:
-        raise ValueError(format_validation_error(error, Entry)) from None
+        raise ValueError(format_validation_error(error, ManifestEntry)) from None
     existing = _entries(folder) if (folder / MANIFEST).exists() else []
     for _, other in existing:
         if other.sha256 == sha256:
@@ -132,7 +138,7 @@ def add_reference(
     return entry
 
 
-def _append(manifest: Path, entry: Entry) -> None:
+def _append(manifest: Path, entry: ManifestEntry) -> None:
     with manifest.open("a+b") as file:
         file.seek(0)
         text = file.read()
@@ -142,22 +148,24 @@ def _append(manifest: Path, entry: Entry) -> None:
         os.fsync(file.fileno())
 
 
-def _entries(folder: Path) -> list[tuple[str, Entry]]:
+def _entries(folder: Path) -> list[tuple[str, ManifestEntry]]:
     """Read the manifest; each entry comes with its line, for messages."""
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines()
     except OSError as error:
-        raise ValueError(f"{folder} is not a library: {MANIFEST}: {error.strerror}") from error
+        raise ValueError(f"not a library: {MANIFEST}: {error.strerror}") from error
     entries = []
     for number, content in enumerate(lines, start=1):
         line = f"{MANIFEST}, line {number}"
         if content.strip():
             try:
-                entries.append((line, Entry.model_validate_json(content)))
+                entries.append((line, ManifestEntry.model_validate_json(content)))
             except ValidationError as error:
-                raise ValueError(f"{line}: {format_validation_error(error, Entry)}") from None
+                raise ValueError(
+                    f"{line}: {format_validation_error(error, ManifestEntry)}"
+                ) from None
     if not entries:
-        raise ValueError(f"{folder} is an empty library: {MANIFEST} has no line")
+        raise ValueError(f"an empty library: {MANIFEST} has no line")
     return entries
 
 
@@ -168,7 +176,7 @@ def _sha256(path: Path) -> str:
         raise ValueError(f"{path.name} of the library cannot be read: {error.strerror}") from error
 
 
-def _reference(folder: Path, entry: Entry) -> Reference:
+def _reference(folder: Path, entry: ManifestEntry) -> Reference:
     path = folder / entry.file
     try:
         with path.open("rb") as file:

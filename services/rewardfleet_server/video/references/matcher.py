@@ -1,10 +1,10 @@
-"""Compare the end of a clip with labeled rollouts of the same task, to tell success from failure.
+"""Distinguish success from failure by comparing the end of a clip with labeled rollouts.
 
-This is the judge `reference`: a stand-in until a VLM is configured. It needs no GPU and no model.
+This is the judge `reference`, for use until a VLM is configured. It needs no GPU and no model.
 It works for a fixed camera, and for tasks with at least one successful reference (a few are
-better). It does not understand the task and knows only what the references show: another camera,
-another scene, or a valid ending that no reference shows reads as a failure. It looks only at how a
-clip ends, so it cannot judge what is hidden at the end.
+better). It does not understand the task. Another camera, another scene, or a valid ending that no
+reference shows is scored as a failure. It compares only the end of a clip, so it cannot judge what
+is hidden then.
 
 Method. The last frame is compared, at 64x64 pixels, with two sets of reference frames:
   - finished: frames of this task's successful references after their success;
@@ -19,9 +19,9 @@ others, and how much of the last frame no finished frame explains. Only the end 
 neither the speed nor the length of a clip matters.
 
 Measured on LIBERO (14 tasks; 32 shipped references; 16 frames per clip; threshold 0.5):
-  - the 38 remaining clips: AUROC 1.00 (with 14 successes the interval says little), 1 of 24
+  - the 38 remaining clips: AUROC 1.00 (with 14 successes the interval is wide), 1 of 24
     failures scored as a success; ten random libraries, calibrated without the judged task: AUROC
-    0.98 [0.97, 0.99], the worst of them 0.97, 5 % false positives, recall 94 %;
+    0.98 [0.97, 0.99], the lowest of them 0.97, 5 % false positives, recall 94 %;
   - 143 new rollouts (other starts, speeds and kinds of failure): AUROC 0.95 [0.91, 0.97], 5 % false
     positives, recall 77 %; on the last 50 of them, made after the method was final, 0.93
     [0.85, 1.00], 12 % false positives (2 of 17), recall 76 %.
@@ -177,7 +177,11 @@ class Library:
 
 
 class ReferenceMatcher:
-    """Compares clips with the references of a library. It has no state; threads may share it."""
+    """Compares clips with the references of a library. It has no state; threads may share it.
+
+    Args:
+        library: The labeled rollouts.
+    """
 
     def __init__(self, library: Library) -> None:
         by_task: dict[str, list[Reference]] = {}
@@ -196,7 +200,11 @@ class ReferenceMatcher:
 
         Args:
             task_text: The task; case, spaces and punctuation do not matter.
-            frames: RGB, of any size, evenly spread, the last one included.
+            frames: RGB, `[H, W, 3]`, uint8, of any size, evenly spread, the last one included.
+
+        Returns:
+            Probability and progress are None if the library has no successful reference of the
+            task, or there are no frames.
         """
         task = self._tasks.get(normalize_task(task_text))
         if task is None:
@@ -241,7 +249,7 @@ class _Task:
         """Return the weighted differences of the last frame to every reference frame.
 
         A pixel weighs less if the clip still moves there, or if neither rollout changed there since
-        its start: objects that nobody touched start at other positions in every rollout.
+        its start: objects that were not touched start at other positions in every rollout.
         """
         last, first = make_thumbnail(clip[-1]), make_thumbnail(clip[0])
         # With fewer than four frames the previous one is too old to show what still moves.

@@ -3,16 +3,18 @@
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.extras import require
 from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.tracing import stage
 
 from .isolation import FALLBACK_ORDER, IsolationLevel, find_python, isolation_spec
 from .seccomp import compiled_filters
@@ -28,10 +30,13 @@ def build(settings: CodeSettings) -> "JailPool":
         ValueError: No level works on this machine.
     """
     python = find_python(settings.python)
+    require("server", "the sandbox jail", "pyseccomp")
     try:
         seccomp = compiled_filters()
-    except (RuntimeError, ImportError) as error:
-        raise ValueError(f"the jail needs libseccomp2 and pyseccomp: {error}") from error
+    except RuntimeError as error:
+        raise ValueError(
+            f"the sandbox jail needs libseccomp: apt-get install libseccomp2 ({error})"
+        ) from error
     levels: tuple[IsolationLevel, ...] = (
         FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
     )
@@ -94,12 +99,11 @@ class JailPool:
     def provenance(self) -> Mapping[str, JsonValue]:
         return self._provenance
 
-    async def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> float:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """See `Sandbox.run`."""
-        started = time.monotonic()
-        worker = await self._idle.get()
+        with stage(timing, "queue"):
+            worker = await self._idle.get()
         worker.clear_stop()
-        waited = time.monotonic() - started
         running = run_in_thread(self._threads, lambda: worker.run(job, on_result))
         # The worker is free when its thread is done, even if this task was cancelled before.
         running.add_done_callback(lambda _: self._idle.put_nowait(worker))
@@ -114,7 +118,6 @@ class JailPool:
             raise Unavailable(f"no jail is available: {error}", retry_after=1) from error
         if not finished:  # the program did not fail: the rest of its runs did not take place
             raise Unavailable("the service is shutting down", retry_after=1)
-        return waited
 
     async def aclose(self) -> None:
         """End all jails."""

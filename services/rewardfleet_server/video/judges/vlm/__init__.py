@@ -45,7 +45,7 @@ class VideoPart:
         frames: T frames of one size. They are stacked once they have the model's size.
         indices: The source's index of each frame, `[T]`.
         total: Number of frames of the source.
-        fps: Frames per second of the source.
+        fps: Frames per second of the source, above 0.
         max_pixels: The most pixels per frame that the model may see.
         id: Identifies the content in an engine's caches.
     """
@@ -60,7 +60,12 @@ class VideoPart:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One user turn: images, videos and texts in order, after an optional system prompt."""
+    """One user turn, after an optional system prompt.
+
+    Attributes:
+        parts: Images, videos and texts, in order.
+        system: The system prompt, or None.
+    """
 
     parts: tuple[ImagePart | VideoPart | str, ...]
     system: str | None = None
@@ -68,13 +73,13 @@ class Conversation:
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """How a model generates. Conversations with equal parameters may share a batch.
+    """Parameters of generation. Conversations with equal parameters may share a batch.
 
     Attributes:
         max_tokens: The most tokens of a completion.
-        temperature: 0 for greedy decoding.
+        temperature: 0 or more; 0 for greedy decoding.
         top_p: Probability mass of nucleus sampling, in (0, 1].
-        n: Number of completions. They differ only at a temperature above 0.
+        n: Number of completions, 1 or more. They differ only at a temperature above 0.
         labels: Token ids whose log-probabilities at the first position are returned.
         numbers_only: Whether the text is restricted to a whole number from 0 to 100.
     """
@@ -89,7 +94,7 @@ class GenerationParams:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model generated.
+    """A completion that a model generated.
 
     Attributes:
         text: Without special tokens.
@@ -102,7 +107,7 @@ class Completion:
     logprobs: Mapping[int, float] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """Generates completions; concurrent conversations share batches.
 
     Attributes:

@@ -20,7 +20,7 @@ _FINGERPRINTED_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt")
 
 
 class Geometry(Protocol):
-    """How a family of models turns frames into tokens.
+    """The size of the frames that a family of models takes, and the tokens that they become.
 
     Attributes:
         placeholders: Matches what the chat template writes where an image or a video goes.
@@ -45,7 +45,7 @@ class Geometry(Protocol):
 
 
 class Checkpoint:
-    """A checkpoint and its context length.
+    """A checkpoint of a model, without its weights.
 
     Args:
         path: A folder with the checkpoint, or its name on a hub.
@@ -186,8 +186,9 @@ def read_config(path: str) -> dict[str, Any]:
         raise ValueError(
             f"--model-path {path}: no such folder, and not a hub name like Qwen/Qwen3-VL-2B"
         )
+    transformers = _transformers(path)
     try:
-        found = _transformers(path).AutoConfig.from_pretrained(path)
+        found = transformers.AutoConfig.from_pretrained(path)
         config = {**found.to_dict(), "commit": getattr(found, "_commit_hash", None)}
     except (OSError, ValueError) as error:
         raise ValueError(f"--model-path {path}: {error}") from error

@@ -1,7 +1,7 @@
 """The first code in every process that vLLM starts (entry point `vllm.general_plugins`).
 
 vLLM ends its processes at its shutdown, but not if the process that started them is killed; they
-would then keep the GPU.
+would then occupy the GPU.
 """
 
 import ctypes

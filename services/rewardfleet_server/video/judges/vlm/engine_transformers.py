@@ -44,8 +44,8 @@ class _Job:
 class TransformersEngine:
     """A model in this process.
 
-    While one batch runs, conversations gather for the next, and a moment longer while more keep
-    arriving. A conversation that is cancelled before its batch starts is not in it.
+    While one batch runs, conversations are collected for the next, and 50 ms longer as long as
+    more arrive. A conversation that is cancelled before its batch starts is not in it.
 
     Args:
         checkpoint: What to load.
@@ -136,7 +136,7 @@ class TransformersEngine:
                     job.result.set_result(outcome)
 
     async def _gather(self) -> None:
-        """Wait until a batch is full, or no conversation arrives for a moment."""
+        """Wait until a batch is full, or no conversation arrived for `_GATHER_SECONDS`."""
         while len(self._waiting) < self._batch_size:
             self._arrived.clear()
             try:
@@ -192,7 +192,8 @@ class TransformersEngine:
             text=[job.prompt for job in batch],
             images=images or None,
             videos=[np.asarray(video.frames) for video in videos] or None,
-            # Without metadata the processor assumes 24 frames per second, and tells the model so.
+            # Without metadata the processor writes into the prompt that there are 24 frames per
+            # second.
             video_metadata=[_metadata(video) for video in videos] or None,
             do_sample_frames=False,
             do_resize=False,

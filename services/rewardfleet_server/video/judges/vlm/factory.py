@@ -1,6 +1,8 @@
-"""What the builders of all families share: checks before loading, and the engines."""
+"""The builder that all families share: checks before loading, and the engines."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,30 +22,48 @@ log = logging.getLogger(__name__)
 _CLIP_SIZES = ((2, 784), (16, 200_704))
 
 
-def defer_vllm(
-    spec: JudgeSpec,
-    checkpoint: Checkpoint,
-    settings: VideoSettings,
-    *,
-    tensor_parallel_size: int,
-    gpu_memory_utilization: float,
-    gpu_memory_flag: str,
-) -> DeferredJudge:
-    """Return a judge that will run on vLLM.
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model a judge runs: what differs between the builders.
+
+    Attributes:
+        judge: The judge's name in `JUDGES`.
+        path: A folder with the checkpoint, or its name on a hub; None if the settings name none.
+        flag_prefix: Begins the flags of the settings below: `--`, or e.g. `--primo-`.
+        max_model_len: Tokens of prompt, frames and answer together.
+        max_tokens: The most tokens of an answer.
+        tensor_parallel_size: GPUs per replica of the model.
+        gpu_memory_utilization: Share of each GPU's memory for the model, in (0, 1].
+        load_checkpoint: Reads a checkpoint of the family, without its weights. Takes its path,
+            `max_model_len` and the flag that sets it; may raise ValueError.
+        judge_spec: Returns how the model of a checkpoint is used; may raise ValueError.
+    """
+
+    judge: str
+    path: str | None
+    flag_prefix: str
+    max_model_len: int
+    max_tokens: int
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    load_checkpoint: Callable[[str, int, str], Checkpoint]
+    judge_spec: Callable[[Checkpoint], JudgeSpec]
+
+
+def build_vllm(model: ModelSpec, settings: VideoSettings) -> DeferredJudge:
+    """Check a model, and return a judge that will run it on vLLM.
 
     Args:
-        spec: How the model is used.
-        checkpoint: What to load.
+        model: The model.
         settings: Those of the engine.
-        tensor_parallel_size: GPUs per replica of the model.
-        gpu_memory_utilization: Share of each GPU's memory for the model.
-        gpu_memory_flag: The flag that sets it.
 
     Raises:
-        ValueError: vLLM is not installed, or there are too few GPUs.
+        ValueError: The checkpoint, the GPUs or the prompts do not fit the settings, or vLLM is not
+            installed.
     """
-    require("vllm", f"the judge {spec.name}", "vllm")
-    check_gpu_count(settings, tensor_parallel_size * settings.data_parallel_size)
+    checkpoint, spec = _checked(model)
+    require("vllm", f"the judge {model.judge}", "vllm")
+    check_gpu_count(settings, model.tensor_parallel_size * settings.data_parallel_size)
 
     def load() -> VlmJudge:
         from .engine_vllm import VllmEngine  # noqa: PLC0415 - takes seconds
@@ -51,18 +71,28 @@ def defer_vllm(
         engine = VllmEngine(
             checkpoint,
             settings,
-            tensor_parallel_size=tensor_parallel_size,
-            gpu_memory_utilization=gpu_memory_utilization,
+            tensor_parallel_size=model.tensor_parallel_size,
+            gpu_memory_utilization=model.gpu_memory_utilization,
         )
         return VlmJudge(spec, checkpoint, engine)
 
-    return DeferredJudge(load, {gpu_memory_flag: gpu_memory_utilization})
+    flag = f"{model.flag_prefix}gpu-memory-utilization"
+    return DeferredJudge(load, {flag: model.gpu_memory_utilization})
 
 
-def defer_transformers(
-    spec: JudgeSpec, checkpoint: Checkpoint, settings: VideoSettings
-) -> DeferredJudge:
-    """Return a judge that will run on transformers."""
+def build_transformers(model: ModelSpec, settings: VideoSettings) -> DeferredJudge:
+    """Check a model, and return a judge that will run it on transformers.
+
+    Args:
+        model: The model.
+        settings: Those of the engine.
+
+    Raises:
+        ValueError: The checkpoint or the prompts do not fit the settings, or transformers is not
+            installed.
+    """
+    checkpoint, spec = _checked(model)
+    require("transformers", f"the judge {model.judge}", "torch", "torchvision", "transformers")
 
     def load() -> VlmJudge:
         from .engine_transformers import TransformersEngine  # noqa: PLC0415 - takes seconds
@@ -75,19 +105,19 @@ def defer_transformers(
     return DeferredJudge(load)
 
 
-def required_path(judge: str, flag: str, path: str | None) -> str:
-    """Return the path of a judge's checkpoint.
-
-    Raises:
-        ValueError: The settings name none.
-    """
-    if path is None:
-        raise ValueError(f"the judge {judge} needs {flag}")
-    return path
+def _checked(model: ModelSpec) -> tuple[Checkpoint, JudgeSpec]:
+    prefix = model.flag_prefix
+    if model.path is None:
+        raise ValueError(f"the judge {model.judge} needs {prefix}model-path")
+    checkpoint = model.load_checkpoint(model.path, model.max_model_len, f"{prefix}max-model-len")
+    checkpoint.check_max_tokens(model.max_tokens, f"{prefix}max-tokens")
+    spec = model.judge_spec(checkpoint)
+    check_fits(spec, checkpoint)
+    return checkpoint, spec
 
 
 def optional_prompt(template: str | None) -> Prompt | None:
-    """Return the prompt of a template from the settings; None if it is empty or not set.
+    """Return the prompt of a template from the settings, or None if it is empty or not set.
 
     Raises:
         ValueError: The template is not accepted.

@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.threads import lower_thread_priority, run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.score_parser import ScoreMode
 
-from . import Completion, Conversation, Engine, GenerationParams
+from . import Completion, Conversation, GenerationParams, InferenceEngine
 from .checkpoint import Checkpoint
 from .prompt_layouts import PromptLayout
-from .readouts import Readout, SamplingParams
+from .readouts import Readout, TextSampling
 
 T = TypeVar("T")
 
@@ -37,14 +37,18 @@ _CONCURRENT_PREFIXES = 4
 _WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
-class Options(BaseModel):
-    """The `backend_kwargs` that a request may have."""
+class VlmOptions(PromptOptions):
+    """The `backend_kwargs` that a request may have.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Attributes:
+        readout: A readout of the judge; None for its default.
+        system_prompt: Replaces the judge's system prompt.
+        user_prompt: Another name of `prompt_template`.
+        n: Completions per conversation; the score is their mean.
+        curve: Prefixes of the clip to score, or None for the complete clip only.
+    """
 
     readout: str | None = None
-    score_mode: ScoreMode | None = None
-    prompt_template: str | None = None
     system_prompt: str | None = None
     user_prompt: str | None = None
     n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)
@@ -53,7 +57,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class JudgeSpec:
-    """How a model is used as a judge.
+    """The layout, prompts, readouts and sampling that make a judge of a model.
 
     Attributes:
         name: The judge's name in `JUDGES`.
@@ -66,7 +70,7 @@ class JudgeSpec:
 
     name: str
     readouts: Mapping[str, Readout]
-    sampling: SamplingParams
+    sampling: TextSampling
     layout: PromptLayout
     prompt: Prompt | None = None
     system: Prompt | None = None
@@ -99,9 +103,15 @@ class _Query:
 
 
 class VlmJudge:
-    """Shows a clip to a vision-language model and reads a score from its completions."""
+    """Shows a clip to a vision-language model and reads a score from its completions.
 
-    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: Engine) -> None:
+    Args:
+        spec: Layout, prompts, readouts and sampling.
+        checkpoint: The model's configuration and processor.
+        engine: Generates completions of this checkpoint; it is closed with the judge's lifespan.
+    """
+
+    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: InferenceEngine) -> None:
         self._spec = spec
         self._checkpoint = checkpoint
         self._engine = engine
@@ -119,7 +129,7 @@ class VlmJudge:
             "judge": self._spec.name,
             "model": self._checkpoint.path,
             "checkpoint": self._checkpoint.fingerprint,
-            **self._query(Options()).provenance,
+            **self._query(VlmOptions()).provenance,
             # Requests may choose another readout, whose prompt the lines above do not name.
             "readouts": self._spec.digest,
             "frames_for_model": self._checkpoint.geometry.name,
@@ -136,12 +146,12 @@ class VlmJudge:
         return self._engine.failure
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        self._query(_options(backend_kwargs))
+        self._query(VlmOptions.of(backend_kwargs))
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        options = _options(backend_kwargs)
+        options = VlmOptions.of(backend_kwargs)
         query = self._query(options)
         text = query.prompt.render(task_text)
         system = query.system.render(task_text) if query.system else None
@@ -171,7 +181,7 @@ class VlmJudge:
             await self._engine.aclose()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _query(self, options: Options) -> _Query:
+    def _query(self, options: VlmOptions) -> _Query:
         """Resolve a request's options against the spec.
 
         Raises:
@@ -196,18 +206,20 @@ class VlmJudge:
             raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_COMPLETIONS}")
         is_default = readout is next(iter(spec.readouts.values()))
         from_settings = spec.prompt if is_default else None
-        from_request = _prompt_of(options.prompt_template) or _prompt_of(options.user_prompt)
-        prompt = from_request or from_settings or readout.prompt
-        system = _prompt_of(options.system_prompt) or spec.system
-        mode = options.score_mode or "auto"
-        if mode == "auto" and prompt is readout.prompt:
-            mode = "percentage"  # the shipped prompts ask for one, so `1` is not ambiguous
+        prompt = (
+            requested_prompt("prompt_template", options.prompt_template)
+            or requested_prompt("user_prompt", options.user_prompt)
+            or from_settings
+            or readout.prompt
+        )
+        system = requested_prompt("system_prompt", options.system_prompt) or spec.system
+        mode = options.mode(is_percentage=prompt is readout.prompt)  # as the shipped ones do
         return _Query(readout, prompt, system, params, mode)
 
     async def _judge_prefixes(
         self, conversations: Sequence[Conversation], query: _Query
     ) -> list[Judgment]:
-        """Judge the longest first, alone: the engine then has the prefixes of the others cached."""
+        """Judge the longest before the others: the engine then has their prefixes cached."""
         last = await self._judge(conversations[-1], query)
         slots = asyncio.Semaphore(_CONCURRENT_PREFIXES)
 
@@ -271,16 +283,3 @@ def order_correlation(values: Sequence[float]) -> float | None:
     ranks = (ends - (counts - 1) / 2)[groups]  # equal values share the mean of their ranks
     correlation = float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
     return min(max(correlation, -1.0), 1.0) if math.isfinite(correlation) else None
-
-
-def _prompt_of(template: str | None) -> Prompt | None:
-    if template is None:
-        return None
-    try:
-        return Prompt.of(template)
-    except ValueError as error:
-        raise InvalidRequest(f"backend_kwargs: {error}") from None
-
-
-def _options(backend_kwargs: Mapping[str, JsonValue]) -> Options:
-    return validate(Options, backend_kwargs, prefix="backend_kwargs: ")

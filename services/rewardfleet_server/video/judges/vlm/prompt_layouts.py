@@ -1,4 +1,4 @@
-"""How a clip is laid out in a prompt."""
+"""Layouts of a clip in a prompt."""
 
 import math
 import uuid

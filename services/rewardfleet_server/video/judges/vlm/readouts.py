@@ -1,4 +1,4 @@
-"""Readouts: what a model is asked to generate, and how its completions become a score.
+"""Readouts: what a model generates, and how its completions become a score.
 
     text         free text, read by `score_parser.py`
     constrained  like text, but the model can only generate a whole number from 0 to 100
@@ -6,7 +6,7 @@
     rubric       the expectation of the grades 1 to 5 at the first token, scaled to [0, 1]
 
 The last two take the exact log-probabilities of their labels; they need one token and no sampling.
-They normalize over their labels, because the probability of a label alone is often as small as
+They normalize over their labels, because the probability of a single label is often as small as
 e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
 """
 
@@ -27,8 +27,8 @@ _NUMBER_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How free text is sampled, as the settings say.
+class TextSampling:
+    """Sampling parameters of free text, from the settings.
 
     Attributes:
         temperature: 0 for greedy decoding.
@@ -55,11 +55,16 @@ class Readout(Protocol):
     @property
     def prompt(self) -> Prompt: ...
 
-    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
+    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
         """Return what to generate; a readout without sampling ignores both arguments."""
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
-        """Make one judgment of all completions; `mode` says what a number without a unit means."""
+        """Make one judgment of all completions.
+
+        Args:
+            completions: One or more, each with the requested log-probabilities.
+            mode: What a number without a unit means.
+        """
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class TextReadout:
     def name(self) -> str:
         return f"{'constrained' if self.numbers_only else 'text'} v{PARSER_VERSION}"
 
-    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
+    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
         return GenerationParams(
             max_tokens=_NUMBER_TOKENS if self.numbers_only else sampling.max_tokens,
             temperature=sampling.temperature,
@@ -128,7 +133,7 @@ class LabelReadout:
     prompt: Prompt
     labels: Mapping[float, tuple[int, ...]]
 
-    def generation_params(self, sampling: SamplingParams, n: int) -> GenerationParams:
+    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
         tokens = tuple(token for tokens in self.labels.values() for token in tokens)
         return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)

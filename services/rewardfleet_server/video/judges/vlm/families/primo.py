@@ -1,18 +1,14 @@
 """The judge PRIMO-R1 (arXiv 2603.15600): a Qwen2.5-VL that reasons before it answers."""
 
 import ast
+from functools import partial
 from pathlib import Path
 
 from rewardfleet_server.video.judges import DeferredJudge
-from rewardfleet_server.video.judges.vlm.factory import (
-    check_fits,
-    defer_vllm,
-    optional_prompt,
-    required_path,
-)
+from rewardfleet_server.video.judges.vlm.factory import ModelSpec, build_vllm, optional_prompt
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
-from rewardfleet_server.video.judges.vlm.readouts import SamplingParams, TextReadout
+from rewardfleet_server.video.judges.vlm.readouts import TextReadout, TextSampling
 from rewardfleet_server.video.prompts import PRIMO_SYSTEM, PRIMO_USER, Prompt
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -23,27 +19,22 @@ def build(settings: VideoSettings) -> DeferredJudge:
     """Build the judge `PRIMO-R1`.
 
     Raises:
-        ValueError: The checkpoint, the GPUs or the prompts do not fit the settings.
+        ValueError: `--readout` is not `text`; and see `factory.build_vllm`.
     """
     if settings.readout != "text":
         raise ValueError(f"--readout {settings.readout}: PRIMO-R1 has the readout text only")
-    path = required_path(
-        "PRIMO-R1", "--primo-model-path", settings.primo_model_path or settings.model_path
-    )
-    checkpoint = load_checkpoint(
-        path, settings, settings.primo_max_model_len, "--primo-max-model-len"
-    )
-    checkpoint.check_max_tokens(settings.primo_max_tokens, "--primo-max-tokens")
-    spec = judge_spec(settings)
-    check_fits(spec, checkpoint)
-    return defer_vllm(
-        spec,
-        checkpoint,
-        settings,
+    model = ModelSpec(
+        judge="PRIMO-R1",
+        path=settings.primo_model_path or settings.model_path,
+        flag_prefix="--primo-",
+        max_model_len=settings.primo_max_model_len,
+        max_tokens=settings.primo_max_tokens,
         tensor_parallel_size=settings.primo_tensor_parallel_size,
         gpu_memory_utilization=settings.primo_gpu_memory_utilization,
-        gpu_memory_flag="--primo-gpu-memory-utilization",
+        load_checkpoint=partial(load_checkpoint, settings),
+        judge_spec=lambda _: judge_spec(settings),
     )
+    return build_vllm(model, settings)
 
 
 def judge_spec(settings: VideoSettings) -> JudgeSpec:
@@ -58,7 +49,7 @@ def judge_spec(settings: VideoSettings) -> JudgeSpec:
     return JudgeSpec(
         name="PRIMO-R1",
         readouts={"text": TextReadout(user, strict_tags=True, component="progress")},
-        sampling=SamplingParams(
+        sampling=TextSampling(
             settings.primo_temperature, settings.primo_top_p, settings.primo_max_tokens
         ),
         layout=FirstVideoLast(),
@@ -71,7 +62,7 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
     """Read PRIMO-R1's system and user prompt from its authors' `src/primo_prompts.py`.
 
     The file is parsed, not executed. Its user prompt has no question, as each record of the
-    authors' data brings its own; the question of our prompt is put there.
+    authors' data brings its own; it gets the question of the shipped prompt.
 
     Raises:
         ValueError: The file does not assign these texts.

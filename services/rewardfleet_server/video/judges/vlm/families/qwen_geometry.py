@@ -1,10 +1,10 @@
-"""How models of the Qwen-VL family turn frames into tokens.
+"""Frame sizes and token counts of the Qwen-VL family.
 
 The sizes are those of `smart_resize` in qwen-vl-utils: both sides are multiples of the side of one
 token, and the area lies between a minimum and a maximum number of tokens. If the caller allows
 fewer pixels than the minimum, the caller's limit applies. `QwenGeometry` resizes each frame once.
-Compared with the way of qwen-vl-utils for files, its pixels differ by at most 4 of 255 levels and
-by a fifth of a level on average. `QwenVlUtilsGeometry` calls qwen-vl-utils itself.
+Its pixels differ from those that qwen-vl-utils makes of files by at most 4 of 255 levels, and by a
+fifth of a level on average. `QwenVlUtilsGeometry` calls qwen-vl-utils itself.
 """
 
 import math
@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.extras import require
 from rewardfleet_server.video.judges.vlm import Conversation, Frames, ImagePart, VideoPart
 
 #: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.
@@ -164,7 +165,7 @@ def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
 
 @dataclass(frozen=True)
 class QwenVlUtilsGeometry(QwenGeometry):
-    """The same sizes, but `qwen_vl_utils.process_vision_info` resizes lists of frames, twice.
+    """A geometry with these sizes in which `qwen_vl_utils.process_vision_info` resizes, twice.
 
     Raises:
         ValueError: The package is missing.
@@ -173,15 +174,10 @@ class QwenVlUtilsGeometry(QwenGeometry):
     frame_resize: ClassVar[str] = "qwen-vl-utils"
 
     def __post_init__(self) -> None:
-        try:
-            import qwen_vl_utils  # noqa: F401, PLC0415 - imports torch, which takes seconds
-        except ImportError as error:
-            raise ValueError(
-                f"--frame-resize qwen-vl-utils: {error}; pip install qwen-vl-utils"
-            ) from None
+        require("transformers", "--frame-resize qwen-vl-utils", "qwen_vl_utils")
 
     def prepare(self, conversation: Conversation) -> Conversation:
-        from qwen_vl_utils import process_vision_info  # noqa: PLC0415 - see `__post_init__`
+        from qwen_vl_utils import process_vision_info  # noqa: PLC0415 - imports torch: seconds
 
         content = [self._message_part(part) for part in conversation.parts]
         all_images, all_videos = process_vision_info(

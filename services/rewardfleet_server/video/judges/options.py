@@ -1,0 +1,63 @@
+"""The `backend_kwargs` of requests to judges that prompt a model."""
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
+from rewardfleet_server.video.prompts import Prompt
+from rewardfleet_server.video.score_parser import ScoreMode
+
+
+class PromptOptions(BaseModel):
+    """The options that all of these judges take.
+
+    Attributes:
+        score_mode: What a number without a unit means; None and `auto` are the prompt's own scale.
+        prompt_template: Replaces the judge's prompt.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    score_mode: ScoreMode | None = None
+    prompt_template: str | None = None
+
+    @classmethod
+    def of(cls, backend_kwargs: Mapping[str, JsonValue]) -> Self:
+        """Validate the options of a request.
+
+        Raises:
+            InvalidRequest: An option is unknown or has an invalid value.
+        """
+        return validate(cls, backend_kwargs, prefix="backend_kwargs: ")
+
+    def mode(self, *, is_percentage: bool) -> ScoreMode:
+        """Return the requested mode.
+
+        Args:
+            is_percentage: Whether the prompt asks for a percentage; in the mode `auto`, the answer
+                `1` is then not ambiguous.
+        """
+        if self.score_mode is None or self.score_mode == "auto":
+            return "percentage" if is_percentage else "auto"
+        return self.score_mode
+
+
+def requested_prompt(name: str, template: str | None) -> Prompt | None:
+    """Return the prompt of a template from a request, or None if there is none.
+
+    Args:
+        name: The option, for messages.
+        template: Its value.
+
+    Raises:
+        InvalidRequest: The template is not accepted.
+    """
+    if template is None:
+        return None
+    try:
+        return Prompt.of(template)
+    except ValueError as error:
+        raise InvalidRequest(f"backend_kwargs.{name}: {error}") from None
