@@ -8,7 +8,7 @@ right to use the backend; items queue for one in the order in which they came, a
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
@@ -51,9 +51,17 @@ class Admission:
         self.queue_depth = 0
         self.draining = False
 
+    @property
+    def free_permits(self) -> int:
+        """How many items could start now; 0 or less if items wait."""
+        return self._max_in_flight - self.in_flight - self.queue_depth
+
     @contextmanager
-    def admit(self, body_bytes: int) -> Iterator[None]:
-        """Admit a request that announces a body of `body_bytes`.
+    def admit(self, body_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Admit a request whose body has at most `body_bytes`.
+
+        Yields:
+            Call it with the size of the body, once that is known.
 
         Raises:
             Unavailable: The service is shutting down.
@@ -68,8 +76,14 @@ class Admission:
         self.admitted += 1
         self._body_bytes += body_bytes
         self._idle.clear()
+
+        def resize(size: int) -> None:
+            nonlocal body_bytes
+            self._body_bytes += size - body_bytes
+            body_bytes = size
+
         try:
-            yield
+            yield resize
         finally:
             self.admitted -= 1
             self._body_bytes -= body_bytes

@@ -146,6 +146,7 @@ class Engine(Generic[RequestT, ScoreT]):
         self._admission = admission
         self._telemetry = telemetry
         self._audit_rate = audit_rate
+        self._audits: set[asyncio.Task[None]] = set()
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
         # Part of every key: scores stored by a version with other fields are not looked up.
         schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
@@ -246,7 +247,7 @@ class Engine(Generic[RequestT, ScoreT]):
                     raise item  # noqa: TRY301 - an item fails in one place
                 plan = await self.scorer.plan(item, upload)
                 backend = plan.backend
-                score = await self._score(plan)
+                score = await self._score(plan, context)
         except Exception as error:  # noqa: BLE001 - every failure gets a type
             failure = as_failure(error, context, overdue=limit.expired())
             failure = failure.with_traceback(None)  # see `score_item`
@@ -258,21 +259,25 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry.record_score(context, score)
         return score, failure
 
-    async def _score(self, plan: Plan[ScoreT]) -> ScoreT:
-        """Cache lookup → single flight → permit → compute → store → audit."""
+    async def _score(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:
+        """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
             return await self._compute(plan)
         cached = await self._lookup(policy)
-        if cached is not None and not self._is_audited():
-            return cached
+        if cached is None:
+            return await self._share(plan, policy)
+        if self._is_audited():
+            audit = asyncio.create_task(self._audit(plan, policy, cached, context.timeout_s))
+            self._audits.add(audit)
+            audit.add_done_callback(self._audits.discard)
+        return cached
+
+    async def _share(self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT]) -> ScoreT:
         shared = await self._single_flight.do(policy.lookup_keys[0], lambda: self._compute(plan))
         # Each waiter has its own total, and may change its own score.
         own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
-        score = policy.from_cached(shared.model_copy(update=own))
-        if cached is not None:
-            self._audit(policy, cached, score)
-        return score
+        return policy.from_cached(shared.model_copy(update=own))
 
     async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
         """Permit → compute → store."""
@@ -311,11 +316,26 @@ class Engine(Generic[RequestT, ScoreT]):
         await self._cache.put(self._schema + key, value.encode(), ttl_s)
 
     def _is_audited(self) -> bool:
-        """Whether to compute this cached score again."""
-        return self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
+        """Return whether to compute this cached score again: never at the expense of requests."""
+        is_sampled = self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
+        return is_sampled and len(self._audits) < self._admission.free_permits
 
-    def _audit(self, policy: CachePolicy[ScoreT], cached: ScoreT, computed: ScoreT) -> None:
-        agrees = policy.audit_fields(cached) == policy.audit_fields(computed)
+    async def _audit(
+        self,
+        plan: Plan[ScoreT],
+        policy: CachePolicy[ScoreT],
+        cached: ScoreT,
+        timeout_s: float | None,
+    ) -> None:
+        """Compute a cached score again and compare. The caller has its score already."""
+        expected = policy.audit_fields(cached)
+        try:
+            async with asyncio.timeout(timeout_s):
+                computed = await self._share(plan, policy)
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
+            log.warning("a cached score could not be audited: %r", error)
+            return
+        agrees = expected == policy.audit_fields(computed)
         self._telemetry.record_audit(agrees=agrees)
         if not agrees:
             log.warning("a cached score differs from its recomputation: %s", policy.lookup_keys[0])

@@ -49,6 +49,7 @@ def configure_logging(level: str) -> None:
         ValueError: The package that writes JSON is not installed.
     """
     require("server", "the log", "orjson")
+    logging.captureWarnings(True)
     # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     json_format = {

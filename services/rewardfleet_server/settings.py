@@ -80,7 +80,7 @@ class ServerSettings(BaseSettings):
     shutdown_timeout_s: float = setting(30.0, "Seconds that admitted requests may take after SIGTERM.", ge=0, group="Limits")
     cache_mb: int = setting(256, "MiB of scores cached in memory; 0 for none.", ge=0, group="Cache")
     cache_file: Path | None = setting(None, "SQLite file for cached scores that outlive the process.", group="Cache")
-    cache_file_mb: PositiveInt = setting(1024, "MiB of scores in --cache-file. The oldest are evicted first.", group="Cache")
+    cache_file_mb: PositiveInt = setting(1024, "MiB of --cache-file in use. The oldest scores are evicted first.", group="Cache")
     cache_url: str | None = setting(None, "Redis server with cached scores that replicas share, e.g. redis://127.0.0.1:6379/0. Replaces --cache-file.", group="Cache")
     cache_audit_rate: float = setting(0.0, "Share of cache hits that are computed again and compared, counted by rewardfleet_cache_audits_total.", ge=0, le=1, group="Cache")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe log lines to write. `warning` drops the line that each request writes.", group="Logging")

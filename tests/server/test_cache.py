@@ -16,7 +16,7 @@ from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.cache.sqlite import SqliteCache
 
 
-def sqlite_cache(path: Path, max_bytes: int = 10_000) -> SqliteCache:
+def sqlite_cache(path: Path, max_bytes: int = 32_768) -> SqliteCache:
     return SqliteCache(path / "cache.sqlite", max_bytes=max_bytes, memory=MemoryCache(0))
 
 
@@ -39,8 +39,28 @@ async def test_every_cache_limits_its_bytes(cache: Cache):
         await cache.put(f"{index:03}", b"x" * 97)
     stored = [index for index in range(300) if await cache.get(f"{index:03}")]
     assert stored and stored[-1] == 299
-    assert len(stored) <= 100
+    assert len(stored) <= 250
     assert stored == list(range(stored[0], 300)), "the oldest go first"
+
+
+async def test_entries_that_are_replaced_take_no_further_bytes(tmp_path: Path):
+    cache = sqlite_cache(tmp_path)
+    for _ in range(20):
+        for index in range(50):
+            await cache.put(f"{index:03}", b"x" * 97)
+    assert all([await cache.get(f"{index:03}") for index in range(50)])
+    await cache.aclose()
+
+
+async def test_processes_that_share_a_file_share_its_limit(tmp_path: Path):
+    caches = [sqlite_cache(tmp_path), sqlite_cache(tmp_path)]
+    for index in range(300):
+        for cache in caches:
+            await cache.put(f"{index:03}", b"x" * 97)
+    stored = [index for index in range(300) if await caches[0].get(f"{index:03}")]
+    assert len(stored) > 100 and stored[-1] == 299
+    for cache in caches:
+        await cache.aclose()
 
 
 async def test_memory_evicts_the_least_recently_used_entry():

@@ -197,6 +197,15 @@ def serve_scripted() -> Iterator[Callable[..., httpx.Client]]:
         yield start
 
 
+def wait_for_audits(client: httpx.Client, count: int) -> None:
+    """Wait until so many cached scores have been computed again and compared."""
+
+    def audits() -> float:
+        return sum(n for name, n in item_metrics(client).items() if "cache_audits" in name)
+
+    wait_until(lambda: audits() == count)
+
+
 def item_metrics(client: httpx.Client) -> dict[str, float]:
     """Return every series that counts items, without the times that differ from run to run."""
     counted = re.compile(
@@ -239,13 +248,13 @@ def test_a_cached_and_an_audited_item_have_the_same_metrics_on_every_route(
         client = serve_scripted(cache_audit_rate=audit_rate)
         for _ in range(2):
             assert client.post(path, json=body({"behavior": "scores", "key": "k"})).is_success
+        wait_for_audits(client, audit_rate)
         found[path] = item_metrics(client)
     assert found["/score"] == found["/score/batch"] == found["/grade"]
     metrics = found["/score"]
     assert metrics['rewardfleet_cache_lookups_total{result="hit",service="test"}'] == 1
     assert metrics['rewardfleet_cache_lookups_total{result="miss",service="test"}'] == 1
-    agreed = metrics.get('rewardfleet_cache_audits_total{result="agree",service="test"}', 0)
-    assert agreed == audit_rate
+    assert 'rewardfleet_cache_audits_total{result="disagree",service="test"}' not in metrics
 
 
 def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
@@ -253,8 +262,38 @@ def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
         client = serve_scripted(cache_audit_rate=1)
         for _ in range(2):
             assert client.post(path, json=body({"behavior": "changes", "key": "k"})).is_success
+        wait_for_audits(client, 1)
         disagree = 'rewardfleet_cache_audits_total{result="disagree",service="test"}'
         assert item_metrics(client)[disagree] == 1, path
+
+
+async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetry: Telemetry):
+    scripted = engine(telemetry, audit_rate=1.0)
+    for behavior in ("slow", "fails"):  # when it is computed again; the key is the same
+        await scripted.score_item(Item(behavior="scores", key=behavior))
+        item = Item(behavior=behavior, key=behavior)
+        score = await scripted.score_item(item, RequestContext(timeout_s=0.2))
+        assert (score.score, score.cached) == (0.25, True)
+        assert score.timing_ms.total < 150
+    await asyncio.gather(*scripted._audits)  # failures are logged, and not raised
+    assert "rewardfleet_cache_audits_total{" not in telemetry.exposition().decode()
+
+
+async def test_items_are_not_audited_at_the_expense_of_requests(telemetry: Telemetry):
+    scripted = engine(telemetry, audit_rate=1.0)
+    item = Item(behavior="scores", key="k")
+    await scripted.score_item(item)
+    busy = [
+        asyncio.create_task(scripted.score_item(Item(behavior="slow", key=str(n))))
+        for n in range(8)
+    ]
+    await asyncio.sleep(0.05)
+    before = scripted.scorer.computed
+    assert (await scripted.score_item(item)).cached
+    await asyncio.sleep(0.05)
+    assert scripted.scorer.computed == before
+    for task in busy:
+        task.cancel()
 
 
 @pytest.mark.slow

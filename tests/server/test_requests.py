@@ -356,8 +356,9 @@ def test_a_cached_score_that_cannot_be_decoded_is_computed_again(
         b"{" + b",".join(b'"k%d":0' % index for index in range(1_000_000)) + b"}",
         b'{"items": [' + b",".join(b'{"k%d":0}' % index for index in range(1_000_000)) + b"]}",
         b'{"task_text": "x", "backend_kwargs": {"a": [' + b"0," * 5_000_000 + b"0]}}",
+        b"{" + b",".join(b'"k%d\\\\":0' % index for index in range(1_000_000)) + b"}",
     ],
-    ids=["fields", "items", "values"],
+    ids=["fields", "items", "values", "fields that end in a backslash"],
 )
 def test_a_body_with_very_many_fields_does_not_block_the_service(serve: Serve, body: bytes):
     """Each field would cost an error, and a hundred times its size."""
@@ -444,12 +445,53 @@ def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     assert len(judge.seen) == 5
 
 
+def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(serve: Serve):
+    """The capacity for a body of the maximum size is released once its size is known."""
+    client = serve(FakeJudge(wait_s=0.3), max_body_mb=64, max_total_body_mb=128)
+
+    def send(number: int) -> int:
+        item = {"task_text": str(number), "frames_base64": [image_base64()]}
+        content = iter([json.dumps(item).encode()])
+        headers = {"content-type": "application/json"}
+        return client.post("/score", content=content, headers=headers).status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        statuses = []
+        for number in range(6):
+            statuses.append(pool.submit(send, number))
+            wait_until(lambda sent=number: metric(client, "rewardfleet_in_flight_items") > sent)
+    assert [each.result() for each in statuses] == [200] * 6
+
+
+def test_a_post_to_an_unknown_path_is_counted_and_logged(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+):
+    client = serve(FakeJudge())
+    with caplog.at_level("INFO"):
+        response = client.post("/v1/score", json={}, headers={"x-request-id": "abc"})
+    assert response.status_code == 404
+    assert "no endpoint '/v1/score'" in response.json()["detail"]
+    assert response.headers["x-request-id"] == response.json()["request_id"] == "abc"
+    assert metric(client, 'rewardfleet_requests_total{kind="not_found"') == 1
+    assert any(record.__dict__.get("kind") == "not_found" for record in caplog.records)
+
+
+def test_health_checks_may_use_head_and_a_wrong_method_is_told_the_right_one(serve: Serve):
+    client = serve(FakeJudge())
+    for path in ("/healthz", "/readyz", "/"):
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+    response = client.get("/score")
+    assert response.headers["allow"] == "POST"
+    assert "takes POST, not GET" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("deadline", [{}, {"x-request-timeout": "0.05"}])
 def test_a_body_that_stops_arriving_is_reported(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, deadline: dict[str, str]
 ):
     """After a time of its own, or at the deadline of the request if that is earlier."""
-    monkeypatch.setattr(http_body, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr(http_body, "_SILENCE_SECONDS", 0.2)
     client = serve(FakeJudge())
 
     def begin() -> Iterator[bytes]:
@@ -460,6 +502,6 @@ def test_a_body_that_stops_arriving_is_reported(
     with httpx.Client(trust_env=False, verify=False) as silent:
         headers = {"content-type": "application/json", **deadline}
         response = silent.post(f"{client.base_url}/score", content=begin(), headers=headers)
-    reason = "deadline of this request passed (0.05 s)" if deadline else "not arrive within 0.2 s"
+    reason = "deadline of this request passed (0.05 s)" if deadline else "arrived within 0.2 s"
     assert response.json()["kind"] == "deadline_exceeded"
     assert reason in response.json()["detail"]

@@ -91,7 +91,7 @@ def temperature_bins(temperatures: ArrayLike) -> Indices:
     For example, 6 for a temperature of 0.58.
     """
     values = np.asarray(temperatures, float)
-    tenths = np.clip(np.round(values * 10), 0, LAST_BIN)
+    tenths = np.round(np.clip(values, 0, LAST_BIN / 10) * 10)
     return np.where(np.isnan(values), -1, tenths).astype(np.intp)
 
 

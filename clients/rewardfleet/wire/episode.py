@@ -37,6 +37,10 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Step = Annotated[int, Field(ge=0, le=2**53)]
 #: A number in [0, 1].
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+#: Numbers, one per step. The check ends at the first wrong one: a message per number takes memory.
+Vector = Annotated[list[FiniteFloat], Field(fail_fast=True)]
+#: Rows of numbers, one per step.
+Matrix = Annotated[list[Vector], Field(fail_fast=True)]
 #: Weights of objectives; negative to penalize.
 Weight = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
 
@@ -54,8 +58,8 @@ class EpisodeRequest(Request):
     steps: FiniteFloat | None = Field(None, description="Steps taken, 0 to `max_steps`.")
     max_steps: FiniteFloat | None = Field(None, description="Step limit of the task, above 0.")
     episode_reward: FiniteFloat | None = Field(None, description="Return from the environment.")
-    step_rewards: list[FiniteFloat] | None = Field(None, description="[T]: one per step.")
-    step_token_ends: list[int] | None = Field(
+    step_rewards: Vector | None = Field(None, description="[T]: one per step.")
+    step_token_ends: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None,
         description="[T]: index of the last token of each step, counted from 0, strictly rising.",
     )
@@ -65,13 +69,13 @@ class EpisodeRequest(Request):
     temperature: FiniteFloat | None = Field(
         None, description="Sampling temperature of the episode, 0 or above."
     )
-    actions: list[list[FiniteFloat]] | None = Field(
+    actions: Matrix | None = Field(
         None, description="[T, A]: one action per step, A numbers each."
     )
-    path: list[list[FiniteFloat]] | None = Field(
+    path: Matrix | None = Field(
         None, description="[T, D]: positions of the end effector, in meters."
     )
-    progress: list[FiniteFloat] | None = Field(
+    progress: Vector | None = Field(
         None, description="[T]: progress on the task before each step, e.g. 0 to 1."
     )
     visual_success: FiniteFloat | Score | None = Field(

@@ -46,6 +46,8 @@ class RedisCache:
             socket_timeout=_COMMAND_SECONDS,
             socket_connect_timeout=_COMMAND_SECONDS,
         )
+        # The pool raises at its limit instead of waiting for a connection.
+        self._connections = asyncio.Semaphore(_CONNECTIONS)
         self._circuit_open_until = 0.0
 
     async def get(self, key: str) -> bytes | None:
@@ -73,15 +75,16 @@ class RedisCache:
 
     async def _guarded(self, command: Callable[[], Awaitable[object]]) -> object:
         """Run a command. After a failure the server is skipped for 5 s: no request waits for it."""
-        if time.monotonic() < self._circuit_open_until:
-            return None
-        try:
-            async with asyncio.timeout(2 * _COMMAND_SECONDS):
-                return await command()
-        except self._failures as error:
-            log.warning("the shared cache could not be used: %s", type(error).__name__)
-            self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS
-            return None
+        async with self._connections:
+            if time.monotonic() < self._circuit_open_until:
+                return None
+            try:
+                async with asyncio.timeout(2 * _COMMAND_SECONDS):
+                    return await command()
+            except self._failures as error:
+                log.warning("the shared cache could not be used: %s", type(error).__name__)
+                self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS
+                return None
 
     async def aclose(self) -> None:
         await self._memory.aclose()

@@ -38,7 +38,7 @@ class SqliteCache:
 
     Args:
         path: The database file; its folder must exist.
-        max_bytes: Limit on the bytes of keys and values together.
+        max_bytes: Limit on the bytes of the file that are in use.
         memory: Front cache, which answers repeated lookups without the disk.
     """
 
@@ -46,26 +46,16 @@ class SqliteCache:
         self._path = path
         self._max_bytes = max_bytes
         self._memory = memory
-        self._bytes = 0
         self._file: SqliteFile | None = self._open()
 
     def _open(self) -> SqliteFile:
         try:
-            return self._open_once()
+            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            return self._open_once()
-
-    def _open_once(self) -> SqliteFile:
-        file = SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
-        try:
-            self._bytes = file.call_now(_count_bytes)
-        except sqlite3.Error:
-            file.close()
-            raise
-        return file
+            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         aside = SqliteFile.set_aside(self._path)
@@ -97,12 +87,9 @@ class SqliteCache:
         def write(db: sqlite3.Connection) -> None:
             with db:
                 row = (key, value, expires_at)
-                query = "INSERT OR REPLACE INTO entries VALUES (NULL, ?, ?, ?)"
-                added = db.execute(query, row)
-                size = self._bytes + added.rowcount * (len(key) + len(value))
-                while size > self._max_bytes and (freed := _evict_oldest(db)):
-                    size -= freed
-            self._bytes = size
+                db.execute("INSERT OR REPLACE INTO entries VALUES (NULL, ?, ?, ?)", row)
+                while _used_bytes(db) > self._max_bytes and _evict_oldest(db):
+                    pass
 
         await self._guarded(write)
 
@@ -135,16 +122,16 @@ class SqliteCache:
             self._file.close()
 
 
-def _count_bytes(db: sqlite3.Connection) -> int:
-    query = "SELECT coalesce(sum(length(key) + length(value)), 0) FROM entries"
+def _used_bytes(db: sqlite3.Connection) -> int:
+    """Return the bytes of the pages in use. Other processes may have added and evicted entries."""
+    query = (
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
     return int(db.execute(query).fetchone()[0])
 
 
 def _evict_oldest(db: sqlite3.Connection) -> int:
-    """Delete the oldest entries; return how many bytes they had."""
-    rows = db.execute(
-        "DELETE FROM entries "
-        "WHERE id IN (SELECT id FROM entries ORDER BY id LIMIT 64) "
-        "RETURNING length(key) + length(value)"
-    ).fetchall()
-    return sum(size for (size,) in rows)
+    """Delete the oldest entries; return how many."""
+    query = "DELETE FROM entries WHERE id IN (SELECT id FROM entries ORDER BY id LIMIT 64)"
+    return db.execute(query).rowcount

@@ -113,8 +113,10 @@ class CodeScorer:
         for name, requested in limits:
             ceiling = getattr(self._settings, f"max_{name}")
             if requested > ceiling:
+                is_float = isinstance(requested, float)  # an integer may be too large for `:g`
+                got = f"{requested:g}" if is_float else str(requested)[:20]
                 raise InvalidRequest(
-                    f"limits.{name}: this service allows at most {ceiling:g} (got {requested:g})"
+                    f"limits.{name}: this service allows at most {ceiling:g} (got {got})"
                 )
         memory_bytes, output_bytes = limits.memory_mb * 2**20, limits.output_kb * 2**10
         return RunLimits(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)

@@ -109,32 +109,40 @@ class GroupCollector:
             await self._store.outcome(scope, step, _key("member", group, uid))
             for uid in opened["uids"]
         ]
-        outcome = self._scored(members, opened, request_id)
+        outcome, bins = _scored(members, opened, request_id)
+        is_first = False
 
         def close(state: JsonValue) -> tuple[JsonValue, JsonValue]:
+            nonlocal is_first
+            is_first = True
             groups: Any = dict(state) if isinstance(state, dict) else {}
             groups.pop(_key(step, group), None)
             return groups, outcome
 
-        return await self._store.apply_once(
+        released = await self._store.apply_once(
             scope, step, _key("released", group), close, keep_steps=_KEEP_STEPS
         )
+        if is_first:
+            self._on_temperatures(bins)
+        return released
 
-    def _scored(
-        self, members: list[JsonValue], opened: dict[str, Any], request_id: str | None
-    ) -> dict[str, Any]:
-        items = [EpisodeRequest.model_validate(member) for member in members]
-        options = EpisodeOptions.model_validate(opened["options"])
-        rewards = compute_rewards(validate_batch(items, options), options)
-        result = aggregate(rewards, options)
-        self._on_temperatures(by_temperature(rewards))
-        results = msgspec.to_builtins(encode.results(result, request_id))
-        stats = encode.group_stats(result)
-        return {
-            "results": dict(zip(opened["uids"], results, strict=True)),
-            "missing": opened["size"] - len(items),
-            "group": stats[0] if stats else None,
-        }
+
+def _scored(
+    members: list[JsonValue], opened: dict[str, Any], request_id: str | None
+) -> tuple[dict[str, Any], list[TemperatureBin]]:
+    """Score a group; return what is stored of it, and its temperature bins."""
+    items = [EpisodeRequest.model_validate(member) for member in members]
+    options = EpisodeOptions.model_validate(opened["options"])
+    rewards = compute_rewards(validate_batch(items, options), options)
+    result = aggregate(rewards, options)
+    results = msgspec.to_builtins(encode.results(result, request_id))
+    stats = encode.group_stats(result)
+    outcome = {
+        "results": dict(zip(opened["uids"], results, strict=True)),
+        "missing": opened["size"] - len(items),
+        "group": stats[0] if stats else None,
+    }
+    return outcome, by_temperature(rewards)
 
 
 def _key(*parts: str | int) -> str:

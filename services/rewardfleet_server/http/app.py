@@ -14,7 +14,6 @@ from rewardfleet import __version__
 from rewardfleet.wire.errors import (
     STATUS,
     InvalidRequest,
-    NotFound,
     Problem,
     RewardFleetError,
     Unavailable,
@@ -30,7 +29,7 @@ from rewardfleet_server.telemetry import Telemetry
 from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher
-from .problems import PROBLEM_TYPE, problem_response
+from .problems import PROBLEM_TYPE, no_endpoint, problem_response
 from .routes import Route, Service, all_routes
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -149,14 +148,14 @@ class RewardApp:
                 message["headers"] = [*message["headers"], self._name]
             await send(message)
 
-        route = None
         if scope["type"] == "http" and scope["method"] == "POST":
             route = self.routes.get(scope["path"])
-        if route is None:
-            await self._pages(scope, receive, send_named)
-        else:
             response = await self._dispatcher.handle(route, Request(scope, receive))
             await response(scope, receive, send_named)
+            return
+        if scope["type"] == "http" and scope["method"] == "HEAD":  # uvicorn sends no body
+            scope = {**scope, "method": "GET"}
+        await self._pages(scope, receive, send_named)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
@@ -270,10 +269,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer Starlette's own refusals: an unknown path, or a method that a path does not take."""
     if not isinstance(error, HTTPException):
         raise error
-    path = request.url.path[:100]
+    path = request.url.path
     if error.status_code == 404:
-        return problem_response(NotFound(f"no endpoint {path!r}; GET /docs lists them"))
+        return problem_response(no_endpoint(path))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        return problem_response(InvalidRequest(f"{path} takes {allowed}, not {request.method}"))
+        reason = f"{path[:100]} takes {allowed}, not {request.method}"
+        response = problem_response(InvalidRequest(reason))
+        response.headers["allow"] = allowed
+        return response
     return problem_response(InvalidRequest(str(error.detail)))

@@ -66,7 +66,10 @@ class ApiKeys:
 
     def _load(self, path: Path) -> None:
         version = _version_of(path)
-        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+        try:
+            lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+        except UnicodeDecodeError:
+            raise ValueError(f"--api-key-file {path}: not a text file") from None
         keys = [line for line in lines if line and not line.startswith("#")]
         if not all(key.isascii() and key.isprintable() for key in keys):
             raise ValueError(f"--api-key-file {path}: a key is not plain ASCII")

@@ -19,7 +19,7 @@ from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, 
 from .auth import ApiKeys
 from .body import BodyReader, media_type
 from .guard import ClientDisconnected, Guard
-from .problems import problem_response
+from .problems import no_endpoint, problem_response
 from .routes import Route
 
 
@@ -51,12 +51,19 @@ class Dispatcher:
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._cancelled = False
 
-    async def handle(self, route: Route[Any], request: Request) -> Response:
-        """Answer one request. Every failure becomes a problem response."""
+    async def handle(self, route: Route[Any] | None, request: Request) -> Response:
+        """Answer one request. Every failure becomes a problem response.
+
+        Args:
+            route: None if there is none at the request's path.
+            request: The request.
+        """
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
-        context = RequestContext(route.path, new_request_id(headers.get(REQUEST_ID_HEADER)))
+        # The path of a caller is no label of metrics, which must not grow without limit.
+        path = "" if route is None else route.path
+        context = RequestContext(path, new_request_id(headers.get(REQUEST_ID_HEADER)))
         REQUEST_ID.set(context.request_id)
         task = asyncio.current_task()
         self._requests.add(task)
@@ -81,18 +88,23 @@ class Dispatcher:
 
     async def _answer(
         self,
-        route: Route[Any],
+        route: Route[Any] | None,
         request: Request,
         headers: Mapping[str, str],
         context: RequestContext,
     ) -> str | bytes:
+        if route is None:
+            raise no_endpoint(request.url.path)
         self._keys.check(headers.get("authorization"))
         context.timeout_s = self._timeout_s(headers)
         deadline = context.deadline
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
-        with self._admission.admit(self._bodies.announced_bytes(headers, is_form=is_form)):
+        announced = self._bodies.announced_bytes(headers, is_form=is_form)
+        with self._admission.admit(announced) as resize:
             try:
-                decoded = await self._bodies.read(request, route, deadline, is_form=is_form)
+                decoded = await self._bodies.read(
+                    request, route, deadline, is_form=is_form, on_size=resize
+                )
             except InvalidRequest:
                 if route.scores:
                     self._telemetry.record_failure(context)

@@ -2,11 +2,16 @@
 
 from starlette.responses import Response
 
-from rewardfleet.wire.errors import ErrorKind, RewardFleetError
+from rewardfleet.wire.errors import ErrorKind, NotFound, RewardFleetError
 from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
 #: The media type of failures.
 PROBLEM_TYPE = "application/problem+json"
+
+
+def no_endpoint(path: str) -> NotFound:
+    """Return the failure of a request for a path that the service does not have."""
+    return NotFound(f"no endpoint {path[:100]!r}; GET /docs lists them")
 
 
 def problem_response(error: RewardFleetError, request_id: str | None = None) -> Response:

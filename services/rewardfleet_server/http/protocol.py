@@ -40,12 +40,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """End the limits on headers."""
         self._in_headers = False
         self._header_timer.cancel()
+        super()._unset_keepalive_if_required()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """Start the time limit for the headers of the next request."""
+        super()._unset_keepalive_if_required()
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the time limit."""
+        """End the time limits."""
         self._header_timer.cancel()
+        super()._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Do nothing: uvicorn ends the time limit at any byte, even of a request that stalls."""
 
     def _on_header_timeout(self) -> None:
         if self._in_headers and not self.transport.is_closing():

@@ -55,6 +55,7 @@ VALID_TESTS = stdio(("", "1"))
         ({"limits": {"wall_s": 1000}}, "limits.wall_s"),
         ({"limits": {"memory_mb": 10**6}}, "limits.memory_mb"),
         ({"limits": {"output_kb": 10**6}}, "limits.output_kb"),
+        ({"limits": {"memory_mb": 10**400}}, "limits.memory_mb: this service allows at most"),
         ({"limits": {"cpu_s": 0}}, "cpu_s"),
         ({"limits": {"cpu_s": -1}}, "cpu_s"),
         ({"limits": {"seconds": 1}}, "seconds"),

@@ -1,5 +1,6 @@
 """Cached verdicts: which programs and requests share them, and which must not."""
 
+import asyncio
 import concurrent.futures
 import re
 import shutil
@@ -136,16 +137,22 @@ def test_identical_programs_in_flight_run_once():
 def test_an_audit_runs_cached_programs_again_and_counts_disagreements():
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
-        for _ in range(3):
-            assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
+
+        def counts() -> dict[str, str]:
+            metrics = service.client.get("/metrics").text
+            pattern = r'cache_audits_total{result="(\w+)",service="code"} ([\d.]+)'
+            return dict(re.findall(pattern, metrics))
+
+        def score() -> float:
+            return service.score("print(1)", stdio(("1", "1")))["score"]
+
+        assert (score(), score()) == (1.0, 1.0)
+        wait_until(lambda: counts() == {"agree": "1.0"})
         sandbox._result = RunResult(stdout=b"2")
-        assert service.score("print(1)", stdio(("1", "1")))["score"] == 0.0
-        metrics = service.client.get("/metrics").text
-    assert len(sandbox.jobs) == 4
-    counts = dict(
-        re.findall(r'cache_audits_total{result="(\w+)",service="code"} ([\d.]+)', metrics)
-    )
-    assert counts == {"agree": "2.0", "disagree": "1.0"}
+        assert score() == 1.0, "an audit delays no answer"
+        wait_until(lambda: counts() == {"agree": "1.0", "disagree": "1.0"})
+        assert score() == 0.0, "the computed score has replaced the cached one"
+    assert len(sandbox.jobs) >= 3
 
 
 def policy_for(score: dict, mode: str = "pass_rate", **options: bool) -> tuple[str, float | None]:
@@ -215,8 +222,10 @@ def test_an_audit_compares_the_tests_up_to_the_first_failure():
         tests = stdio(("1", "2"), ("3", "3"))
         service.score("print(input())", tests)
         service.score("print(input())", tests, mode="all_pass")
+        audits = "rewardfleet_cache_audits_total{result="
+        wait_until(lambda: audits in service.client.get("/metrics").text)
         metrics = service.client.get("/metrics").text
-    assert 'rewardfleet_cache_audits_total{result="agree",service="code"} 1.0' in metrics
+    assert f'{audits}"agree",service="code"}} 1.0' in metrics
     assert 'result="disagree"' not in metrics
 
 
@@ -273,6 +282,14 @@ async def test_redis_deletes_expired_entries(redis_url: str):
             await asyncio.sleep(0.02)
     await cache.aclose()
     await other.aclose()
+
+
+async def test_redis_answers_more_commands_at_once_than_it_has_connections(redis_url: str):
+    cache = RedisCache(redis_url, memory=MemoryCache(0))
+    keys = [f"many-{number}" for number in range(300)]
+    await asyncio.gather(*(cache.put(key, b"value") for key in keys))
+    assert await asyncio.gather(*map(cache.get, keys)) == [b"value"] * 300
+    await cache.aclose()
 
 
 def test_a_redis_that_does_not_respond_is_bypassed():

@@ -1,6 +1,7 @@
 """Invalid input: each invalid item is reported, and the rest of the batch is scored."""
 
 import json
+import time
 
 import httpx
 import pytest
@@ -172,3 +173,17 @@ def test_both_decoders_lead_to_the_same_scores(service: httpx.Client):
     assert lenient["results"][:3] == fast["results"]
     assert lenient["groups"] == fast["groups"]
     assert len(fast["results"][0]["components"]) == 4
+
+
+@pytest.mark.parametrize(
+    "field", ["step_rewards", "step_token_ends", "actions", "path", "progress"]
+)
+def test_a_long_list_of_wrong_values_costs_one_error(service: httpx.Client, field: str):
+    """An error for each value would take a thousand times the memory of the body."""
+    item = {"uid": "a", field: ["x"] * 200_000}
+    started = time.monotonic()
+    response = service.post("/score", json=item)
+    assert response.status_code == 422
+    assert f"{field}.0: " in response.json()["detail"]
+    assert "more" not in response.json()["detail"]
+    assert time.monotonic() - started < 1

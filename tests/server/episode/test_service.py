@@ -21,6 +21,7 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
 from rewardfleet_server.episode import group_collector
 
+from ..test_requests import metric
 from .conftest import post_batch, served_episodes
 
 
@@ -258,6 +259,16 @@ def test_a_complete_group_is_released(tmp_path: Path):
         late = add_member(service, items[3], options=options)
         assert (late.status_code, late.json()["kind"]) == (504, "deadline_exceeded")
         assert "released without it" in late.json()["detail"]
+
+
+def test_the_episodes_of_a_group_are_counted_once(tmp_path: Path):
+    """Also if several members ask for it at the moment at which it is complete."""
+    items = [item for group in range(8) for item in four_items(f"g{group}", temperature=1.0)]
+    with served_episodes(run_state_file=tmp_path / "runs.sqlite") as service:
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            for _ in range(3):
+                list(pool.map(lambda item: add_member(service, item, group_size=4), items))
+        assert metric(service, "rewardfleet_episodes_total{") == len(items)
 
 
 def test_an_incomplete_group_is_released_after_its_wait(service: httpx.Client):

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import zlib
+from collections.abc import Iterator
 
 import cv2
 import httpx
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import STATUS, ErrorKind
+from rewardfleet_server import serve as serve_module
 from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
@@ -377,14 +379,23 @@ def test_a_body_without_a_length_is_rejected_at_the_limit(serve):
     check_problem(answer, "too_large", "1 MiB")
 
 
-def test_endless_headers_are_rejected():
+@contextlib.contextmanager
+def complete_server() -> Iterator[int]:
+    """Run the server as the command does; yield its port."""
     settings = VideoSettings(port=0)
     server = Server(create_app(settings, {"fake": FakeJudge()}), settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         wait_until(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def test_endless_headers_are_rejected():
+    with complete_server() as port:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.settimeout(10)
             connection.sendall(b"GET /healthz HTTP/1.1\r\n")
@@ -395,9 +406,33 @@ def test_endless_headers_are_rejected():
                 assert connection.recv(65536)[:12] in {b"HTTP/1.1 400", b""}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
             assert client.get("/healthz").status_code == 200
-    finally:
-        server.should_exit = True
-        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "stalled",
+    [
+        b"",
+        b"\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: te",
+        b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["idle", "empty line", "headers", "body that is not read"],
+)
+def test_a_connection_that_stalls_after_a_response_is_closed(
+    monkeypatch: pytest.MonkeyPatch, stalled: bytes
+):
+    monkeypatch.setattr(serve_module, "_KEEP_ALIVE_SECONDS", 0.5)
+    with (
+        complete_server() as port,
+        socket.create_connection(("127.0.0.1", port)) as connection,
+    ):
+        connection.settimeout(5)
+        for _ in range(2):  # a request in time is answered, and the time limit starts again
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(stalled)
+        while connection.recv(65536):
+            pass  # the response to what was stalled; b"" is the end
 
 
 def test_an_unfinished_body_ends_with_the_deadline(serve):
