@@ -146,6 +146,7 @@ def test_an_error_names_the_flag_and_its_value_in_one_line(arguments, message, c
     assert capsys.readouterr().err == f"rewardfleet: {message}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "message"), [("http://127.0.0.1:1", "reached"), ("nonsense", "give a URL")]
 )
@@ -321,6 +322,7 @@ def test_with_the_client_only_each_command_works_or_says_what_to_install(argumen
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "service"), [("cv2", "video"), ("orjson", "episode"), ("pyseccomp", "code")]
 )
@@ -341,6 +343,7 @@ def test_the_install_command_names_what_is_missing_or_else_all_packages(monkeypa
     assert "rewardfleet" not in install_command("vllm").partition(" install ")[2]
 
 
+@pytest.mark.slow
 def test_a_judge_without_its_extra_says_how_to_install_it(tmp_path: Path):
     pytest.importorskip("fastapi")
     done = run("serve", "video", "--backend", "transformers", "--port", "0")
@@ -349,6 +352,7 @@ def test_a_judge_without_its_extra_says_how_to_install_it(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_occupied_port_is_reported_before_anything_is_loaded(tmp_path: Path):
     (tmp_path / "slow_judge.py").write_text("raise SystemExit('the judge was loaded')")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -118,6 +118,7 @@ def test_a_second_signal_ends_the_shutdown_timeout():
         assert started.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_an_idle_service_exits_at_once():
     with slow_service(0) as (started, _):
         started.send_signal(signal.SIGTERM)

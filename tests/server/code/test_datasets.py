@@ -381,6 +381,7 @@ def test_mbppplus_over_http(service: Service):
     assert service.verdict("def f(x): return x", script) == "wrong_answer"
 
 
+@pytest.mark.slow
 def test_the_time_limit_of_a_row_is_used_if_the_request_gives_none(service: Service):
     tests = dataset("code_contests", {"test": PAIRS[:1], "time_limit": 0.2})
     busy = "import time\nwhile time.process_time() < 0.8: pass\nprint(3)"

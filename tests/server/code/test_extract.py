@@ -122,6 +122,7 @@ def test_extraction(text: str, program: str):
     assert extract_program(text) == program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

@@ -245,6 +245,7 @@ lines = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
 def test_any_forged_report_can_be_read(written: list[object], compared: bool, exit_code: int):
     run = ProgramRun(checks=(Check("eval", "f()", "n"),))

@@ -141,6 +141,7 @@ def test_a_body_that_is_not_json_is_refused(service: httpx.Client, content: byte
         assert (response.status_code, response.json()["kind"]) == (422, "invalid")
 
 
+@pytest.mark.slow
 def test_a_body_with_too_many_fields_is_refused(service: httpx.Client):
     fields = {"items": [{f"field{n}": 1 for n in range(200_000)}]}
     values = {"items": [{"uid": "a", "step_rewards": [1] * 5_000_000}]}

@@ -408,6 +408,7 @@ def test_endless_headers_are_rejected():
             assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stalled",
     [

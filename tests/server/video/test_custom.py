@@ -244,6 +244,7 @@ def test_gpus_that_do_not_exist_are_refused(custom, visible_gpus, monkeypatch):
         create_app(custom(gpu_ids="0,7"))
 
 
+@pytest.mark.slow
 def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
     (tmp_path / "mymod.py").write_text(MODULE.replace("def build_backend", "def build"))
     command = [str(Path(sys.executable).with_name("rewardfleet")), "serve", "video", "--port", "0"]
@@ -277,6 +278,7 @@ def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message)
     assert main([*command, "nocolon"]) == 2
 
 
+@pytest.mark.slow
 def test_one_process_has_several_judges(custom, make_video):
     settings = custom(backend=["mine", "reference"])
     with served_with(settings) as client:

@@ -65,6 +65,7 @@ def test_an_upload_shares_cached_scores_with_the_same_file_as_bytes(client, judg
     assert len(judge.seen) == 1
 
 
+@pytest.mark.slow
 def test_an_upload_leaves_no_open_file(client, tmp_path):
     upload(client)
     before = open_files()
@@ -168,6 +169,7 @@ def test_an_upload_without_a_length_is_rejected_at_the_limit(client):
     assert answer.status_code == 413
 
 
+@pytest.mark.slow
 def test_a_small_mp4_of_100_000_frames_is_too_large(client, tmp_path):
     """The file is small because nothing moves in it."""
     import cv2  # noqa: PLC0415

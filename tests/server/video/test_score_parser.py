@@ -440,6 +440,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=800, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES), truncated=st.booleans())
 def test_any_text_gives_a_score_or_an_abstention(text, mode, truncated):
