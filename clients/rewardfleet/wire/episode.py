@@ -69,9 +69,7 @@ class EpisodeRequest(Request):
     temperature: FiniteFloat | None = Field(
         None, description="Sampling temperature of the episode, 0 or above."
     )
-    actions: Matrix | None = Field(
-        None, description="[T, A]: one action per step, A numbers each."
-    )
+    actions: Matrix | None = Field(None, description="[T, A]: one action per step, A numbers each.")
     path: Matrix | None = Field(
         None, description="[T, D]: positions of the end effector, in meters."
     )
