@@ -6,7 +6,8 @@ from typing import Any, Literal, TypedDict, Unpack
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.errors import RewardFleetError
-from .wire.validation import validate
+from .wire.policy_text import POLICY_FIELDS
+from .wire.validation import encode_json, validate
 
 #: Tests as a model, or as a mapping with the same fields.
 TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
@@ -56,7 +57,13 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         return self._policy.reward(score)
 
     def _body_bytes(self, request: CodeRequest) -> int:
-        return len(request.model_dump_json())
+        return len(encode_json(request))
+
+    def _without_policy_text(self, request: CodeRequest) -> CodeRequest | None:
+        texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
+        empty = request.model_copy(update={name: text and "" for name, text in texts.items()})
+        rest = self._body_bytes(empty)
+        return empty if self._body_bytes(request) - rest > rest else None
 
 
 def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:

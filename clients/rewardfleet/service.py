@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from .coalesce import Coalescer
 from .replicas import retry_wait
 from .transport import ServiceTransport
-from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError
+from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError, TooLarge
 from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
 
 RequestT = TypeVar("RequestT", bound=Request)
@@ -44,7 +44,8 @@ class RewardPolicy:
     """The rule by which a score, or a failure, becomes a reward.
 
     Args:
-        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN.
+        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN. An invalid
+            request always raises.
         binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`, else
             0.0. If False, it is the score.
         success_threshold: In [0, 1].
@@ -79,9 +80,11 @@ class RewardPolicy:
         """Return the reward that replaces a missing one, and log the failure as a warning.
 
         Raises:
+            InvalidRequest: `error`: the caller must correct its request.
+            TooLarge: Likewise.
             RewardFleetError: `error`, if `on_failure` is "raise".
         """
-        if self.on_failure == "raise":
+        if self.on_failure == "raise" or isinstance(error, InvalidRequest | TooLarge):
             raise error
         log.warning("no reward, %s is used instead: %s", self.on_failure, error)
         return self.on_failure
@@ -136,6 +139,13 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     def _body_bytes(self, request: RequestT) -> int:
         """Return roughly how many bytes an item has as JSON."""
 
+    def _without_policy_text(self, request: RequestT) -> RequestT | None:  # noqa: ARG002 - for subclasses
+        """Return what is sent if an item is too large; None if that is not due to its policy text.
+
+        The service scores the empty text as it would score a text that is too long.
+        """
+        return None
+
     async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
 
@@ -175,7 +185,10 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     async def _score_one(self, request: RequestT, deadline: float) -> ScoreT:
         if self._coalescer is not None:
             return await self._coalescer.submit(request, deadline)
-        return await self._transport.post("/score", request, self.score_type, deadline=deadline)
+        answer = await self._post_one(request, deadline)
+        if isinstance(answer, RewardFleetError):
+            raise answer
+        return answer
 
     async def _send(
         self, requests: list[RequestT], deadline: float
@@ -219,6 +232,8 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
                 item_count=len(requests),
                 deadline=deadline,
             )
+        except TooLarge:
+            return await self._send_halves(requests, deadline)
         except RewardFleetError as error:
             return error
         if len(response.results) != len(requests):
@@ -231,6 +246,16 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
                 for request, score in zip(requests, response.results, strict=True)
             )
         )
+
+    async def _send_halves(
+        self, requests: list[RequestT], deadline: float
+    ) -> list[ScoreT | RewardFleetError] | RewardFleetError:
+        """Send a batch that is too large for the service in smaller ones, at last item by item."""
+        middle = len(requests) // 2
+        if not middle:
+            return [await self._post_one(requests[0], deadline)]
+        parts = [requests[:middle], requests[middle:]]
+        return _join(parts, await self._send_parts(parts, deadline))
 
     async def _retry_item(
         self, request: RequestT, score: ScoreT, deadline: float
@@ -248,6 +273,9 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
             return await self._transport.post("/score", request, self.score_type, deadline=deadline)
+        except TooLarge as error:
+            smaller = self._without_policy_text(request)
+            return error if smaller is None else await self._post_one(smaller, deadline)
         except RewardFleetError as error:
             return error
 

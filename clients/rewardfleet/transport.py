@@ -28,6 +28,7 @@ from .wire.errors import (
 )
 from .wire.headers import SERVICE_HEADER, TIMEOUT_HEADER
 from .wire.score import MAX_BATCH_ITEMS
+from .wire.validation import encode_json
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -94,9 +95,8 @@ class _Call:
             headers["content-type"] = "application/json"
             if self.content is None:
                 # Unset fields are not sent: a service of an older version may not know them.
-                dump = partial(self.body.model_dump_json, exclude_unset=True)
-                text = await in_thread(dump, self.deadline)
-                self.content = text.encode()
+                encode = partial(encode_json, self.body, exclude_unset=True)
+                self.content = await in_thread(encode, self.deadline)
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent")

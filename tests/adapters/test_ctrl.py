@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import json
-import logging
 import math
 import pickle
 import time
@@ -133,18 +132,12 @@ INVALID_SAMPLES = [
 
 
 @pytest.mark.parametrize(("sample", "named"), INVALID_SAMPLES)
-async def test_an_invalid_sample_gets_on_failure_and_a_warning(
-    code_url: str, caplog, sample, named
-):
-    """The other rewards are not affected, and no missing reward is silently 0."""
-    fn = reward_fn(code_url, on_failure=math.nan)
-    with caplog.at_level(logging.WARNING):
-        rewards = await fn.get_reward_all([CRITIQUE] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
-    assert rewards[0] == rewards[2] == 1.0
-    assert math.isnan(rewards[1])
-    assert len(caplog.messages) == 1 and named in caplog.messages[0]
+@pytest.mark.parametrize("on_failure", ["raise", math.nan])
+async def test_an_invalid_sample_always_raises(code_url: str, sample, named, on_failure):
+    """The row is the caller's. `on_failure` is for failures of the fleet."""
+    fn = reward_fn(code_url, on_failure=on_failure)
     with pytest.raises(InvalidRequest, match=named):
-        await reward_fn(code_url).get_reward_all([CRITIQUE], [SUM], [sample])
+        await fn.get_reward_all([CRITIQUE] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
 
 
 async def test_the_first_failure_is_raised_without_waiting_for_the_rest(code_url: str):

@@ -107,18 +107,29 @@ def test_a_failure_is_raised_or_replaced_and_never_silently_0(
     result = score("code", SUM, TESTS, url=dead, timeout_s=0.5, on_failure=-1.0)
     assert (result["score"], result["failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
-    assert math.isnan(score("code", SUM, None, url=code_url, on_failure=math.nan)["score"])
+    with pytest.raises(InvalidRequest, match="tests"):  # on_failure is for the fleet's failures
+        score("code", SUM, None, url=code_url, on_failure=math.nan)
     with pytest.raises(ValueError, match="on_failure"):
         score("code", SUM, TESTS, url=code_url, on_failure="zero")
 
 
 @both
-def test_all_results_have_the_same_keys_and_float_values(score, code_url: str):
+def test_all_results_have_the_same_keys_and_float_values(
+    score, code_url: str, unused_tcp_port: int
+):
     """verl collects the keys of the first sample."""
     results = [
         score("code", SUM, TESTS, url=code_url),
         score("code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url),
-        score("code", SUM, None, url=code_url, on_failure=0.25),
+        score("code", "", TESTS, url=code_url),
+        score(
+            "code",
+            SUM,
+            TESTS,
+            url=f"http://127.0.0.1:{unused_tcp_port}",
+            timeout_s=0.5,
+            on_failure=0.25,
+        ),
     ]
     assert len({tuple(each) for each in results}) == 1
     assert all(type(value) is float for each in results for value in each.values())

@@ -108,15 +108,30 @@ async def test_the_retry_after_of_an_item_is_respected(replica):
 async def test_a_failed_part_does_not_affect_the_other_parts(replica):
     async def reject_the_second(request: Received) -> Reply:
         if request.items[0]["task_text"] == "task 2":
-            return Reply(413, problem(413, "too_large"))
+            return Reply(403, problem(403, "forbidden"))
         return await healthy(request)
 
     only = await replica(reject_the_second)
     async with RewardFleet(video=only.url, max_concurrency=4, on_failure=-1.0) as fleet:
         scores = await fleet.video.score_batch(requests(6))
         assert [score.status for score in scores] == ["ok", "ok", "error", "error", "ok", "ok"]
-        assert scores[2].error.kind == "too_large"
+        assert scores[2].error.kind == "forbidden"
         assert await fleet.video.rewards(requests(6)) == [0, 0, -1, -1, 0, 0]
+
+
+async def test_a_part_that_is_too_large_for_the_service_is_sent_in_halves(replica):
+    async def at_most_two(request: Received) -> Reply:
+        too_large = len(request.items) > 2 or request.items[0]["task_text"] == "task 5"
+        return Reply(413, problem(413, "too_large")) if too_large else await healthy(request)
+
+    only = await replica(at_most_two)
+    async with RewardFleet(video=only.url, max_concurrency=1, on_failure=-1.0) as fleet:
+        assert numbers(await fleet.video.score_batch(requests(5))) == [0, 1, 2, 3, 4]
+        scores = await fleet.video.score_batch(requests(7))
+        assert [score.status for score in scores] == [*["ok"] * 5, "error", "ok"]
+        assert scores[5].error.kind == "too_large"
+        with pytest.raises(rewardfleet.TooLarge):  # the caller must send something else
+            await fleet.video.rewards(requests(7))
 
 
 async def test_a_batch_whose_parts_are_all_refused_raises(replica):

@@ -70,9 +70,10 @@ async def test_a_code_client_at_the_video_service(serve: Serve):
                 await call
 
 
-async def test_on_failure_applies_to_a_wrong_url_as_well(code_url: str):
+async def test_a_wrong_url_raises_whatever_on_failure_is(code_url: str):
     async with RewardFleet(video=code_url, on_failure=-1.0) as fleet:
-        assert await fleet.video.reward(TASK, b"a video file") == -1.0
+        with pytest.raises(InvalidRequest, match="is the code service, not the video service"):
+            await fleet.video.reward(TASK, b"a video file")
 
 
 def test_the_command_names_the_service_that_answered(

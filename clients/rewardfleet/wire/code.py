@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
 
+from .policy_text import PolicyText
 from .score import Request, Response, Score, Timing
 
-#: Maximum number of characters of a program, an assert, a setup or a critique.
-MAX_PROGRAM = 1_000_000
+#: Maximum number of characters of an assert or a setup.
+MAX_SOURCE = 1_000_000
 #: Maximum number of tests per submission. At least one is required: passing none proves nothing.
 MAX_TESTS = 1_000
 
@@ -23,9 +24,9 @@ def _without_nul(text: str) -> str:
     return text
 
 
-#: Python source code, or text that contains it.
+#: Python source code that the caller wrote.
 Source = Annotated[
-    str, StringConstraints(max_length=MAX_PROGRAM, min_length=1), AfterValidator(_without_nul)
+    str, StringConstraints(max_length=MAX_SOURCE, min_length=1), AfterValidator(_without_nul)
 ]
 
 
@@ -43,7 +44,7 @@ FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 #: Source code that runs before the program.
 Setup = Annotated[
     str,
-    StringConstraints(max_length=MAX_PROGRAM),
+    StringConstraints(max_length=MAX_SOURCE),
     AfterValidator(_without_nul),
     Field(description="Source code that runs before the program, e.g. imports that it relies on."),
 ]
@@ -182,19 +183,19 @@ class Limits(Request):
 class CodeRequest(Request):
     """One program, and the tests to score it on."""
 
-    revision: Source = Field(
+    revision: PolicyText = Field(
         description="The program: source code, or text with the program in a code fence "
-        "(```python … ```)."
+        "(```python … ```). Any text is scored: one without a program, or of more than 1,000,000 "
+        "characters, scores 0 with `compile_error`."
     )
     tests: Tests = Field(description="The tests; `kind` selects one of these models.")
-    critique: str | None = Field(
+    critique: PolicyText | None = Field(
         None,
-        max_length=MAX_PROGRAM,
         description="The critique that the program was revised from. It must contain exactly one "
         "overall judgment (`Overall judgment: Correct` or `Incorrect`); otherwise the score is 0 "
         "and nothing is run. Null: no critique is checked.",
     )
-    original_program: Source | None = Field(
+    original_program: PolicyText | None = Field(
         None,
         description="The program, or text with it, that the critique judged. It is run on the "
         "same tests to determine whether the judgment is right (`components.judgment_correct`).",

@@ -12,14 +12,10 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    StringConstraints,
     model_validator,
 )
 
-from .code import MAX_PROGRAM
-
-#: A program, or a model's output.
-Text = Annotated[str, StringConstraints(max_length=MAX_PROGRAM)]
+from .policy_text import PolicyText
 
 
 def _reject_files(value: object) -> object:
@@ -41,7 +37,7 @@ class _Request(BaseModel):
 class RunCodeRequest(_Request):
     """A program to run once, and what it reads."""
 
-    code: Text = Field(description="The program.")
+    code: PolicyText = Field(description="The program.")
     language: Literal["python"] = Field(description="The language of the program.")
     stdin: str | None = Field(
         None, description="Text on the program's standard input; null: nothing."
@@ -126,7 +122,7 @@ class SubmitRequest(_Request):
 
     dataset: str = Field(description="Ignored: the tests are in `config.provided_data`.")
     id: int | str = Field(description="Returned in the response.")
-    completion: Text = Field(description="The program, or a model's text with it.")
+    completion: PolicyText = Field(description="The program, or a model's text with it.")
     config: SubmitConfig = Field(description="The tests, and how the submission is judged.")
 
 

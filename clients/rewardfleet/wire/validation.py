@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from .errors import InvalidRequest
+from .policy_text import without_lone_surrogates
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -38,16 +39,33 @@ def validate(
         raise InvalidRequest(f"{prefix}{format_validation_error(error, model)}") from None
 
 
-def validate_json(model: type[ModelT], body: str | bytes) -> ModelT:
-    """Validate JSON.
+def validate_json(model: type[ModelT], body: bytes) -> ModelT:
+    """Validate JSON. Lone surrogates are accepted in policy texts only.
 
     Raises:
         InvalidRequest: It is not JSON, or not valid.
     """
     try:
-        return model.model_validate_json(body)
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid":
+                raise
+            return model.model_validate_json(without_lone_surrogates(body))
     except ValidationError as error:
         raise InvalidRequest(format_validation_error(error, model)) from None
+
+
+def encode_json(model: BaseModel, *, exclude_unset: bool = False) -> bytes:
+    """Return a model as JSON.
+
+    Raises:
+        InvalidRequest: It has text that cannot be encoded as UTF-8.
+    """
+    try:
+        return model.model_dump_json(exclude_unset=exclude_unset).encode()
+    except ValueError as error:  # pydantic_core.PydanticSerializationError
+        raise InvalidRequest(f"the request cannot be encoded: {error}") from None
 
 
 def format_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -187,8 +187,7 @@ def _decoded(tests: Any) -> Any:
 
 
 def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> CodeRequest:
-    # An empty completion fails its tests, as in SandboxFusion; an empty `revision` is invalid.
-    fields = {"revision": revision or "\n", "tests": tests, "mode": mode, "limits": limits}
+    fields = {"revision": revision, "tests": tests, "mode": mode, "limits": limits}
     return validate(CodeRequest, fields)
 
 

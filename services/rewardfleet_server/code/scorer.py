@@ -28,7 +28,7 @@ from .cache_key import CacheKeys, lookup_keys, store_policy
 from .datasets.rows import read_row
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
-from .submission import Submission, SubmissionRun
+from .submission import Submission, SubmissionRun, why_no_program
 from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 #: Settings that verdicts depend on.
@@ -72,7 +72,7 @@ class CodeScorer:
             submission = await asyncio.to_thread(Submission.of, request)
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, submission, limits)
-        if submission.critique_invalid:  # scored without running anything
+        if submission.critique_invalid or submission.no_program:  # scored without running it
             return Plan(self._name, compute)
         return Plan(self._name, compute, await self._cache_policy(request, submission))
 
@@ -134,7 +134,12 @@ class CodeScorer:
             stop_at_failure=request.mode == "all_pass",
             max_seconds=self._settings.max_submission_s,
         )
-        await self._execute(submission.program, run)
+        if submission.no_program is None:
+            await self._execute(submission.program, run)
+        else:
+            run.verdicts.append(
+                Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
+            )
         score = self._verdicts(run, request.mode, len(tests.cases))
         score.code = submission.program
         if submission.judgment is not None:
@@ -177,6 +182,8 @@ class CodeScorer:
 
         It has the time that the run of the revision left over.
         """
+        if why_no_program(original_program) is not None:
+            return False
         seconds = before.seconds_left
         if seconds <= 0:
             return None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
+from rewardfleet.wire.policy_text import MAX_CHARACTERS
 
 from .critique import overall_judgment
 from .extract import extract_program
@@ -17,6 +18,7 @@ class Submission:
 
     Attributes:
         program: The program to run.
+        no_program: Why there is nothing to run; None if there is a program.
         original_program: The program that the critique judged, if it was given.
         judgment: The overall judgment of the critique, if it has exactly one.
         critique_invalid: Whether the critique has no judgment. Then nothing is run.
@@ -25,6 +27,7 @@ class Submission:
     """
 
     program: str
+    no_program: str | None
     original_program: str | None
     judgment: CritiqueJudgment | None
     critique_invalid: bool
@@ -35,8 +38,10 @@ class Submission:
         """Parse the texts of a request."""
         judgment = None if request.critique is None else overall_judgment(request.critique)
         original = request.original_program
+        program = extract_program(request.revision)
         return cls(
-            program=extract_program(request.revision),
+            program=program,
+            no_program=why_no_program(program),
             original_program=None if original is None else extract_program(original),
             judgment=judgment,
             critique_invalid=request.critique is not None and judgment is None,
@@ -44,6 +49,16 @@ class Submission:
             and original is not None
             and request.original_passed is None,
         )
+
+
+def why_no_program(program: str) -> str | None:
+    """Return why an extracted program is not run; None if it is."""
+    lines = map(str.strip, program.split("\n"))
+    if not any(line and not line.startswith("#") for line in lines):
+        return f"no program: the text has no statement, or more than {MAX_CHARACTERS} characters"
+    if "\0" in program:
+        return "not a program: the text contains a NUL, or a lone surrogate"
+    return None
 
 
 class SubmissionRun:

@@ -1,0 +1,58 @@
+"""Text that a policy wrote. It is always scored: no text is an invalid request.
+
+A text that cannot be part of a program is replaced, before it is sent and again by the service, by
+one that fails in the same way:
+
+    longer than MAX_CHARACTERS    the empty text
+    a lone surrogate              a NUL, which no Python source may contain either
+"""
+
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+#: Maximum number of characters of a text that is judged by its content.
+MAX_CHARACTERS = 1_000_000
+
+#: The fields of requests that contain such a text.
+POLICY_FIELDS = frozenset({"revision", "critique", "original_program", "completion", "code"})
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def replace_unusable(text: Any) -> Any:
+    """Return the text that is judged in place of `text`. Anything but a text is returned as it is.
+
+    The result has at most `MAX_CHARACTERS` characters, and can be encoded as UTF-8.
+    """
+    if not isinstance(text, str):
+        return text
+    return _SURROGATE.sub("\0", text) if len(text) <= MAX_CHARACTERS else ""
+
+
+#: A field with such a text.
+PolicyText = Annotated[str, BeforeValidator(replace_unusable)]
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    r"""Replace the escapes of lone surrogates (`\ud800`) in a JSON body's policy texts.
+
+    The JSON parser refuses them, and Python's `json.dumps` writes them. Elsewhere they stay, and
+    are refused, because the caller wrote them. A body that is not JSON is returned as it is.
+    """
+    if not _ESCAPED_SURROGATE.search(body):
+        return body
+
+    def replaced(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {
+            name: replace_unusable(value) if name in POLICY_FIELDS else value
+            for name, value in pairs
+        }
+
+    try:
+        return json.dumps(json.loads(body, object_pairs_hook=replaced)).encode()
+    except (ValueError, RecursionError):
+        return body
