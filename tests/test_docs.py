@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -130,11 +131,16 @@ def test_generated_files_are_up_to_date():
 
 
 @pytest.fixture
-def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Service[Any, Any]]:
-    """Return the services that the reference pages describe."""
+async def services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[dict[str, Service[Any, Any]]]:
+    """Return the services that the reference pages describe, and close what they opened."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     services: dict[str, Service[Any, Any]] = import_module("reference_pages").services()
-    return services
+    async with AsyncExitStack() as stack:
+        for service in services.values():
+            await stack.enter_async_context(service.lifespan())
+        yield services
 
 
 def test_the_reference_pages_describe_every_service(services: dict[str, Service[Any, Any]]):
