@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install jail demo test test-interpreters check docs bench bench-client bench-code bench-episode example-episode serve lock
+.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode example-episode serve lock
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 
-install: $(VENV)/.installed jail
+install: $(VENV)/.installed jail packages
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
@@ -25,6 +25,10 @@ jail:
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
 		then "$$@" >/dev/null || { apt-get update >/dev/null && "$$@" >/dev/null; } || true; fi; \
 		command -v bwrap >/dev/null || echo "for the code service, run: sudo $$*"; }
+
+# What programs of the code service can import. Without them the service starts, and says so.
+packages: $(VENV)/.installed jail
+	@$(BIN)/rewardfleet packages build >/dev/null || echo "programs of the code service cannot import numpy: see above"
 
 demo: install  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/python -m rewardfleet_server.video.demo tests/data/libero

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.errors import RewardFleetError
-from .wire.policy_text import POLICY_FIELDS
+from .wire.policy_text import POLICY_FIELDS, UNUSABLE
 from .wire.validation import encode_json, validate
 
 #: Tests as a model, or as a mapping with the same fields.
@@ -61,7 +61,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
 
     def _without_policy_text(self, request: CodeRequest) -> CodeRequest | None:
         texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
-        empty = request.model_copy(update={name: text and "" for name, text in texts.items()})
+        empty = request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
         rest = self._body_bytes(empty)
         return empty if self._body_bytes(request) - rest > rest else None
 

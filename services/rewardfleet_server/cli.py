@@ -191,6 +191,35 @@ def add_reference_command(
     print(f"{library}: added {file} as a {'success' if success else 'failure'}")
 
 
+@command.group(cls=_Group, name="packages", help="Packages that scored programs can import.")
+def packages_group() -> None:
+    """Group the commands that install packages for programs."""
+
+
+@packages_group.command(
+    name="build", help="Install them once; `serve code` with the same flags uses them."
+)
+@click.option(
+    "--packages",
+    multiple=True,
+    metavar="PACKAGES",
+    help="Like the flag of `serve code`.  [default: numpy,sortedcontainers]",
+)
+@click.option("--python", metavar="FILE", help="Like the flag of `serve code`.")
+def build_packages(packages: tuple[str, ...], python: str | None) -> None:
+    """Build the environment that `serve code` uses with the same flags."""
+    from .code.packages import environment_of  # noqa: PLC0415 - needs the server's packages
+    from .code.settings import CodeSettings  # noqa: PLC0415 - needs the server's packages
+    from .flags import read_settings  # noqa: PLC0415 - needs the server's packages
+
+    flags = {"packages": packages, "python": python}
+    given = {name: value for name, value in flags.items() if value}
+    environment = environment_of(read_settings(CodeSettings, given))
+    environment.build()
+    environment.python()
+    print(f"{environment.folder}: {', '.join(environment.requirements)}")
+
+
 @command.command(name="doctor", help="Report what works on this machine, and how to fix the rest.")
 def doctor_command() -> int:
     """Print what works; return 1 if a service cannot run."""

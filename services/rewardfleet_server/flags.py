@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from pydantic import DirectoryPath, FilePath, HttpUrl, ValidationError
@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from rewardfleet.wire.validation import InputError, join_errors
 
 from .settings import ENV_PREFIX, ServerSettings, redact, unknown_variables
+
+_Settings = TypeVar("_Settings", bound=ServerSettings)
 
 _MAX_WIDTH = 100
 #: How many characters of a value an error shows.
@@ -88,7 +90,7 @@ class ServiceCommand(click.Command):
         )
 
 
-def read_settings(settings_type: type[ServerSettings], given: dict[str, Any]) -> ServerSettings:
+def read_settings(settings_type: type[_Settings], given: dict[str, Any]) -> _Settings:
     """Validate flags and environment variables.
 
     Raises:

@@ -55,7 +55,7 @@ def bench(level: str) -> bool:
             cpu_ms = (cpu_seconds(pid) - before) / count * 1000
             rates.append(rate)
             bares.append(bare_rate(SECONDS))
-        one = asyncio.run(trivial(port))
+        one, _ = asyncio.run(trivial(port))
         bare = statistics.median(bare_start() for _ in range(30))
         burst_s, peak_mib, answered = asyncio.run(burst(port, pid))
     cached, empty = cached_scores(level)
@@ -81,7 +81,40 @@ def bench(level: str) -> bool:
     print("ms per test by stage: " + ", ".join(f"{name} {ms:.2f}" for name, ms in stages.items()))
     print(f"{BURST} concurrent submissions: {answered} answered in {burst_s:.1f} s, ", end="")
     print(f"{peak_mib:.0f} MiB at most in all processes")
+    print_numpy(level)
     return all_met and answered == BURST
+
+
+def print_numpy(level: str) -> None:
+    """Print what preloading numpy costs all programs, and saves those that import it."""
+    with service(level) as (plain, _):
+        if not asyncio.run(runs(plain, "import numpy")):
+            print("numpy: programs cannot import it; `rewardfleet packages build` installs it")
+            return
+        with service(level, preload=("numpy",)) as (preloaded, _):
+            ports = {"not preloaded": plain, "preloaded": preloaded}
+            rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ports}
+            for _ in range(ROUNDS):  # in turns, so that other load on the machine affects both
+                for name, port in ports.items():
+                    without, fork_ms = asyncio.run(trivial(port, count=30))
+                    using, _ = asyncio.run(trivial(port, count=10, first_line="import numpy"))
+                    rounds[name].append((fork_ms, without * 1000, using * 1000))
+    for name, figures in rounds.items():
+        fork_ms, without, using = map(statistics.median, zip(*figures, strict=True))
+        print(
+            f"numpy {name}: fork {fork_ms:.2f} ms, one trivial program p50 {without:.2f} ms, "
+            f"one that imports numpy {using:.2f} ms"
+        )
+
+
+async def runs(port: int, program: str) -> bool:
+    """Return whether a program ends without an error."""
+    connection = await Connection.open(port)
+    tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": ""}]}
+    body = json.dumps({"revision": program, "tests": tests}).encode()
+    _, response, _ = await connection.request(post("/score", body))
+    connection.close()
+    return bool(json.loads(response)["score"] == 1.0)
 
 
 def cached_scores(level: str) -> tuple[float, float]:
@@ -186,18 +219,20 @@ def bare_rate(seconds: float) -> float:
     return sum(counts) / (time.perf_counter() - started)
 
 
-async def trivial(port: int) -> float:
-    """Return the median seconds of one trivial program."""
+async def trivial(port: int, count: int = 100, first_line: str = "") -> tuple[float, float]:
+    """Return the median seconds of one trivial program, and its milliseconds to fork."""
     connection = await Connection.open(port)
-    times = []
-    for number in range(100):
+    times, fork_ms = [], []
+    for number in range(count):
         tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": f"{number}\n"}]}
-        body = json.dumps({"revision": f"print({number})", "tests": tests}).encode()
+        body = json.dumps({"revision": f"{first_line}\nprint({number})", "tests": tests}).encode()
         status, response, seconds = await connection.request(post("/score", body))
-        assert status == 200 and json.loads(response)["score"] == 1.0
+        score = json.loads(response)
+        assert status == 200 and score["score"] == 1.0
         times.append(seconds)
+        fork_ms.append(score["timing_ms"]["fork"])
     connection.close()
-    return statistics.median(times)
+    return statistics.median(times), statistics.median(fork_ms)
 
 
 def bare_start() -> float:
@@ -265,18 +300,20 @@ def resident_mib(pid: int) -> float:
 
 
 @contextmanager
-def service(level: str, cache_mb: int = 0) -> Iterator[tuple[int, int]]:
+def service(
+    level: str, cache_mb: int = 0, preload: tuple[str, ...] = ()
+) -> Iterator[tuple[int, int]]:
     """Run the code service in another process; yield port and pid."""
-    with in_process(run_service, level, cache_mb) as port_and_pid:
+    with in_process(run_service, level, cache_mb, preload) as port_and_pid:
         yield port_and_pid
 
 
-def run_service(pipe: Pipe, level: str, cache_mb: int) -> None:
+def run_service(pipe: Pipe, level: str, cache_mb: int, preload: tuple[str, ...]) -> None:
     # As in production, with a log line per request.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     configure_logging("info")
     uncached = {"cache_mb": cache_mb, "cache_file": None}
-    settings = CodeSettings(port=0, isolation=level, **uncached)
+    settings = CodeSettings(port=0, isolation=level, preload=list(preload), **uncached)
     server = Server(create_app(settings), settings)
     send_port(pipe, server)
     server.run()

@@ -4,7 +4,15 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 
 from .policy_text import PolicyText
 from .score import Request, Response, Score, Timing
@@ -50,11 +58,60 @@ Setup = Annotated[
 ]
 
 
+#: How the output of a program is compared.
+Checker = Literal[
+    "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float"
+]
+_CHECKERS = (
+    "exact: the same text; the kind of line ends and trailing newlines are ignored. lines: the "
+    "same lines; white space at their ends is ignored. decimal_lines: LiveCodeBench's rule: like "
+    "lines, without white space around them, and lines of equal numbers are equal. "
+    "unordered_lines: the same lines in any order. tokens: the same words, separated by any white "
+    "space. unordered: the same words in any order. float: like tokens, but a number may differ "
+    "by `tolerance`, unless an integer is expected."
+)
+#: A tolerance of numbers.
+Tolerance = Annotated[FiniteFloat, Field(ge=0, le=1)]
+_TOLERANCE = "absolute, or relative to the expected number if that is above 1."
+_RELATIVE = (
+    "If given, a number may differ by `tolerance` plus this share of the expected number, as in "
+    "numpy.isclose."
+)
+_BOOL_IS_INT = "Whether True equals 1 and False equals 0, as in Python."
+
+
 class StdioCase(Request):
     """One test: what the program reads, and what it must print."""
 
     stdin: str = Field("", description="Text on the program's standard input.")
     stdout: str = Field(description="Expected standard output, compared by `checker`.")
+
+
+class CheckerProgram(Request):
+    """A program that decides whether an output is right, for problems with many valid outputs.
+
+    It is run as `checker INPUT OUTPUT ANSWER`: files with the test's `stdin`, with what the program
+    printed, and with the test's `stdout`. It accepts the output with exit status 0, and rejects it
+    with another one. Status 3, an exception, a signal or an exceeded limit means that it failed.
+    """
+
+    language: Literal["python", "cpp"] = Field(
+        description="python: a script. cpp: C++17, which may include `testlib.h`; requires a "
+        "compiler where the service runs."
+    )
+    source: Source = Field(description="The source code. Never give text that a policy wrote.")
+
+
+_CHECKER_PROGRAM = (
+    "Decides whether an output is right; `checker` and its options are then not used. The request "
+    "is invalid if the program does not compile, or fails on a test's own `stdout` as the output."
+)
+
+
+def _check_one_checker(checker: Checker | None, program: CheckerProgram | None) -> None:
+    # `tokens` is the default, which a client may send along.
+    if program is not None and checker not in {None, "tokens"}:
+        raise ValueError("give `checker` or `checker_program`, not both")
 
 
 class StdioTests(Request):
@@ -63,20 +120,18 @@ class StdioTests(Request):
     kind: Literal["stdio"] = Field(description="The kind of these tests.")
     setup: Setup = ""
     cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS, description="The tests.")
-    checker: Literal["exact", "tokens", "float"] = Field(
-        "tokens",
-        description="exact: the same text; the kind of line ends and trailing newlines are "
-        "ignored. tokens: the same words, separated by any white space. float: like tokens, but "
-        "numbers may differ by `tolerance` unless both are integers.",
+    checker: Checker = Field("tokens", description=_CHECKERS)
+    tolerance: Tolerance = Field(
+        1e-6, description=f"Tolerance of the checker `float`: {_TOLERANCE}"
     )
-    tolerance: FiniteFloat = Field(
-        1e-6,
-        ge=0,
-        le=1,
-        description="Tolerance of the checker `float`: absolute, or relative to the expected "
-        "number if that is above 1.",
-    )
+    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool = Field(False, description="Whether `YES` and `Yes` are equal.")
+    checker_program: CheckerProgram | None = Field(None, description=_CHECKER_PROGRAM)
+
+    @model_validator(mode="after")
+    def _check_one_checker(self) -> "StdioTests":
+        _check_one_checker(self.checker, self.checker_program)
+        return self
 
 
 class FunctionalCase(Request):
@@ -99,6 +154,11 @@ class FunctionalTests(Request):
     cases: list[FunctionalCase] = Field(
         min_length=1, max_length=MAX_TESTS, description="The tests."
     )
+    tolerance: Tolerance = Field(
+        0.0, description=f"Tolerance of expected numbers with a decimal point: {_TOLERANCE}"
+    )
+    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
 
 
 class AssertTests(Request):
@@ -112,13 +172,11 @@ class AssertTests(Request):
         description="Each is one `assert` statement, or a script with at least "
         "one, which counts as one test.",
     )
-    tolerance: FiniteFloat = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Tolerance of expected floating-point literals: absolute, or relative to the "
-        "literal if that is above 1.",
+    tolerance: Tolerance = Field(
+        0.0, description=f"Tolerance of expected floating-point literals: {_TOLERANCE}"
     )
+    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
     single_run: bool = Field(
         False,
         description="Whether all cases are evaluated in one run of the program, within the limits "
@@ -143,6 +201,25 @@ class DatasetTests(Request):
     first: int | None = Field(
         None, ge=1, description="How many of the row's tests are used; null: all. CTRL used 10."
     )
+    checker: Checker | None = Field(
+        None,
+        description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
+        "of the dataset; see docs/code-service.md.",
+    )
+    tolerance: Tolerance | None = Field(
+        None, description="As in the kind of tests that it becomes."
+    )
+    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
+    bool_is_int: bool | None = Field(None, description=_BOOL_IS_INT)
+    checker_program: CheckerProgram | None = Field(
+        None, description="As in `stdio`. Null: that of the row, unless `checker` is given."
+    )
+
+    @model_validator(mode="after")
+    def _check_one_checker(self) -> "DatasetTests":
+        _check_one_checker(self.checker, self.checker_program)
+        return self
 
 
 #: All kinds of tests except dataset rows, which are read as one of these.
@@ -227,6 +304,7 @@ class Outcome(StrEnum):
     TIME_LIMIT = "time_limit"
     MEMORY_LIMIT = "memory_limit"
     OUTPUT_LIMIT = "output_limit"
+    ANSWER_TOO_LARGE = "answer_too_large"
     COMPILE_ERROR = "compile_error"
     EXITED_EARLY = "exited_early"  #: the program ended before it had answered all checks
     SKIPPED = "skipped"  #: not run, because a test before it failed or the time was up
@@ -239,10 +317,16 @@ class Verdict(Response):
         description="exited_early: the program ended before it had answered. skipped: it was not "
         "run, because a test before it failed or the time was used up."
     )
-    verdict_by: Literal["service", "jail"] = Field(
+    verdict_by: Literal["service", "jail", "checker"] = Field(
         "service",
         description="service: the comparison was made outside the sandbox. jail: the assert had "
-        "to be evaluated in the program's own process, where the program can tamper with it.",
+        "to be evaluated in the program's own process, where the program can tamper with it. "
+        "checker: by the request's `checker_program`.",
+    )
+    checker_message: str = Field(
+        "",
+        description="The first 200 characters that the `checker_program` printed. They may tell "
+        "the expected output.",
     )
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
@@ -256,12 +340,13 @@ class Verdict(Response):
 class CodeTiming(Timing):
     """Where the time of a submission went, in milliseconds.
 
-    `fork`, `run`, `clean` and `compare` add up to `backend`.
+    `fork`, `run`, `clean`, `check` and `compare` add up to `backend`.
     """
 
     fork: float = Field(0.0, description="Creating processes.")
     run: float = Field(0.0, description="Running the program.")
     clean: float = Field(0.0, description="Removing what the runs left behind.")
+    check: float = Field(0.0, description="Running the checker program.")
     compare: float = Field(0.0, description="Comparing, and communicating with the sandbox.")
 
 

@@ -1,10 +1,8 @@
 """Text that a policy wrote. It is always scored: no text is an invalid request.
 
-A text that cannot be part of a program is replaced, before it is sent and again by the service, by
-one that fails in the same way:
-
-    longer than MAX_CHARACTERS    the empty text
-    a lone surrogate              a NUL, which no Python source may contain either
+What cannot be part of a program is replaced by a NUL, which no Python source may contain: a lone
+surrogate, and a complete text of more than `MAX_CHARACTERS`. The client does so before it sends the
+text, and the service again.
 """
 
 import json
@@ -15,6 +13,8 @@ from pydantic import BeforeValidator
 
 #: Maximum number of characters of a text that is judged by its content.
 MAX_CHARACTERS = 1_000_000
+#: The text that is judged in place of one that is too long.
+UNUSABLE = "\0"
 
 #: The fields of requests that contain such a text.
 POLICY_FIELDS = frozenset({"revision", "critique", "original_program", "completion", "code"})
@@ -30,7 +30,7 @@ def replace_unusable(text: Any) -> Any:
     """
     if not isinstance(text, str):
         return text
-    return _SURROGATE.sub("\0", text) if len(text) <= MAX_CHARACTERS else ""
+    return _SURROGATE.sub(UNUSABLE, text) if len(text) <= MAX_CHARACTERS else UNUSABLE
 
 
 #: A field with such a text.

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, FunctionalTests, Outcome, StdioTests
 
+from .checkers.decision import CHECKER_FAILED
 from .normal_form import normal_form
 from .verdict import SANDBOX_DIED
 
@@ -101,6 +102,8 @@ def store_policy(
     is_brief |= with_original and (right is None or (right == 1) != (score.judgment == "correct"))
     # A jail may also die for reasons other than the program.
     is_brief |= any(SANDBOX_DIED in each for each in score.suspicions)
+    # The failure of a checker may be due to its limits.
+    is_brief |= any(CHECKER_FAILED in each for each in score.suspicions)
     return f"{key}:{'all' if complete else 'first'}", _SHORT_TTL_S if is_brief else None
 
 
@@ -108,7 +111,7 @@ def harness_version() -> str:
     """Return a digest of the code that makes verdicts: every file of the service package."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.h"))):
         digest.update(f"{file.relative_to(folder)}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

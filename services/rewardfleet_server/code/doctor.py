@@ -2,16 +2,21 @@
 
 import asyncio
 import importlib
+import shlex
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.doctor import Diagnosis, check_extra
 from rewardfleet_server.extras import install_command
 
+from .checkers.compiler import find_compiler
+from .packages import BUILD_COMMAND, environment_of, jail_python
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult
-from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel, find_python
+from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
 from .sandboxes.jail.pool import JailPool, build
+from .sandboxes.jail.worker import PythonUnusable
 from .settings import CodeSettings
 
 _ALLOW_NAMESPACES = (
@@ -22,11 +27,10 @@ _ALLOW_NAMESPACES = (
 _USE_LANDLOCK = (
     "use a kernel with Landlock: Linux 5.13 or newer, with landlock in /sys/kernel/security/lsm"
 )
-_INSTALL_NUMPY = (
-    "python3 -m venv /opt/jail && /opt/jail/bin/pip install numpy && "
-    "rewardfleet serve code --python /opt/jail/bin/python"
+_CHANGE_PYTHON = (
+    "give --python an interpreter in a folder of its own that everyone can read, like "
+    "/opt/jail/bin/python, and --preload modules that it can import"
 )
-
 #: Prints the packages that programs can import.
 _LIST_PACKAGES = """
 import importlib.metadata
@@ -48,7 +52,12 @@ def checks(settings: CodeSettings) -> Iterator[Diagnosis]:
 
 def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
     try:
-        python = find_python(settings.python)
+        if settings.packages and not environment_of(settings).is_built:
+            names = ",".join(settings.packages)
+            what = f"code: --packages {names}: installed when the service starts"
+            yield Diagnosis("note", what, f"{BUILD_COMMAND} --packages {shlex.quote(names)}")
+            settings = settings.model_copy(update={"packages": []})
+        python = jail_python(settings)
     except ValueError as error:
         fix = "give an interpreter of Python 3.11 or newer: rewardfleet serve code --python FILE"
         yield Diagnosis("failed", f"code: {error}", fix)
@@ -64,11 +73,15 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
     levels: tuple[IsolationLevel, ...] = (
         FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
     )
+    one_jail = {"workers": 1, "python": Path(python.path), "packages": []}
     has_worked = False
     for level in levels:
         try:
-            pool = build(settings.model_copy(update={"isolation": level, "workers": 1}))
+            pool = build(settings.model_copy(update={**one_jail, "isolation": level}))
         except ValueError as error:
+            if isinstance(error.__cause__, PythonUnusable):  # as at all levels
+                yield Diagnosis("failed", f"code: {error}", _CHANGE_PYTHON)
+                return
             is_last = not has_worked and level == levels[-1]
             what = f"code: isolation {level}: {error}"
             yield Diagnosis("failed" if is_last else "note", what, _fix(level))
@@ -78,6 +91,15 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
             has_worked = True
             yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
+    yield _compiler_check()
+
+
+def _compiler_check() -> Diagnosis:
+    compiler = find_compiler()
+    if compiler is None:
+        what = "code: no C++ compiler: checker programs must be in Python"
+        return Diagnosis("note", what, "apt-get install g++")
+    return Diagnosis("ok", f"code: C++ compiler for checker programs: {compiler}")
 
 
 def _fix(level: IsolationLevel) -> str:
@@ -102,5 +124,5 @@ async def _package_checks(pool: JailPool, python: str) -> list[Diagnosis]:
         return [Diagnosis("ok", what)]
     return [
         Diagnosis("ok", what),
-        Diagnosis("note", "code: programs cannot import numpy", _INSTALL_NUMPY),
+        Diagnosis("note", "code: programs cannot import numpy", BUILD_COMMAND),
     ]

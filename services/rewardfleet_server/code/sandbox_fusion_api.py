@@ -28,6 +28,7 @@ from rewardfleet_server.http.routes import Route
 from rewardfleet_server.telemetry import RequestContext
 
 from .datasets.encoding import RowError, decode_column
+from .datasets.rows import CODE_CONTESTS_RULE
 from .sandboxes import Job, ProgramRun, RunResult, Sandbox
 from .scorer import CodeScorer
 from .settings import CodeSettings
@@ -37,8 +38,6 @@ from .verdict import failure
 _WALL_FACTOR = 2.0
 #: CPU seconds per test if the request gives no limit, as in SandboxFusion.
 _OJ_SECONDS, _LCB_SECONDS = 20.0, 6.0
-#: Tolerance of numbers, as in SandboxFusion.
-_TOLERANCE = 1e-5
 #: Exit code of a run that exited normally but wrote too much: that of SIGXFSZ.
 _OUTPUT_LIMIT_CODE = -25
 
@@ -138,9 +137,7 @@ class SandboxFusionApi:
         tests = {
             "kind": "stdio",
             "cases": [{**case.input.model_dump(), **case.output.model_dump()} for case in cases],
-            "checker": "float",
-            "tolerance": _TOLERANCE,
-            "ignore_case": True,
+            **CODE_CONTESTS_RULE,
         }
         mode = "pass_rate" if _runs_all(request) else "all_pass"
         limits = self._limits(config.run_timeout or _OJ_SECONDS)

@@ -25,7 +25,9 @@ from rewardfleet_server.engine import CachePolicy, Plan
 from rewardfleet_server.tracing import stage
 
 from .cache_key import CacheKeys, lookup_keys, store_policy
+from .checkers.runner import Checker, Checkers
 from .datasets.rows import read_row
+from .imports import ImportCheck
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
 from .submission import Submission, SubmissionRun, why_no_program
@@ -52,6 +54,8 @@ class CodeScorer:
         self._name = name
         self._sandbox = sandbox
         self._settings = settings
+        self._imports = ImportCheck(sandbox, settings)
+        self._checkers = Checkers(sandbox, settings)
         ceilings = settings.model_dump(include=_CEILINGS)
         self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
 
@@ -80,6 +84,9 @@ class CodeScorer:
         self, request: CodeRequest, submission: Submission
     ) -> CachePolicy[CodeScore]:
         key = await self._keys.of(submission.program, request)
+        compiler = await self._checkers.version(request.tests)
+        if compiler is not None:
+            key = hashlib.sha256(f"{key} {compiler}".encode()).hexdigest()
         with_original = submission.needs_original_run
         if with_original:  # whether the judgment is right depends on the original program as well
             parts = f"{key} {submission.judgment} {submission.original_program}"
@@ -126,6 +133,8 @@ class CodeScorer:
     ) -> CodeScore:
         tests, limits = await self._plain_tests(request, limits)
         planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
+        await self._imports.check(tests)
+        checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return self._invalid_critique(submission.program, len(tests.cases))
         run = SubmissionRun(
@@ -135,7 +144,7 @@ class CodeScorer:
             max_seconds=self._settings.max_submission_s,
         )
         if submission.no_program is None:
-            await self._execute(submission.program, run)
+            await self._execute(submission.program, run, checker)
         else:
             run.verdicts.append(
                 Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
@@ -146,7 +155,7 @@ class CodeScorer:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
             if passed is None and submission.original_program is not None:
-                passed = await self._passes(submission.original_program, tests, run)
+                passed = await self._passes(submission.original_program, tests, run, checker)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
@@ -167,16 +176,27 @@ class CodeScorer:
             changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
         return tests, self.run_limits(given.model_copy(update=changed))
 
-    async def _execute(self, program: str, run: SubmissionRun) -> None:
+    async def _execute(self, program: str, run: SubmissionRun, checker: Checker | None) -> None:
         """Run a program on its tests, and fill in the timing of the stages."""
         timing = run.timing
         with stage(timing, "backend"):
-            await self._sandbox.run(Job(program, run.runs, run.limits), run.on_result, timing)
+            is_first = True
+            while is_first or run.paused:
+                is_first = False
+                job = Job(program, run.runs, run.limits)
+                await self._sandbox.run(job, run.on_result, timing)
+                if checker is not None:
+                    await self._checkers.decide(checker, run)
         timing.backend = round(timing.backend - timing.queue, 3)
-        timing.compare = round(timing.backend - timing.fork - timing.run - timing.clean, 3)
+        inside = timing.fork + timing.run + timing.clean + timing.check
+        timing.compare = round(timing.backend - inside, 3)
 
     async def _passes(
-        self, original_program: str, tests: PlainTests, before: SubmissionRun
+        self,
+        original_program: str,
+        tests: PlainTests,
+        before: SubmissionRun,
+        checker: Checker | None,
     ) -> bool | None:
         """Return whether the original program passes; None if the time is up before that is known.
 
@@ -189,7 +209,7 @@ class CodeScorer:
             return None
         planned = await _plan_runs(tests)
         run = SubmissionRun(planned, before.limits, stop_at_failure=True, max_seconds=seconds)
-        await self._execute(original_program, run)
+        await self._execute(original_program, run, checker)
         if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
             return False
         return True if len(run.verdicts) == len(tests.cases) else None

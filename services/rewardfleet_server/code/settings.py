@@ -1,12 +1,19 @@
 """The settings of the code service."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from pydantic import BeforeValidator, FilePath, HttpUrl, PositiveFloat, PositiveInt
+from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import NameList, ServerSettings, setting
+
+#: A comma between packages, and not between the parts of a version specifier.
+_COMMA = re.compile(r",(?!\s*[<>=!~])")
 
 
 def _default_cache_file() -> Path:
@@ -15,12 +22,54 @@ def _default_cache_file() -> Path:
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 
 
+def checkers_folder() -> Path:
+    """Return the folder of compiled checkers, in the user's cache folder."""
+    return _default_cache_file().with_name("checkers")
+
+
+def environments_folders() -> tuple[Path, ...]:
+    """Return the folders in which environments of `--packages` are searched.
+
+    They are built in the first one, in the user's cache folder. Root has no such folder that the
+    user of the jails can read, so root builds in the other one, for all users.
+    """
+    system = Path("/var/cache")
+    own = os.environ.get("XDG_CACHE_HOME") or (system if os.geteuid() == 0 else "~/.cache")
+    folders = (Path(own).expanduser().absolute(), system)
+    return tuple(dict.fromkeys(folder / "rewardfleet" / "jails" for folder in folders))
+
+
+def _parse_requirements(given: object) -> object:
+    """Return requirements in normal form, in order, each once."""
+    if not isinstance(given, str | list | tuple):
+        return given
+    texts = [given] if isinstance(given, str) else given
+    return sorted({_normalize(part) for text in texts for part in _COMMA.split(str(text))})
+
+
+def _normalize(text: str) -> str:
+    """Return a requirement in normal form.
+
+    Raises:
+        ValueError: It is not the name of a package, with or without version specifiers.
+    """
+    try:
+        requirement = Requirement(text.strip())
+    except InvalidRequirement:
+        requirement = None
+    if requirement is None or requirement.url or requirement.extras or requirement.marker:
+        raise ValueError(
+            f"give names of packages, with or without versions, like numpy,scipy>=1.14 (got {text!r})"
+        )
+    return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
+
+
 class CodeSettings(ServerSettings):
     """`rewardfleet serve code`."""
 
     most_used = (
-        "port", "isolation", "workers", "python", "preload",
-        "max_submission_s", "cache_file", "cache_url", "api_key_file", "host",
+        "port", "isolation", "workers", "packages", "preload",
+        "python", "cache_file", "cache_url", "api_key_file", "host",
     )  # fmt: skip
 
     # One line per setting.
@@ -28,10 +77,12 @@ class CodeSettings(ServerSettings):
     port: int = setting(18081, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     cache_file: Annotated[Path | None, BeforeValidator(lambda given: given or None)] = setting(help_text="SQLite file for cached verdicts that outlive the process; empty for none.", default_factory=_default_cache_file, shown="~/.cache/rewardfleet/code.sqlite", group="Cache")
     sandbox: Literal["jail", "fusion"] = setting("jail", "Where programs run: in jails on this machine, or on a SandboxFusion server.", group="Sandbox")
-    workers: PositiveInt = setting(os.cpu_count() or 1, "Jails. Each runs one program at a time.", shown="one per core", group="Sandbox")
+    workers: PositiveInt = setting(os.cpu_count() or 1, "Programs that use a core at the same time. While programs sleep, up to four times as many run.", shown="one per core", group="Sandbox")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")
-    python: FilePath | None = setting(None, "Interpreter that runs the programs, with the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
+    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
     preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox")
+    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
     max_memory_mb: PositiveInt = setting(4096, "Largest limits.memory_mb of a request. The machine should have this much for each worker.", group="Ceilings")

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
-from rewardfleet.wire.policy_text import MAX_CHARACTERS
+from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
+from .checkers.decision import Decision
 from .critique import overall_judgment
 from .extract import extract_program
-from .sandboxes import RunLimits, RunResult
-from .verdict import TestRun
+from .sandboxes import ProgramRun, RunLimits, RunResult
+from .verdict import CheckerFiles, TestRun
+
+#: Bytes of outputs that wait for the checker program at the same time, about.
+_MAX_UNDECIDED_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,12 @@ def why_no_program(program: str) -> str | None:
     """Return why an extracted program is not run; None if it is."""
     lines = map(str.strip, program.split("\n"))
     if not any(line and not line.startswith("#") for line in lines):
-        return f"no program: the text has no statement, or more than {MAX_CHARACTERS} characters"
-    if "\0" in program:
-        return "not a program: the text contains a NUL, or a lone surrogate"
+        return "no program: the text has no statement"
+    if UNUSABLE in program:
+        return (
+            "not a program: the text has a NUL, a lone surrogate, or more than "
+            f"{MAX_CHARACTERS} characters"
+        )
     return None
 
 
@@ -74,6 +81,10 @@ class SubmissionRun:
         verdicts: One per test so far.
         suspicions: Signs of tampering.
         timing: The stages of all runs.
+        undecided: What the checker program must decide on, each with the index of its verdict,
+            which is `skipped` until then.
+        paused: Whether the program is to be run again after the decisions, on the tests that are
+            left.
     """
 
     def __init__(
@@ -84,15 +95,25 @@ class SubmissionRun:
         stop_at_failure: bool,
         max_seconds: float,
     ) -> None:
-        self.runs = [each.run for each in planned]
         self.limits = limits
         self.verdicts: list[Verdict] = []
         self.suspicions: list[str] = []
         self.timing = CodeTiming()
-        self._remaining = iter(planned)
+        self.undecided: list[tuple[int, CheckerFiles]] = []
+        self.paused = False
+        self._planned = planned
+        self._done = 0
         self._stop_at_failure = stop_at_failure
+        # A wrong program should not run on all tests before the first decision.
+        self._max_undecided = 1 if stop_at_failure else len(planned)
+        self._undecided_bytes = 0
         self._cpu_ms_left = max_seconds * 1000
         self._wall_ms_left = max_seconds * 1500
+
+    @property
+    def runs(self) -> list[ProgramRun]:
+        """The runs that are left."""
+        return [each.run for each in self._planned[self._done :]]
 
     @property
     def seconds_left(self) -> float:
@@ -101,9 +122,10 @@ class SubmissionRun:
 
     def on_result(self, result: RunResult) -> bool:
         """Judge the result of a run; return whether to continue with the next one."""
-        judged = next(self._remaining).judge(result, self.limits)
-        number = len(self.verdicts) + 1
-        self.suspicions += [f"test {number}: {each}" for each in judged.suspicions]
+        judged = self._planned[self._done].judge(result, self.limits)
+        self._done += 1
+        index = len(self.verdicts)
+        self.suspicions += [f"test {index + 1}: {each}" for each in judged.suspicions]
         self.verdicts += judged.verdicts
         self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
         self.timing.run = round(self.timing.run + result.run_ms, 3)
@@ -113,8 +135,38 @@ class SubmissionRun:
         self._wall_ms_left -= result.fork_ms + result.run_ms
         outcomes = {verdict.verdict for verdict in judged.verdicts}
         failed = outcomes != {Outcome.ACCEPTED}
-        return (
-            min(self._cpu_ms_left, self._wall_ms_left) > 0
+        if judged.undecided is not None:
+            failed = False
+            self.undecided.append((index, judged.undecided))
+            self._undecided_bytes += len(judged.undecided.output)
+        goes_on = (
+            self.seconds_left > 0
             and Outcome.COMPILE_ERROR not in outcomes
             and not (failed and self._stop_at_failure)
         )
+        is_full = (
+            len(self.undecided) >= self._max_undecided
+            or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
+        )
+        self.paused = goes_on and is_full and self._done < len(self._planned)
+        return goes_on and not self.paused
+
+    def on_decision(self, decision: Decision, result: RunResult) -> bool:
+        """Take the checker's next decision; return whether another one is needed."""
+        index, _ = self.undecided.pop(0)
+        update = {"verdict": decision.outcome, "checker_message": decision.message}
+        self.verdicts[index] = self.verdicts[index].model_copy(update=update)
+        if decision.suspicion is not None:
+            self.suspicions.append(f"test {index + 1}: {decision.suspicion}")
+        self._cpu_ms_left -= result.cpu_ms
+        self._wall_ms_left -= result.fork_ms + result.run_ms
+        is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
+        if is_over:
+            del self.verdicts[index + 1 :]
+        if is_over or self.seconds_left <= 0:
+            self.undecided.clear()
+            self.paused = False
+        if not self.undecided:
+            self._undecided_bytes = 0
+            self._max_undecided *= 2
+        return bool(self.undecided)

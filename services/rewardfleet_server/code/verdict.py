@@ -5,16 +5,15 @@ All of this happens outside the sandbox, where expected values stay, and has no 
 
 import ast
 import json
-import math
-import re
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
+    AssertTests,
     FunctionalTests,
     Outcome,
     PlainTests,
@@ -23,8 +22,10 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
+from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
-from .values import is_plain, values_equal
+from .tolerance import Tolerance
+from .values import Equality, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
@@ -52,16 +53,28 @@ _EXCEEDED = {Outcome.TIME_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.MEMORY_LIMIT}
 #: Lines of a report that are read: more than there can be checks.
 _MAX_LINES = MAX_TESTS + 10
 
-#: Without alternatives that overlap, so that a long word that is not a number takes linear time.
-_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+class CheckerFiles(NamedTuple):
+    """What a checker program decides on."""
+
+    stdin: bytes
+    output: bytes
+    answer: bytes
 
 
 @dataclass(frozen=True)
 class RunVerdicts:
-    """The verdicts of one run, and signs of tampering."""
+    """The verdicts of one run.
+
+    Attributes:
+        verdicts: One per test of the run.
+        suspicions: Signs of tampering.
+        undecided: What the checker program must decide on, if the verdict is its.
+    """
 
     verdicts: list[Verdict]
     suspicions: list[str] = field(default_factory=list)
+    undecided: CheckerFiles | None = None
 
 
 class TestRun(Protocol):
@@ -82,19 +95,21 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     """
     if isinstance(tests, StdioTests):
         return [
-            StdioRun(ProgramRun(_encoded(case.stdin), tests.setup), _encoded(case.stdout), tests)
+            StdioRun(ProgramRun(encoded(case.stdin), tests.setup), encoded(case.stdout), tests)
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
+        rule = _equality(tests, as_json=True)
         return [
             CallRun(
                 ProgramRun(setup=tests.setup, checks=(_call_check(tests, index),)),
-                (ExpectedValue(case.expected, as_json=True),),
+                (ExpectedValue(case.expected, rule),),
             )
             for index, case in enumerate(tests.cases)
         ]
-    _parse(tests.setup, "tests.setup")
-    checks = [_assert_check(case, index, tests.tolerance) for index, case in enumerate(tests.cases)]
+    parse(tests.setup, "tests.setup")
+    rule = _equality(tests, as_json=False)
+    checks = [_assert_check(case, index, rule) for index, case in enumerate(tests.cases)]
     groups = [checks] if tests.single_run else [[check] for check in checks]
     return [
         CallRun(
@@ -105,8 +120,14 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     ]
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
+    """Return a text of a test as bytes."""
     return text.encode(errors="surrogatepass")
+
+
+def _equality(tests: FunctionalTests | AssertTests, *, as_json: bool) -> Equality:
+    tolerance = Tolerance(tests.tolerance, tests.relative_tolerance)
+    return Equality(tolerance, as_json=as_json, bool_is_int=tests.bool_is_int)
 
 
 def _call_check(tests: FunctionalTests, index: int) -> Check:
@@ -127,55 +148,29 @@ class StdioRun:
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
         outcome = failure(result, limits)
-        if outcome is None:
-            right = self._is_right(*self._texts(result.stdout))
-            outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         # Without checks, the supervisor reports nothing but a failure.
         forged = any("failed" not in line for line in _report_lines(result.report))
+        if outcome is None and self.tests.checker_program is not None:
+            outcome = Outcome.SKIPPED
+            return RunVerdicts(
+                [_verdict(outcome, result, by="checker")],
+                _suspicions(outcome, result, forged),
+                CheckerFiles(self.run.stdin, result.stdout, self.expected),
+            )
+        if outcome is None:
+            right = self._is_right(result.stdout)
+            outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         return RunVerdicts([_verdict(outcome, result)], _suspicions(outcome, result, forged))
 
-    def _texts(self, printed: bytes) -> tuple[bytes, bytes]:
-        if not self.tests.ignore_case:
-            return printed, self.expected
-        return printed.lower(), self.expected.lower()
-
-    def _is_right(self, printed: bytes, expected: bytes) -> bool:
-        if self.tests.checker == "exact":
-            return _unix(printed) == _unix(expected)
-        wanted = expected.split()
-        got = printed.split(None, len(wanted))  # limits the work to the size of the test
-        if got and len(got) > len(wanted):
-            return False
-        if got == wanted:
-            return True
-        if self.tests.checker == "tokens" or len(got) != len(wanted):
-            return False
-        return all(
-            one == other or _close(one, other, self.tests.tolerance)
-            for one, other in zip(got, wanted, strict=True)
+    def _is_right(self, printed: bytes) -> bool:
+        tests = self.tests
+        return output_equals(
+            printed,
+            self.expected,
+            tests.checker,
+            Tolerance(tests.tolerance, tests.relative_tolerance),
+            ignore_case=tests.ignore_case,
         )
-
-
-def _unix(text: bytes) -> bytes:
-    return text.replace(b"\r\n", b"\n").rstrip(b"\n")
-
-
-def _close(printed: bytes, expected: bytes, tolerance: float) -> bool:
-    if not (_NUMBER.fullmatch(printed) and _NUMBER.fullmatch(expected)):
-        return False
-    if printed.lstrip(b"+-").isdigit() and expected.lstrip(b"+-").isdigit():
-        return _integer_key(printed) == _integer_key(expected)  # a count is right or wrong
-    got, wanted = float(printed), float(expected)
-    # The tolerance is relative to the expected number only, so that a huge printed one is not
-    # close to anything. Nothing is close to an expected number beyond the range of floats.
-    is_near = abs(got - wanted) <= tolerance * max(1.0, abs(wanted))
-    return math.isfinite(wanted) and is_near
-
-
-def _integer_key(number: bytes) -> tuple[bool, bytes]:
-    """Return the sign and digits of an integer. `int` is slow for a long one, or refuses it."""
-    digits = number.lstrip(b"+-").lstrip(b"0")
-    return number.startswith(b"-") and bool(digits), digits
 
 
 # Runs that answer checks
@@ -183,11 +178,10 @@ def _integer_key(number: bytes) -> tuple[bool, bytes]:
 
 @dataclass(frozen=True)
 class ExpectedValue:
-    """The expected answer to a check; see `values_equal`."""
+    """The expected answer to a check, and the rule of comparison."""
 
     expected: Any
-    as_json: bool
-    tolerance: float = 0.0
+    rule: Equality
 
 
 @dataclass(frozen=True)
@@ -222,7 +216,7 @@ class CallRun:
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected)
             by_jail = answer is not None and expected is None
-            verdicts.append(_verdict(outcome, result, by_jail=by_jail))
+            verdicts.append(_verdict(outcome, result, by="jail" if by_jail else "service"))
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
@@ -231,12 +225,12 @@ class CallRun:
         return RunVerdicts(verdicts, suspicions)
 
 
-def _assert_check(case: str, index: int, tolerance: float) -> tuple[Check, ExpectedValue | None]:
+def _assert_check(case: str, index: int, rule: Equality) -> tuple[Check, ExpectedValue | None]:
     """Split an assert into an expression to evaluate in the jail and its expected value.
 
     Only a comparison with a literal can be split. Anything else is evaluated in the jail.
     """
-    statements = _parse(case, f"tests.cases.{index}")
+    statements = parse(case, f"tests.cases.{index}")
     has_assert = any(isinstance(node, ast.Assert) for each in statements for node in ast.walk(each))
     if not has_assert:
         raise InvalidRequest(
@@ -252,14 +246,19 @@ def _assert_check(case: str, index: int, tolerance: float) -> tuple[Check, Expec
         for expression, known in ((left, right), (right, left)):
             literal = _literal(known)
             if literal is not None and _is_equality(test.ops[0], literal[0]):
-                expected = ExpectedValue(literal[0], as_json=False, tolerance=tolerance)
+                expected = ExpectedValue(literal[0], rule)
                 source = ast.get_source_segment(case, expression)
                 if source is not None:
                     return Check("eval", f"({source}\n)", nonce), expected
     return Check("assert", case, nonce), None
 
 
-def _parse(source: str, field_name: str) -> list[ast.stmt]:
+def parse(source: str, field_name: str) -> list[ast.stmt]:
+    """Return the statements of source code that the caller wrote.
+
+    Raises:
+        InvalidRequest: It is not valid Python.
+    """
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -282,18 +281,15 @@ def _is_equality(operator: ast.cmpop, literal: object) -> bool:
 def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:
     if "raised" in answer:
         return _RAISED.get(str(answer["raised"]), Outcome.RUNTIME_ERROR)
+    if "too_large" in answer:
+        return Outcome.ANSWER_TOO_LARGE
     if expected is None:
         return Outcome.ACCEPTED if answer.get("held") is True else Outcome.WRONG_ANSWER
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
     try:
-        right = values_equal(
-            answer["value"],
-            expected.expected,
-            as_json=expected.as_json,
-            tolerance=expected.tolerance,
-        )
-    except RecursionError:  # a forged value: the supervisor limits the depth
+        right = expected.rule.equal(answer["value"], expected.expected)
+    except (RecursionError, ArithmeticError):  # a forged or an extreme value
         right = False
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
 
@@ -349,13 +345,15 @@ def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:
     return suspicions
 
 
-def _verdict(outcome: Outcome, result: RunResult, *, by_jail: bool = False) -> Verdict:
+def _verdict(
+    outcome: Outcome, result: RunResult, *, by: Literal["service", "jail", "checker"] = "service"
+) -> Verdict:
     stderr = result.stderr
     if len(stderr) > _MAX_SHOWN:  # the reason for a failure comes last
         stderr = stderr[: _MAX_SHOWN // 2] + b"\n...\n" + stderr[-_MAX_SHOWN // 2 :]
     return Verdict(
         verdict=outcome,
-        verdict_by="jail" if by_jail else "service",
+        verdict_by=by,
         cpu_ms=round(result.cpu_ms, 3),
         wall_ms=round(result.fork_ms + result.run_ms, 3),
         stdout=result.stdout[:_MAX_SHOWN].decode(errors="replace"),

@@ -79,8 +79,13 @@ def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
         yield service
 
 
-def descendants(pid: int | None = None) -> set[int]:
-    """Return all descendants of a process, this one by default, that are not zombies."""
+def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
+    """Return the descendants of a process, this one by default, that are not zombies.
+
+    Args:
+        pid: The process.
+        depth: 1: its children only. 2: also their children, and so on.
+    """
     parents = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -91,6 +96,9 @@ def descendants(pid: int | None = None) -> set[int]:
             if fields[0] != "Z":
                 parents[int(process.name)] = int(fields[1])
     found = {pid or os.getpid()}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
+    for _ in range(depth):
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            break
         found |= more
     return found - {pid or os.getpid()}

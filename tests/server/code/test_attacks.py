@@ -29,7 +29,6 @@ LONG_LIMITS = {**LIMITS, "cpu_s": 5, "wall_s": 20}
 def service(level_service: Service):
     """A service that must be unharmed after the test."""
     assert level_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
-    before = len(descendants())
     yield level_service
     score = level_service.score(
         "import glob, os\nprint(input(), glob.glob('/tmp/*') + glob.glob('/dev/shm/*'))"
@@ -39,7 +38,13 @@ def service(level_service: Service):
     )
     assert score["score"] == 1.0, score
     assert score["suspicions"] == []
-    wait_until(lambda: len(descendants()) == before)
+    wait_until(lambda: not programs(level_service.level))
+
+
+def programs(level: str) -> set[int]:
+    """Return the processes of programs: those that supervisors have started."""
+    jails = descendants(depth=2 if level == "bubblewrap" else 1)
+    return descendants() - jails
 
 
 def program_trying(*attempts: str, setup: str = "") -> str:
@@ -634,6 +639,139 @@ HONEST = {
 def test_honest_programs_pass(service: Service, program: str, printed: str):
     score = service.score(program, stdio(("in", printed)), limits=LONG_LIMITS)
     assert score["score"] == 1.0, score
+
+
+@pytest.mark.parametrize("count", [8, 32, 64])
+def test_threads_that_allocate(service: Service, count: int):
+    """They share the default limit of memory with their stacks, not with arenas of malloc."""
+    program = f"""
+from concurrent.futures import ThreadPoolExecutor
+import threading
+together = threading.Barrier({count})
+def work(n):
+    together.wait(9)
+    held = [bytes(100) for _ in range(10000)] + [bytearray(1 << 20) for _ in range(4)]
+    together.wait(9)
+    return len(held)
+with ThreadPoolExecutor({count}) as pool:
+    print(sum(pool.map(work, range({count}))))
+"""
+    limits = {**LONG_LIMITS, "memory_mb": 1024}
+    score = service.score(program, stdio(("", f"{count * 10004}")), limits=limits)
+    assert score["score"] == 1.0, score
+
+
+#: Programs that start processes, of which each is refused.
+PROCESSES = {
+    "os.fork": "os.fork()",
+    "os.forkpty": "os.forkpty()",
+    "os.posix_spawn": "os.posix_spawn('/bin/true', ['true'], {})",
+    "os.posix_spawnp": "os.posix_spawnp('true', ['true'], {})",
+    "os.spawnv": "os.spawnv(os.P_WAIT, '/bin/true', ['true'])",
+    "os.execv": "os.execv('/bin/true', ['true'])",
+    "os.execlp": "os.execlp('true', 'true')",
+    "os.system": "sys.exit(os.system('true'))",
+    "os.popen": "print(os.popen('echo x').read())",
+    "subprocess.run": "import subprocess\nsubprocess.run(['true'])",
+    "subprocess.run in a shell": "import subprocess\nsubprocess.run('true', shell=True)",
+    "subprocess.check_output": "from subprocess import *\ncheck_output(['echo'])",
+    "subprocess.Popen without vfork": (
+        "import subprocess\nsubprocess._USE_VFORK = False\n"
+        "subprocess.Popen(['true'], preexec_fn=print)"
+    ),
+    "asyncio": "import asyncio\nasyncio.run(asyncio.create_subprocess_shell('true'))",
+    "multiprocessing.Process": "import multiprocessing as m\nm.Process(target=print).start()",
+    "multiprocessing.Process by spawn": (
+        "import multiprocessing as m\nm.get_context('spawn').Process(target=print).start()"
+    ),
+    "multiprocessing.Process by forkserver": (
+        "import multiprocessing as m\nm.get_context('forkserver').Process(target=print).start()"
+    ),
+    "multiprocessing.Pool": "import multiprocessing as m\nwith m.Pool(2) as p: p.map(abs, [1])",
+    "multiprocessing.Manager": "import multiprocessing as m\nm.Manager().list()",
+    "ProcessPoolExecutor": (
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "with ProcessPoolExecutor(2) as p: print(list(p.map(abs, [1])))"
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROCESSES.values(), ids=PROCESSES)
+def test_a_refused_process_is_explained(service: Service, program: str):
+    score = service.score(f"import os, sys\n{program}", stdio(("", "")), limits=LONG_LIMITS)
+    (verdict,) = score["verdicts"]
+    assert verdict["verdict"] == "runtime_error"
+    assert "the jail does not allow new processes" in verdict["stderr"], verdict
+    assert verdict["wall_ms"] < 2000
+
+
+def test_a_program_that_only_clears_the_screen_passes(service: Service):
+    program = "import os\nos.system('clear')\nprint(input())"
+    assert service.verdict(program, stdio(("x", "x"))) == "accepted"
+
+
+LARGE_ANSWERS = {
+    "a text": "'x' * (5 << 20)",
+    "a list of numbers": "list(range(10**6))",
+    "a dictionary": "{str(n): n for n in range(4 * 10**5)}",
+    "nested lists": "[[n] for n in range(6 * 10**5)]",
+    "bytes": "bytes(3 << 20)",
+    "a text of which no byte is ASCII": "'\u00e9' * (1 << 20)",
+}
+
+
+@pytest.mark.parametrize("large", LARGE_ANSWERS.values(), ids=LARGE_ANSWERS)
+def test_an_answer_that_is_too_large_has_a_verdict_of_its_own(service: Service, large: str):
+    """It is not suspicious, and the other answers of the same run count."""
+    program = f"def f(): return {large}\ndef g(): return 1"
+    cases = ["assert g() == 1", "assert f() == 0", "assert g() == 1", "assert g() == 2"]
+    limits = {**LONG_LIMITS, "memory_mb": 1024}
+    for limits["output_kb"] in (64, 16384):
+        score = service.score(program, asserts(*cases, single_run=True), limits=limits)
+        verdicts = [each["verdict"] for each in score["verdicts"]]
+        assert verdicts == ["accepted", "answer_too_large", "accepted", "wrong_answer"]
+        assert score["suspicions"] == []
+    score = service.score(program, functional("f", ([], 0)), limits=limits)
+    assert score["verdicts"][0]["verdict"] == "answer_too_large"
+    assert score["suspicions"] == []
+
+
+def test_an_answer_of_three_megabytes(service: Service):
+    """Whatever the limit of output is."""
+    tests = functional("f", ([], "x" * (3 << 20)))
+    limits = {**LONG_LIMITS, "output_kb": 64}
+    assert service.verdict("def f(): return 'x' * (3 << 20)", tests, limits=limits) == "accepted"
+
+
+def test_pipes_of_one_program_do_not_make_those_of_another_small(service: Service):
+    """The kernel limits the pipes of a user, which all jails share."""
+    hoard = """
+import fcntl, os, time
+pipes = []
+for size in (1 << 20, 1 << 18, 1 << 16):
+    try:
+        while True:
+            pipes.append(os.pipe())
+            fcntl.fcntl(pipes[-1][0], 1031, size)
+    except OSError:
+        pass
+time.sleep(9)
+"""
+    program = "import os\n_, pipe = os.pipe()\nos.set_blocking(pipe, False)\n"
+    program += "print({} and os.write(pipe, bytes(70000)))"
+    limits = {**LIMITS, "wall_s": 3}
+    seen = set()
+    with ThreadPoolExecutor(4) as threads:
+        hoards = [
+            threads.submit(service.verdict, f"x = {n}\n{hoard}", stdio(("", "")), limits=limits)
+            for n in range(4)
+        ]
+        number = 1
+        while not all(each.done() for each in hoards):
+            seen.add(service.verdict(program.format(number), stdio(("", "65536"))))
+            number += 1
+        assert {each.result() for each in hoards} == {"time_limit"}
+    assert seen == {"accepted"}
 
 
 @pytest.mark.slow

@@ -53,6 +53,33 @@ def pair(monkeypatch: pytest.MonkeyPatch):
 # Verdicts
 
 
+def test_tests_that_import_a_missing_module_are_invalid(fusion_service):
+    for program in ("def f(): return 1", "raise ImportError"):
+        response = fusion_service.post(
+            program, asserts("assert f() == 1", setup="import rf_absent")
+        )
+        assert response.status_code == 422, response.text
+        assert "No module named 'rf_absent'" in response.json()["detail"]
+    tests = asserts("assert f() == math.pi", setup="import math")
+    assert fusion_service.verdict("raise ImportError", tests) == "runtime_error"
+
+
+def test_a_checker_program_decides(fusion_service):
+    source = (
+        "import sys\ngiven, output, answer = (open(path, 'rb').read() for path in sys.argv[1:])\n"
+        "sys.exit(output != given[::-1] or answer != b'any')"
+    )
+    tests = stdio(("ab", "any"), checker_program={"language": "python", "source": source})
+    right = "import sys\nsys.stdout.write(input()[::-1])"
+    assert fusion_service.verdict(right, tests) == "accepted"
+    wrong = "import sys\nsys.stdout.buffer.write(b'\\xff')"
+    assert fusion_service.verdict(wrong, tests) == "wrong_answer"
+    tests["checker_program"] = {"language": "cpp", "source": "int main() {}"}
+    response = fusion_service.post(right, tests)
+    assert response.status_code == 422
+    assert "--sandbox jail" in response.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("program", "tests", "verdict"),
     [

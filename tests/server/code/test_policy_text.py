@@ -133,7 +133,9 @@ def test_sandboxfusions_routes_judge_it(service: Service, text: str):
     result = json_of(service.client.post("/submit", **body(submission)))
     assert result["accepted"] is False
     run = {"code": text, "language": "python"}
-    json_of(service.client.post("/run_code", **body(run)))
+    status = json_of(service.client.post("/run_code", **body(run)))["status"]
+    if len(text) > MAX_CHARACTERS:
+        assert status == "Failed"
 
 
 @pytest.mark.parametrize("text", NO_PROGRAM.values(), ids=NO_PROGRAM)

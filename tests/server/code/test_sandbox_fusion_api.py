@@ -362,7 +362,6 @@ RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}
     [
         ({"language": "cpp"}, "'python' (got 'cpp')"),
         ({"code": None}, "code"),
-        ({"code": "x" * 1_000_001}, "1000000 characters"),
         ({"files": {"a.txt": "YQ=="}}, "files: this service stores no files"),
         ({"fetch_files": ["a.txt"]}, "fetch_files: this service stores no files"),
         ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s (got 1000)"),

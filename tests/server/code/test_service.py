@@ -1,14 +1,17 @@
 """The complete service: modes, readiness, and which failures are the program's or internal."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -115,7 +118,8 @@ def test_the_stages_add_up_to_the_backend_time(service: Service):
 def test_the_wait_for_a_jail_is_the_time_in_the_queue():
     with served_code(workers=1) as service:
         item = {"tests": stdio(("", "")), "limits": LIMITS}
-        programs = [f"import time; time.sleep(0.1)  # {n}\nx = {n}" for n in range(3)]
+        busy = "import time\nwhile time.process_time() < 0.15: pass\n"
+        programs = [f"{busy}x = {n}" for n in range(3)]
         body = {"items": [{"revision": program, **item} for program in programs]}
         results = service.client.post("/score/batch", json=body).json()["results"]
     timings = [each["timing_ms"] for each in results]
@@ -128,16 +132,72 @@ def test_the_wait_for_a_jail_is_the_time_in_the_queue():
 # Failures of programs, and internal failures
 
 
+class Deaths:
+    """Kills all jails when a program has begun.
+
+    A program says so by the name of its thread, which can be read from outside.
+    """
+
+    def __init__(self, before: set[int]) -> None:
+        self._before = before
+
+    def wait_and_kill(self, name: str = "begun") -> None:
+        wait_until(lambda: name in map(self._name, self._jails()), 20)
+        for pid in descendants(depth=1) - self._before:  # not the program, which would end first
+            os.kill(pid, signal.SIGKILL)
+
+    def _jails(self) -> set[int]:
+        return descendants() - self._before
+
+    @staticmethod
+    def _name(pid: int) -> str:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+        return ""
+
+
+#: Sets the name of its thread, then sleeps, if the input says so.
+BEGINS = """
+import ctypes, time
+if "sleep" in (line := input()):
+    ctypes.CDLL(None).prctl(15, line.split()[1].encode(), 0, 0, 0)
+    time.sleep(1)
+print(line)
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_jail_that_dies_while_a_program_runs_is_a_failure_of_the_program(level: str):
-    before = descendants()
-    with served_code(level, workers=1) as service:
-        jails = descendants() - before
-        killer = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in jails])
-        killer.start()
-        score = service.score("import time\ntime.sleep(1)", stdio(("", ""), ("", "")))
-        assert verdicts(score) == ["runtime_error", "skipped"]
-        assert score["suspicions"] == ["test 1: its sandbox died"]
+def test_a_run_whose_jail_dies_is_repeated_once(level: str):
+    """No verdict is lost or repeated, wherever in a submission the jail dies."""
+    lines = ["1", "sleep first", "2", "sleep second", "sleep third"]
+    tests = stdio(*((line, line if line != "2" else "x") for line in lines))
+    deaths = Deaths(descendants())
+    limits = {**LIMITS, "wall_s": 20}
+    with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
+        scored = threads.submit(service.score, BEGINS, tests, limits=limits)
+        deaths.wait_and_kill("first")
+        deaths.wait_and_kill("third")
+        score = scored.result()
+        wrong = ["accepted", "accepted", "wrong_answer", "accepted", "accepted"]
+        assert verdicts(score) == wrong
+        assert [each["stdout"] for each in score["verdicts"]] == [f"{line}\n" for line in lines]
+        assert score["suspicions"] == []
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_whose_jail_dies_twice_has_failed(level: str):
+    deaths = Deaths(descendants())
+    with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
+        tests = stdio(("1", "1"), ("sleep begun", "x"), ("3", "3"))
+        limits = {**LIMITS, "wall_s": 20}
+        scored = threads.submit(service.score, BEGINS, tests, limits=limits)
+        deaths.wait_and_kill()
+        wait_until(lambda: "begun" not in map(deaths._name, deaths._jails()))
+        deaths.wait_and_kill()
+        score = scored.result()
+        assert verdicts(score) == ["accepted", "runtime_error", "skipped"]
+        assert score["suspicions"] == ["test 2: its sandbox died"]
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
@@ -162,7 +222,7 @@ def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.Mon
 def test_a_fork_that_fails_is_an_internal_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(warden, "fork", lambda: -1)
     ours, theirs = socket.socketpair()
-    config = {"writable": [], "processes": 1}
+    config = {"writable": [], "kept": [], "processes": 1}
     no_filter = warden.Filter.of(b"")
     worker = Worker(WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
     worker._channel = ours
@@ -208,6 +268,72 @@ def test_a_program_ends_when_its_caller_disconnects(service: Service):
     assert time.monotonic() - started < 1
 
 
+# Programs that sleep
+
+
+def test_programs_that_sleep_do_not_delay_others():
+    """They wait in jails of their own, and lend the cores."""
+    nap = {"cpu_s": 5, "wall_s": 2, "memory_mb": 256, "output_kb": 2048}
+    with served_code(workers=2) as service, ThreadPoolExecutor(24) as threads:
+        sleep = "import time\ntime.sleep(60)\nx = {}"  # each another, or it would be run once
+        asleep = [
+            threads.submit(service.verdict, sleep.format(n), stdio(("", "x")), limits=nap)
+            for n in range(4)
+        ]
+        started = time.monotonic()
+        others = [
+            threads.submit(service.verdict, f"print({n})", stdio(("", f"{n}"))) for n in range(20)
+        ]
+        assert {each.result() for each in others} == {"accepted"}
+        assert time.monotonic() - started < 1.5
+        assert {each.result() for each in asleep} == {"time_limit"}
+        assert 1.9 < time.monotonic() - started < 6
+
+
+@pytest.mark.slow
+def test_programs_that_wake_up_do_not_share_a_core():
+    """Each is paused until it has a core. That time does not count, nor does it end the program."""
+    program = (
+        "import time\ntime.sleep(0.3)\nstarted = time.perf_counter()\n"
+        "while time.process_time() < 0.6: pass\nprint(input())"
+    )
+    limits = {"cpu_s": 5, "wall_s": 2, "memory_mb": 256, "output_kb": 2048}
+    with served_code(workers=1) as service, ThreadPoolExecutor(4) as threads:
+        tests = stdio(("x", "x"))
+        scored = [
+            threads.submit(service.score, f"x = {n}\n{program}", tests, limits=limits)
+            for n in range(4)
+        ]
+        scores = [each.result() for each in scored]
+    assert {score["score"] for score in scores} == {1.0}, scores
+    waits = sorted(score["timing_ms"]["queue"] for score in scores)
+    assert waits[-1] > 1000  # behind three others that compute for 600 ms each
+    for score in scores:
+        timing = score["timing_ms"]
+        assert timing["run"] < 2000
+        assert timing["queue"] + timing["backend"] <= timing["total"] + 1
+
+
+def test_a_paused_program_ends_when_its_caller_disconnects():
+    sleep_then_loop = "import time\ntime.sleep(0.2)\nwhile True: pass"
+    body = {"tests": stdio(("", "")), "limits": {"cpu_s": 30}}
+    before = descendants()
+    with served_code(workers=1) as service, ThreadPoolExecutor(3) as threads:
+
+        def disconnect(number: int) -> None:
+            revision = f"x = {number}\n{sleep_then_loop}"
+            with pytest.raises(httpx.ReadTimeout):
+                service.client.post("/score", json={"revision": revision, **body}, timeout=1)
+
+        list(threads.map(disconnect, range(3)))
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+        # Of each jail, the supervisor and at level bubblewrap its parent; no program.
+        wait_until(lambda: len(descendants() - before) % 2 == 0)
+        started = time.monotonic()
+        assert service.verdict("while True: pass", stdio(("", "x"))) == "time_limit"
+        assert time.monotonic() - started < 3  # no other program uses the core
+
+
 # Isolation levels
 
 
@@ -247,6 +373,112 @@ def test_an_interpreter_that_cannot_run_is_named_with_its_flag(tmp_path):
     (tmp_path / "python").write_text("#!/bin/false\n")
     with pytest.raises(ValueError, match="--python"):
         isolation.find_python(tmp_path / "python")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder in /tmp that the user of the jails can read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "deep")
+        folder.mkdir()
+        folder.parent.chmod(0o755)
+        yield folder
+
+
+def make_environment(folder: Path) -> Path:
+    """Make a virtual environment with the module `in_environment`; return its interpreter."""
+    base = isolation.find_python(None).path
+    subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "in_environment.py").write_text("number = 7\n")
+    (packages / "raises.py").write_text("raise RuntimeError('not today')\n")
+    return folder / "bin" / "python"
+
+
+def test_an_environment_in_the_hosts_tmp_can_be_used(open_folder: Path):
+    """Though programs have a /tmp of their own, which is emptied after each run."""
+    python = make_environment(open_folder / "environment")
+    before = descendants()
+    with served_code(python=python, workers=1) as service:
+        jails = descendants() - before
+        program = (
+            "import glob, os, in_environment as m\nprint(m.number, glob.glob('/tmp/*/*/*'))\n"
+            "open('/tmp/left', 'w')\nos.mkdir('/tmp/left-too')\n"
+            "here = os.path.dirname(m.__file__)\n"
+            "for folder in (here, *[here.split('/lib')[0] + '/..' * n for n in (1, 2)]):\n"
+            "  try: open(folder + '/left', 'w')\n  except OSError: pass\n"
+        )
+        seen = f"7 ['{python.parent.parent}']"
+        score = service.score(program, stdio(*[("", seen)] * 3))
+        assert (score["score"], score["isolation"]) == (1.0, "bubblewrap"), score
+        assert jails <= descendants()  # none had to be replaced
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_program_cannot_replace_an_environment_in_tmp(open_folder: Path, hidden: bool):
+    """It can rename the folders above. Then the next program gets a new jail."""
+    python = make_environment(open_folder / "environment")
+    above = open_folder.parent
+    attack = f"import os\nos.rename('{above}', '/tmp/moved')\n"
+    if hidden:
+        attack += f"os.makedirs('{python.parent.parent}')\n"
+        attack += f"os.rename('/tmp/moved', '{python.parent.parent}/moved')\n"
+    with served_code(python=python, workers=1) as service:
+        honest = "import os, in_environment as m\nprint(m.number, os.listdir('/tmp'))"
+        for _ in range(2):
+            assert service.verdict(attack + "print(1)", stdio(("", "1"))) == "accepted"
+            score = service.score(honest, stdio(("", f"7 ['{above.name}']")))
+            assert score["score"] == 1.0, score
+
+
+def test_an_interpreter_that_is_not_in_the_jail_is_refused(open_folder: Path):
+    """The reason is given, instead of a lower isolation level."""
+    link = open_folder / "python"
+    link.symlink_to(isolation.find_python(None).path)
+    with pytest.raises(ValueError, match=rf"--python {link}: programs cannot reach it") as caught:
+        pool.build(CodeSettings(workers=1, python=link))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="programs run as the user of the service")
+def test_an_interpreter_that_only_root_can_reach_is_refused(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    python = make_environment(tmp_path / "environment")
+    with pytest.raises(ValueError, match=rf"nobody .*{python}: Permission denied.*--python"):
+        pool.build(CodeSettings(workers=1, python=python))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="programs run as the user of the service")
+def test_an_environment_whose_configuration_only_root_can_read_is_refused(open_folder: Path):
+    """Its interpreter would run, without the packages of the environment."""
+    python = make_environment(open_folder / "environment")
+    (open_folder / "environment" / "pyvenv.cfg").chmod(0o600)
+    with pytest.raises(ValueError, match=r"pyvenv\.cfg"):
+        pool.build(CodeSettings(workers=1, python=python))
+
+
+def test_an_interpreter_is_found_from_the_current_folder(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_environment(open_folder / "environment")
+    monkeypatch.chdir(open_folder)
+    found = isolation.find_python(Path("environment/bin/python"))
+    assert found.path == str(open_folder / "environment/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no_such_module", "No module named"), ("raises", "RuntimeError: not today")],
+)
+def test_a_module_that_cannot_be_preloaded_fails_the_start(
+    open_folder: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
+):
+    python = make_environment(open_folder / "environment")
+    assert main(["serve", "code", "--python", str(python), "--preload", name]) == 2
+    message = capsys.readouterr().err.strip()
+    assert f"--preload {name}: " in message
+    assert reason in message
+    assert "\n" not in message
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail.warden import plain
-from rewardfleet_server.code.values import values_equal
+from rewardfleet_server.code.tolerance import Tolerance
+from rewardfleet_server.code.values import Equality
 from rewardfleet_server.code.verdict import CallRun, ExpectedValue, failure, plan_runs
 
 LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
@@ -47,11 +48,13 @@ LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
         ("float", "1" * 400, "1" * 400, True),
         ("float", "1_0", "10", False),
         ("float", "0x1", "1", False),
-        ("float", "x 1.0000001", "x 1", True),
+        ("float", "x 1.0000001", "x 1", False),
+        ("float", "x 1.0000001", "x 1.0", True),
         ("float", "y 1.0", "x 1.0", False),
         ("float", "1 2", "1", False),
         ("float", "1000000001", "1000000000", False),
-        ("float", "1000000001.0", "1000000000", True),
+        ("float", "1000000001.0", "1000000000", False),
+        ("float", "1000000001.0", "1000000000.0", True),
         ("float", "+007", "7", True),
         ("float", "-0", "0", True),
         ("float", "-7", "7", False),
@@ -200,13 +203,13 @@ def sent(value: object) -> object:
 
 @given(values)
 def test_a_value_equals_itself_after_it_was_sent_from_the_jail(value: object):
-    assert values_equal(sent(value), value, as_json=False)
+    assert Equality(as_json=False).equal(sent(value), value)
 
 
 @given(values, values)
 def test_values_are_equal_as_in_python(one: object, other: object):
     """Except for booleans, which never equal numbers."""
-    if values_equal(sent(one), other, as_json=False):
+    if Equality(as_json=False).equal(sent(one), other):
         assert one == other
     elif one == other:
         assert any(isinstance(leaf, bool) for leaf in leaves([one, other]))
@@ -229,7 +232,7 @@ json_values = st.recursive(
 
 @given(json_values, values)
 def test_any_forged_value_can_be_compared(written: object, expected: object):
-    assert values_equal(written, expected, as_json=True) in {True, False}
+    assert Equality(as_json=True).equal(written, expected) in {True, False}
 
 
 lines = st.fixed_dictionaries(
@@ -249,7 +252,7 @@ lines = st.fixed_dictionaries(
 @given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
 def test_any_forged_report_can_be_read(written: list[object], compared: bool, exit_code: int):
     run = ProgramRun(checks=(Check("eval", "f()", "n"),))
-    test_run = CallRun(run, (ExpectedValue([1, {2}], as_json=False) if compared else None,))
+    test_run = CallRun(run, (ExpectedValue([1, {2}], Equality()) if compared else None,))
     report = b"\n".join(json.dumps(line).encode() for line in written)
     judged = test_run.judge(RunResult(exit_code=exit_code, report=report), LIMITS)
     assert len(judged.verdicts) == 1
@@ -278,7 +281,7 @@ def test_any_forged_report_can_be_read(written: list[object], compared: bool, ex
     ],
 )
 def test_values_equal(value: object, expected: object, as_json: bool, passes: bool):
-    assert values_equal(sent(value), expected, as_json=as_json) is passes
+    assert Equality(as_json=as_json).equal(sent(value), expected) is passes
 
 
 #: Numbers with the same hash. Building a set of them takes an hour.
@@ -297,14 +300,15 @@ SAME_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
 )
 def test_values_with_the_same_hash_take_little_time(given: object, expected: object):
     started = time.monotonic()
-    assert not values_equal(given, expected, as_json=True)
+    assert not Equality(as_json=True).equal(given, expected)
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("kind", ["tuple", "set"])
 def test_forged_values_that_are_deeply_nested(kind: str):
     test_run = CallRun(
-        ProgramRun(checks=(Check("call", "f", "n"),)), (ExpectedValue({"a": 1}, as_json=True),)
+        ProgramRun(checks=(Check("call", "f", "n"),)),
+        (ExpectedValue({"a": 1}, Equality(as_json=True)),),
     )
     for depth in range(100, 600):
         value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
@@ -326,7 +330,7 @@ def test_the_answer_of_a_run_that_exceeded_a_limit_is_ignored(fields: dict, verd
     """The supervisor of a busy machine may notice late that a limit is exceeded."""
     report = b'{"nonce": "n", "value": 1}\n'
     one, other = Check("call", "f", "n"), Check("call", "f", "m")
-    value = ExpectedValue(1, as_json=True)
+    value = ExpectedValue(1, Equality(as_json=True))
     judged = CallRun(ProgramRun(checks=(one,)), (value,)).judge(
         RunResult(report=report, **fields), LIMITS
     )
@@ -345,8 +349,8 @@ def test_a_subclass_is_sent_as_its_built_in_base():
             return True
 
     assert plain(Liar(5)) == 5 and type(plain(Liar(5))) is int
-    assert values_equal(sent(Liar(5)), 5, as_json=False)
-    assert not values_equal(sent(Liar(5)), 6, as_json=False)
+    assert Equality(as_json=False).equal(sent(Liar(5)), 5)
+    assert not Equality(as_json=False).equal(sent(Liar(5)), 6)
 
 
 @pytest.mark.parametrize(
@@ -368,10 +372,10 @@ def test_a_subclass_is_sent_as_its_built_in_base():
 def test_a_tolerance_applies_to_floating_point_numbers_only(
     value: object, expected: object, passes: bool
 ):
-    assert values_equal(sent(value), expected, as_json=False, tolerance=1e-6) is passes
+    assert Equality(Tolerance(1e-6)).equal(sent(value), expected) is passes
 
 
 def test_a_value_that_contains_itself():
     endless: list[object] = []
     endless.append(endless)
-    assert not values_equal(sent(endless), [[]], as_json=False)
+    assert not Equality(as_json=False).equal(sent(endless), [[]])

@@ -376,7 +376,8 @@ async def test_the_client(service: httpx.Client):
         scores = await asyncio.gather(*three)
         assert [each.score for each in scores] == pytest.approx([1 / 1.2, 1 / 1.4, 0])
     async with RewardFleet(episode=url, on_failure=-1.0) as fleet:
-        assert await fleet.episode.rewards([items[2], invalid]) == [0.0, -1.0]
+        with pytest.raises(InvalidRequest):  # on_failure is for the fleet's failures
+            await fleet.episode.rewards([items[2], invalid])
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 from .encoding import RowError
 
 #: Tolerance of EvalPlus for expected floating-point numbers.
-_TOLERANCE = 1e-6
+_TOLERANCE = {"tolerance": 1e-6, "relative_tolerance": 1e-7}
 #: The arguments of `assertion` in EvalPlus's usual script.
 _ASSERTION_ARGS = re.compile(r"(\w+)\(\*inp\), exp, 0")
 
@@ -32,7 +32,7 @@ def read_script(source: str) -> dict[str, Any]:
     cases = _comparisons(body)
     if cases is None:
         return {"cases": [source]}
-    return {"cases": cases, "single_run": True, "tolerance": _TOLERANCE}
+    return {"cases": cases, "single_run": True, **_TOLERANCE}
 
 
 def _comparisons(body: list[ast.stmt]) -> list[str] | None:

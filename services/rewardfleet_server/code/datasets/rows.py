@@ -1,15 +1,25 @@
 """Readers of rows, one per dataset.
 
 Rows come as in the dataset, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store
-them. A column may be JSON as an object or as text. Tests mean what they mean in CTRL with
-SandboxFusion, except where that is not sound:
+them. A column may be JSON as an object or as text.
 
-    output that is compared     word by word, and by case; with a tolerance of 1e-5, absolute or
-                                relative, if some expected number has a decimal point.
-                                SandboxFusion accepts `yes` for YES, and 1000001 for 1000000
+Outputs and values are compared by the rule of the dataset's own runner, except that an expected
+integer always needs an equal number:
+
+    CodeContests+               the row's `checker` decides: C++ with testlib
+    CodeContests                word by word, regardless of case; numbers within 1e-5
+                                (`OutputsMatch` in execution/tester_sandboxer.cc)
+    LiveCodeBench               line by line; lines of numbers as decimals, so 9.0 equals 9. Values
+                                as Python does (`grade_stdio`, `grade_call_based` in
+                                testing_util.py)
+    APPS, TACO                  word by word; numbers as `numpy.allclose` does (testing_util.py).
+                                Its runner also accepts words in any order, which is unsound
+    MBPP+                       as Python does; floating-point numbers with EvalPlus's tolerance
+
+Otherwise, tests mean what they mean in CTRL with SandboxFusion, except:
+
     LiveCodeBench               one verdict per test, not one for all; public tests come before the
-                                private ones, as in its own runner. Only the expected value passes,
-                                not its first item or its words in any order
+                                private ones, as in its own runner
     MBPP+                       one verdict per comparison, all in one run of the program; values
                                 are compared outside the sandbox. A script of an unusual form runs
                                 in the sandbox, and gets one verdict, made there
@@ -19,7 +29,7 @@ SandboxFusion, except where that is not sound:
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import JsonValue
@@ -47,9 +57,20 @@ _PRELUDE = "".join(
     f"from {module} import *\n" for module in f"{_MODULES} builtins typing".split()
 ) + (f"import {_MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n")
 
-#: A number with a decimal point or an exponent.
-_DECIMAL = re.compile(r"\d\.\d|\d[eE]-?\d")
-_TOLERANCE = 1e-5
+#: The rules of comparison, as fields of `StdioTests`.
+CODE_CONTESTS_RULE: dict[str, Any] = {
+    "checker": "float",
+    "tolerance": 1e-5,
+    "relative_tolerance": 0.0,
+    "ignore_case": True,
+}
+_LIVECODEBENCH_RULE = {"checker": "decimal_lines"}
+_APPS_RULE = {"checker": "float", "tolerance": 1e-8, "relative_tolerance": 1e-5}
+
+#: The fields of `DatasetTests` that override the rule of the dataset.
+_OVERRIDES = (
+    "checker", "tolerance", "relative_tolerance", "ignore_case", "bool_is_int", "checker_program"
+)  # fmt: skip
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
 
@@ -67,6 +88,7 @@ def read_row(tests: DatasetTests) -> tuple[PlainTests, float | None]:
         _check_labels(row)
         fields = _READERS[tests.dataset](row)
         fields["cases"] = _first_cases(fields["cases"], tests.first)
+        fields |= _overrides(tests, fields["kind"])
         time_limit = _time_limit(row)
     except RowError as error:
         raise InvalidRequest(f"tests.row: {error}") from None
@@ -79,6 +101,21 @@ _KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
     "functional": FunctionalTests,
     "asserts": AssertTests,
 }
+
+
+def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
+    """Return the rule that the request gives in place of the dataset's."""
+    given = {name: getattr(tests, name) for name in _OVERRIDES}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given.keys() - _KINDS[kind].model_fields.keys():
+        raise RowError(f"`{name}` does not apply: the row becomes {kind} tests")
+    if "checker" in given:  # replaces the row's program
+        given["checker_program"] = None
+    elif "checker_program" in given:
+        given["checker"] = "tokens"
+    if "tolerance" in given:  # replaces the dataset's rule as a whole
+        given.setdefault("relative_tolerance", None)
+    return given
 
 
 def _first_cases(cases: list[Any], count: int | None) -> list[Any]:
@@ -106,6 +143,8 @@ def _time_limit(row: dict[str, JsonValue]) -> float | None:
             limit = seconds + nanos / 1e9
     elif isinstance(limit, str) and (number := _NUMBER.search(limit[:100])):  # "2.0 seconds"
         limit = float(number[0])
+    elif isinstance(limit, int | float) and row.get("test_cases") is not None:
+        limit /= 1000  # CodeContests+ has milliseconds
     if limit is None or (isinstance(limit, float) and math.isnan(limit)):
         return None
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6:
@@ -117,18 +156,22 @@ def _time_limit(row: dict[str, JsonValue]) -> float | None:
 
 
 def _code_contests(row: dict[str, JsonValue]) -> dict[str, Any]:
+    _, tests = _first_of(row, "test_cases")
+    if tests is not None:  # CodeContests+
+        return {**_stdio(_test_cases(tests)), **CODE_CONTESTS_RULE, **_row_checker(row)}
     column, tests = _first_of(row, "selected_uts", "all_uts", "test")
     if tests is not None:
-        return _stdio(
+        pairs = [
             _pair(test, f"{column}.{index}") for index, test in enumerate(_list(tests, column))
-        )
-    pairs: list[tuple[Any, Any]] = []
+        ]
+        return {**_stdio(pairs), **CODE_CONTESTS_RULE}
+    pairs = []
     for column in ("public_tests", "private_tests", "generated_tests"):
         tests = json_of(row.get(column) or {}, column)
         if not isinstance(tests, dict):
             raise RowError(f"{column}: must be an object with `input` and `output`")
         pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
-    return _stdio(pairs)
+    return {**_stdio(pairs), **CODE_CONTESTS_RULE}
 
 
 def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
@@ -153,12 +196,12 @@ def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
             raise RowError("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column or "public_test_cases, private_test_cases")
     if not fn_name:
-        return {**_stdio(pairs), "setup": _PRELUDE}
+        return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": _PRELUDE}
     cases = [
         {"args": _arguments(args, index), "expected": read_json(expected, f"output {index}")}
         for index, (args, expected) in enumerate(pairs)
     ]
-    return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "cases": cases}
+    return {**_functional(fn_name), "cases": cases}
 
 
 def _mbppplus(row: dict[str, JsonValue]) -> dict[str, Any]:
@@ -166,10 +209,10 @@ def _mbppplus(row: dict[str, JsonValue]) -> dict[str, Any]:
     if tests is None:
         raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
     imports = ["from math import inf", *_list(row.get("test_imports") or [], "test_imports")]
-    setup = "\n".join(map(str, imports))
+    fields = {"kind": "asserts", "setup": "\n".join(map(str, imports)), "bool_is_int": True}
     if isinstance(tests, str) and not tests.lstrip().startswith("["):
-        return {"kind": "asserts", "setup": setup, **read_script(tests)}
-    return {"kind": "asserts", "setup": setup, "cases": _list(tests, column)}
+        return {**fields, **read_script(tests)}
+    return {**fields, "cases": _list(tests, column)}
 
 
 def _apps(row: dict[str, JsonValue]) -> dict[str, Any]:
@@ -182,13 +225,13 @@ def _apps(row: dict[str, JsonValue]) -> dict[str, Any]:
     inputs, outputs, fn_name = _input_output(row["input_output"])
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
-        return {**_stdio(pairs), "setup": _PRELUDE}
+        return {**_stdio(pairs), **_APPS_RULE, "setup": _PRELUDE}
     is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     cases = [
         {"args": _arguments(args, index), "expected": expected[0] if is_wrapped else expected}
         for index, (args, expected) in enumerate(pairs)
     ]
-    return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "cases": cases}
+    return {**_functional(fn_name), "cases": cases}
 
 
 _READERS: dict[str, Callable[[dict[str, JsonValue]], dict[str, Any]]] = {
@@ -197,6 +240,22 @@ _READERS: dict[str, Callable[[dict[str, JsonValue]], dict[str, Any]]] = {
     "mbppplus": _mbppplus,
     "apps": _apps,
 }
+
+
+def _test_cases(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the inputs and outputs of CodeContests+."""
+    for index, test in enumerate(_list(value, "test_cases")):
+        if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
+            raise RowError(f"test_cases.{index}: must have `input` and `output`")
+        yield test["input"], test["output"]
+
+
+def _row_checker(row: dict[str, JsonValue]) -> dict[str, Any]:
+    """Return the checker of CodeContests+, which is in C++ with testlib."""
+    source = row.get("checker")
+    if not source:
+        return {}
+    return {"checker": "tokens", "checker_program": {"language": "cpp", "source": source}}
 
 
 # Columns
@@ -247,11 +306,12 @@ def _arguments(value: Any, index: int) -> list[Any]:
 
 def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     cases = [{"stdin": _text(stdin), "stdout": _text(stdout)} for stdin, stdout in pairs]
-    is_decimal = any(
-        isinstance(case["stdout"], str) and _DECIMAL.search(case["stdout"]) for case in cases
-    )
-    checker = "float" if is_decimal else "tokens"
-    return {"kind": "stdio", "checker": checker, "tolerance": _TOLERANCE, "cases": cases}
+    return {"kind": "stdio", "cases": cases}
+
+
+def _functional(fn_name: str) -> dict[str, Any]:
+    """Return the fields of LiveCodeBench and APPS, which compare values as Python does."""
+    return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "bool_is_int": True}
 
 
 def _text(value: Any) -> Any:

@@ -69,11 +69,13 @@ class ProgramRun:
         stdin: Standard input.
         setup: Source code that runs before the program.
         checks: Evaluated after the program, which then runs as an imported module.
+        files: Files that the program may read. Their paths are its arguments.
     """
 
     stdin: bytes = b""
     setup: str = ""
     checks: tuple[Check, ...] = ()
+    files: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,14 @@ class Job:
         program: The source code.
         runs: At least one.
         limits: The limits of each run.
+        is_checker: Whether the program is a checker. The supervisor of its jail reads expected
+            outputs, so the jail runs no other programs.
     """
 
     program: str
     runs: Sequence[ProgramRun]
     limits: RunLimits
+    is_checker: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,13 @@ text, _, stdin = given.partition(b"\\n")
 order = json.loads(text)
 files = types.SimpleNamespace(stdin=opened("stdin"), out=opened("stdout"), err=opened("stderr"))
 files.report, files.code = opened("report"), None
+files.arguments = [os.open(name, os.O_RDONLY) for name in order["arguments"]]
 warden.write_all(files.stdin, stdin)
 os.lseek(files.stdin, 0, os.SEEK_SET)
 del given, text, stdin
 warden.open_streams()
-Guest(types.SimpleNamespace(source=order.pop("source"), code=None), order, files).go()
+supervisor = types.SimpleNamespace(source=order.pop("source"), code=None, prints_last=True)
+Guest(supervisor, order, files).go()
 """
 #: The line that the guest appends to the report.
 _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')
@@ -183,21 +185,25 @@ class Fusion:
         return await asyncio.to_thread(_result, response, job.limits)
 
     def _request(self, job: Job, run: ProgramRun) -> Any:
+        arguments = {f"argument{number}": file for number, file in enumerate(run.files)}
         limits = job.limits
         order = {
             "source": job.program,
             "cpu_s": limits.cpu_s,
             "memory_bytes": limits.memory_bytes,
             "output_bytes": limits.output_bytes,
+            "report_bytes": MAX_REPORT_BYTES,
             "setup": run.setup,
             "checks": [check.as_json() for check in run.checks],
+            "arguments": list(arguments),
         }
+        files = {"warden.py": _SUPERVISOR, **arguments}
         return self._request_type(
             code=_GUEST,
             language="python",
             stdin=f"{json.dumps(order)}\n{run.stdin.decode()}",
             run_timeout=limits.wall_s,
-            files={"warden.py": base64.b64encode(_SUPERVISOR).decode()},
+            files={name: base64.b64encode(file).decode() for name, file in files.items()},
             fetch_files=list(_OUTPUTS),
         )
 

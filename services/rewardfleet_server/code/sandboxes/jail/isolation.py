@@ -32,8 +32,16 @@ _SCRATCH_MB = 64
 #: Maximum number of processes and threads of a jail.
 _MAX_TASKS = 128
 _VERSION_TIMEOUT_S = 20.0
+#: Folders of a jail that programs may write to.
+_WRITABLE = ("/tmp", "/dev/shm")  # noqa: S108 - of the jail
 #: The complete environment. With a fixed hash seed, sets have the same order in every run.
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+#: Threads share one arena of malloc: each arena takes 64 MiB of the memory limit.
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 #: Prints whether the interpreter is new enough, and its folders.
 _VERSION_PROGRAM = """
@@ -66,6 +74,8 @@ class IsolationSpec:
         writable: Paths that Landlock permits to write.
         processes: Limit on the processes and threads of the user of the jails.
         landlock: Whether to use Landlock if the kernel has it.
+        python: The interpreter.
+        kept: Paths of the interpreter in writable folders, which are not removed after a run.
     """
 
     level: IsolationLevel
@@ -74,6 +84,8 @@ class IsolationSpec:
     writable: tuple[str, ...]
     processes: int
     landlock: bool
+    python: str
+    kept: tuple[str, ...] = ()
 
 
 def jail_user() -> int | None:
@@ -92,7 +104,8 @@ def find_python(requested: Path | None) -> Python:
     """
     own = os.path.realpath(sys.executable)
     system = ("/usr/local/bin/python3", "/usr/bin/python3")
-    candidates = [str(requested)] if requested else [own, *system]
+    candidates = [str(requested.absolute())] if requested else [own, *system]
+    reasons = []
     for path in candidates:
         try:
             done = subprocess.run(  # noqa: S603 - an interpreter of the system or the operator
@@ -105,18 +118,37 @@ def find_python(requested: Path | None) -> Python:
                 **_as_jail_user(),
             )
             new_enough, *prefixes = json.loads(done.stdout)
-        except (OSError, subprocess.SubprocessError, ValueError):
-            continue
-        if new_enough:
-            return Python(path, tuple(dict.fromkeys(prefixes)))
+        except subprocess.CalledProcessError as error:
+            reasons.append(f"{path}: {_last_line(error.stderr) or error}")
+        except OSError as error:
+            reasons.append(f"{path}: {error.strerror}")
+        except (subprocess.SubprocessError, ValueError) as error:
+            reasons.append(f"{path}: {error}")
+        else:
+            environment = Path(path).parent.parent
+            if not new_enough:
+                reasons.append(f"{path}: older than Python 3.11")
+            elif (environment / "pyvenv.cfg").exists() and str(environment) not in prefixes:
+                reasons.append(f"{path}: pyvenv.cfg of its environment cannot be read")
+            else:
+                return Python(path, tuple(dict.fromkeys(prefixes)))
     raise ValueError(
-        f"programs cannot be run: no Python 3.11 or newer among {', '.join(candidates)} that "
-        f"{'nobody (uid 65534)' if jail_user() else 'this user'} can run; give one with --python"
+        f"programs cannot be run: {'nobody (uid 65534)' if jail_user() else 'this user'}, who runs "
+        f"them, can use no Python 3.11 or newer ({'; '.join(reasons)}); give one with --python"
     )
 
 
-def isolation_spec(level: IsolationLevel, python: Python) -> IsolationSpec:
+def _last_line(output: bytes) -> str:
+    return output.decode(errors="replace").strip().rpartition("\n")[2][:300]
+
+
+def isolation_spec(level: IsolationLevel, python: Python, jails: int = 1) -> IsolationSpec:
     """Return how to start a supervisor at a level.
+
+    Args:
+        level: The level.
+        python: The interpreter.
+        jails: How many jails there may be.
 
     Raises:
         ValueError: bubblewrap is not installed.
@@ -124,15 +156,38 @@ def isolation_spec(level: IsolationLevel, python: Python) -> IsolationSpec:
     command = (python.path, *_FLAGS, "-")
     readable = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", *python.prefixes)
     if level != "bubblewrap":
-        return IsolationSpec(
-            level, command, readable, (), _tasks_of_user() + _MAX_TASKS, level == "landlock"
-        )
+        # Jails of the same user share the limit; each is a supervisor and a program.
+        tasks = _tasks_of_user() + _MAX_TASKS + 2 * jails
+        return IsolationSpec(level, command, readable, (), tasks, level == "landlock", python.path)
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ValueError("bubblewrap is not installed (`apt-get install bubblewrap`)")
     wrapper = (bwrap, *_bubblewrap_flags(python.prefixes))
-    writable = ("/tmp", "/dev/shm")  # noqa: S108 - of the jail
-    return IsolationSpec(level, (*wrapper, *command), readable, writable, _MAX_TASKS, True)
+    kept = tuple(path for path in python.prefixes if path.startswith(("/tmp/", "/dev/shm/")))  # noqa: S108 - of the jail
+    return IsolationSpec(
+        level, (*wrapper, *command), readable, _WRITABLE, _MAX_TASKS, True, python.path, kept
+    )
+
+
+def runs_at_all(spec: IsolationSpec) -> bool:
+    """Return whether a level works without the interpreter, so that this is what fails."""
+    if spec.level != "bubblewrap":
+        return True  # nothing precedes the interpreter
+    # Bubblewrap itself is a program that is in the jail, because it is in /usr.
+    flags = spec.command[: spec.command.index(spec.python)]
+    try:
+        subprocess.run(  # noqa: S603 - from `isolation_spec`
+            [*flags, flags[0], "--version"],
+            env=ENVIRONMENT,
+            capture_output=True,
+            check=True,
+            timeout=_VERSION_TIMEOUT_S,
+            cwd="/",
+            **_as_jail_user(),
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def spawn(command: Sequence[str], channel: int, errors: int) -> subprocess.Popen[bytes]:
@@ -172,12 +227,13 @@ def _bubblewrap_flags(prefixes: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind", str(folder), str(folder))
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         yield from ("--ro-bind-try", path, path)
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    for path in _WRITABLE:
+        yield from ("--size", str(_SCRATCH_MB * 2**20), "--tmpfs", path)
+    # After the folders that would hide an interpreter in the host's /tmp.
     for path in prefixes:
         if not Path(path).is_relative_to("/usr"):
             yield from ("--ro-bind", path, path)
-    yield from ("--proc", "/proc", "--dev", "/dev")
-    for path in ("/dev/shm", "/tmp"):  # noqa: S108 - of the jail
-        yield from ("--size", str(_SCRATCH_MB * 2**20), "--tmpfs", path)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp")  # noqa: S108 - of the jail
 
 

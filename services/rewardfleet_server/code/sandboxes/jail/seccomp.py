@@ -56,9 +56,12 @@ sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pa
 
 #: Masks and values of the flags of open: without truncation, or for writing.
 _OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
-#: Commands of fcntl: copies, flags, pipe sizes and seals. None that names a process, and no locks
-#: of ranges, which take unlimited memory of the kernel.
-_FCNTL = (0, 1, 2, 3, 4, 1030, 1031, 1032, 1033, 1034)
+#: Commands of fcntl: copies, flags, the size of a pipe and seals. None that names a process, and no
+#: locks of ranges, which take unlimited memory of the kernel.
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1032, 1033, 1034)
+#: It sets the size of a pipe. The kernel limits the sum over all pipes of a user, so one program
+#: could leave the programs of other jails with pipes of one page.
+_SET_PIPE_SIZE = 1031
 #: Requests of ioctl: whether it is a terminal, its size, bytes that can be read, flags.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 #: Options of prctl: names of threads and of memory, and harmless queries.
@@ -131,6 +134,7 @@ def _supervisor_filter(seccomp: Any) -> bytes:
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         for value in values:
             rules.add_rule(seccomp.ALLOW, name, equals(1, value))
+    rules.add_rule(seccomp.ERRNO(errno.EPERM), "fcntl", equals(1, _SET_PIPE_SIZE))
     for value in _PRCTL + _SUPERVISOR_PRCTL:
         rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
     rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # its own limits only

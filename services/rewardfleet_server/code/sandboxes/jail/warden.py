@@ -7,14 +7,19 @@ signal, so that nothing of it is left when it has ended. What a run wrote is han
 is; the verdict is made there.
 
 A message is two lengths, a JSON object and bytes. From outside come runs (the program with a
-submission's first, then standard input) and, while one is under way, an empty object: stop it.
+submission's first, then standard input) and, while one is under way, an empty object: stop it. The
+warden tells when a program falls asleep, and when it wakes up: then it is paused until a core is
+granted.
 """
 
 import atexit
 import builtins
 import contextlib
 import ctypes
+import decimal
+import errno
 import fcntl
+import fractions
 import functools
 import gc
 import importlib
@@ -24,6 +29,7 @@ import linecache
 import marshal
 import os
 import random
+import re
 import resource
 import select
 import shutil
@@ -57,13 +63,25 @@ ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.
 STACK_BYTES = 120 * 2**20
 MAX_DESCRIPTORS = 256
 #: How deep a returned value may be nested.
-MAX_DEPTH = 100
+MAX_DEPTH = 250
 #: Whole numbers up to this go as JSON numbers, larger ones in hexadecimal.
 MAX_PLAIN_INT = 2**63
 #: How often a run is looked at, at most and at least.
-SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.25
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.002, 0.05
+#: A program sleeps if it used less than this share of a core since the last look.
+ASLEEP_BELOW = 0.1
 #: Files that a run may make in each folder: their names take memory that no size counts.
 MAX_FILES = 10_000
+#: Bytes of a report for the lines of answers that are too large for it.
+REPORT_SPARE_BYTES = 2**17
+#: The exit status of Python if its last output could not be written.
+LOST_OUTPUT = 120
+#: Words of programs whose objects may print when they are destroyed, e.g. files and generators. To
+#: destroy the objects of all others would take some of them a third of their time, for nothing.
+PRINTS_LAST = re.compile(
+    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|detach|weakref|yield|async|exec|eval|__import__|import_module"
+)
+NO_PROCESSES = "the jail does not allow new processes"
 
 libc: Any = ctypes.CDLL(None, use_errno=True)
 #: The C library's: Python's own renews locks of threads that a warden does not have, and half of
@@ -94,6 +112,7 @@ def main() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     orders, seccomp = receive(channel)
     missing = preload(orders["preload"])
+    explain_refusals()
     environment = packages()
     random.seed(0)
     with open("/proc/self/statm") as statm:
@@ -131,15 +150,34 @@ def open_streams() -> None:
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
 
 
-def preload(names: list[str]) -> list[str]:
-    """Import what programs usually import; return the names that are not to be had."""
+def preload(names: list[str]) -> list[tuple[str, str]]:
+    """Import what programs usually import; return what cannot be imported, with the reasons."""
     missing = []
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
+        except BaseException as error:  # whatever a module raises
+            missing.append((name, f"{type(error).__name__}: {error}"[:300]))
     return missing
+
+
+def explain_refusals() -> None:
+    """Make the functions that start a process say why they fail; the filter refuses them all."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise PermissionError(errno.EPERM, NO_PROCESSES)
+
+    def refuse_command(command: Any) -> int:
+        """Fail as `os.system` does, which raises nothing: some programs only clear the screen."""
+        sys.stderr.write(f"os.system({command!r}): {NO_PROCESSES}\n")
+        return -1
+
+    for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"):
+        setattr(os, name, refuse)
+    os.system = refuse_command
+    importlib.import_module("_posixsubprocess").fork_exec = refuse  # type: ignore[attr-defined]
+    if "subprocess" in sys.modules:  # which has imported it already
+        sys.modules["subprocess"]._fork_exec = refuse  # type: ignore[attr-defined]
 
 
 def packages() -> list[str]:
@@ -151,7 +189,7 @@ def packages() -> list[str]:
     return found
 
 
-def restrict_files(readable: list[str], writable: list[str]) -> int:
+def restrict_files(readable: list[str], writable: list[str], *, may_execute: bool = False) -> int:
     """Close all files to this process and its children, but for these; also TCP, where it can.
 
     Returns Landlock's version; 0 where the kernel has none.
@@ -166,7 +204,8 @@ def restrict_files(readable: list[str], writable: list[str]) -> int:
     ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, size, 0))
     devices = [("/dev/" + name, READ_FILE | WRITE_FILE) for name in ("null", "zero", "full")]
     devices += [("/dev/" + name, READ_FILE) for name in ("random", "urandom")]
-    allowed = [(path, READ_FILE | READ_DIR) for path in readable] + devices
+    reading = READ_FILE | READ_DIR | (EXECUTE if may_execute else 0)
+    allowed = [(path, reading) for path in readable] + devices
     allowed += [(path, rights & ~EXECUTE) for path in writable]
     for path, wanted in allowed:
         if not os.path.exists(path):
@@ -228,17 +267,21 @@ class Warden:
         self.base_bytes = base_bytes
         self.filter = seccomp
         self.cores = len(os.sched_getaffinity(0))
+        self.kept = orders["kept"]
+        self.mounts = self.mounts_kept()
         self.empty = self.used_files()
         self.source = ""
+        self.prints_last = False
         self.code: bytes | None = None  # the program, compiled by its first run
 
     def serve(self, order: dict[str, Any], stdin: bytearray) -> None:
-        if not order:
-            return  # a stop that came after the end
+        if "setup" not in order:
+            return  # a stop, or a core, that came after the end
         started = time.monotonic()
         if "source" in order:
             self.source, self.code = order.pop("source"), None
-        files = Files(stdin, wants_code=self.code is None)
+            self.prints_last = PRINTS_LAST.search(self.source + order["setup"]) is not None
+        files = Files(stdin, order["arguments"], wants_code=self.code is None)
         stdin.clear()  # or it would count as memory of the program's
         pid = fork()
         if pid < 0:
@@ -251,7 +294,7 @@ class Warden:
             finally:
                 os._exit(1)
         forked = time.monotonic()
-        stopped, status, usage = self.watch(pid, order, started)
+        stopped, status, usage, paused = self.watch(pid, order, started)
         ended = time.monotonic()
         if self.code is None:
             self.code = files.sealed_code()
@@ -266,7 +309,7 @@ class Warden:
             "stopped": stopped,
             "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1000,
             "fork_ms": (forked - started) * 1000,
-            "run_ms": (ended - forked) * 1000,
+            "run_ms": (ended - forked - paused) * 1000,
             "clean_ms": (cleaned - ended) * 1000,
             "lengths": [len(output) for output in outputs],
             "odd": odd,
@@ -275,14 +318,19 @@ class Warden:
 
     def watch(
         self, pid: int, order: dict[str, Any], started: float
-    ) -> tuple[str, int, resource.struct_rusage]:
-        """Wait for the run's end, or make it end; the limit is its CPU, not the clock."""
+    ) -> tuple[str, int, resource.struct_rusage, float]:
+        """Wait for the run's end, or make it end; the limit is its CPU, not the clock.
+
+        While the program sleeps, its core is lent to others. Returns why it was stopped, its exit
+        status, its usage, and for how many seconds it had to wait for a core.
+        """
         process = os.pidfd_open(pid)
         cpu_clock = (~pid << 3) | 2
         poll = select.poll()
         poll.register(process, select.POLLIN)
         poll.register(self.channel, select.POLLIN)
         stopped, cpu_left, wall_left = "", order["cpu_s"], order["wall_s"]
+        asleep, paused, looked, used = False, 0.0, started, 0.0
         while not stopped:
             seconds = max(min(cpu_left / self.cores, LONGEST_LOOK_SECONDS), SHORTEST_LOOK_SECONDS)
             events = poll.poll(min(seconds, wall_left) * 1000 + 1)
@@ -291,8 +339,17 @@ class Warden:
             if events:
                 receive(self.channel)
                 stopped = "caller"
-            cpu_left = order["cpu_s"] - time.clock_gettime(cpu_clock)
-            wall_left = started + order["wall_s"] - time.monotonic()
+            now, cpu = time.monotonic(), time.clock_gettime(cpu_clock)
+            if not stopped and now - looked >= LONGEST_LOOK_SECONDS:
+                was_asleep, asleep = asleep, cpu - used < ASLEEP_BELOW * (now - looked)
+                if asleep and not was_asleep:
+                    send(self.channel, {"asleep": True})
+                elif was_asleep and not asleep:
+                    stopped = "" if self.wait_for_core(pid) else "caller"
+                    paused += time.monotonic() - now
+                looked, used = time.monotonic(), cpu
+            cpu_left = order["cpu_s"] - cpu
+            wall_left = started + paused + order["wall_s"] - time.monotonic()
             if min(cpu_left, wall_left) <= 0:
                 stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
             elif max(self.used_files(), default=0) > MAX_FILES:
@@ -301,7 +358,15 @@ class Warden:
             os.kill(pid, signal.SIGKILL)
         os.close(process)
         _, status, usage = os.wait4(pid, 0)
-        return stopped, status, usage
+        return stopped, status, usage, paused
+
+    def wait_for_core(self, pid: int) -> bool:
+        """Pause a program that woke up until it gets a core; return whether it did."""
+        os.kill(pid, signal.SIGSTOP)
+        send(self.channel, {"asleep": False})
+        order, _ = receive(self.channel)
+        os.kill(pid, signal.SIGCONT)
+        return bool(order)
 
     def used_files(self) -> list[int]:
         """How many files, folders and links each folder holds, itself among them."""
@@ -311,15 +376,11 @@ class Warden:
     def clear(self) -> bool:
         """Take away what the run left; return whether that cannot be done, or takes too long."""
         used = self.used_files()
-        if max(used, default=0) > MAX_FILES:
+        if max(used, default=0) > MAX_FILES or self.mounts != self.mounts_kept():
             return True
         try:
             for folder in self.writable if used != self.empty else ():
-                for entry in list(os.scandir(folder)):
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path)
-                    else:
-                        os.unlink(entry.path)
+                self.empty_folder(folder)
             os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return False
@@ -327,14 +388,39 @@ class Warden:
             return True
         return True  # there is a child: a run that made one
 
+    def mounts_kept(self) -> list[tuple[int, int]]:
+        """What is at the paths of the interpreter: a program could rename folders above them."""
+        try:
+            return [(state.st_dev, state.st_ino) for state in map(os.stat, self.kept)]
+        except OSError:
+            return []
+
+    def empty_folder(self, folder: str) -> None:
+        """Remove everything but the interpreter, where that is in a folder for programs."""
+        for entry in list(os.scandir(folder)):
+            if entry.path in self.kept:
+                continue
+            if any(path.startswith(entry.path + "/") for path in self.kept):
+                self.empty_folder(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+
 
 class Files:
     """What a run reads and writes, in memory; nothing blocks, whoever reads late or never."""
 
-    def __init__(self, stdin: bytearray, *, wants_code: bool) -> None:
-        self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        write_all(self.stdin, stdin)
-        os.lseek(self.stdin, 0, os.SEEK_SET)
+    def __init__(self, given: bytearray, sizes: list[int], *, wants_code: bool) -> None:
+        """Store what is given: standard input, then files of these sizes, which are arguments."""
+        start = 0
+        inputs = []
+        for size in (len(given) - sum(sizes), *sizes):
+            inputs.append(os.memfd_create("input", os.MFD_CLOEXEC))
+            write_all(inputs[-1], memoryview(given)[start : start + size])
+            os.lseek(inputs[-1], 0, os.SEEK_SET)
+            start += size
+        self.stdin, *self.arguments = inputs
         self.out = os.memfd_create("stdout", os.MFD_CLOEXEC)
         self.err = os.memfd_create("stderr", os.MFD_CLOEXEC)
         self.report = os.memfd_create("report", os.MFD_CLOEXEC)
@@ -348,7 +434,7 @@ class Files:
         return contents(self.code, os.fstat(self.code).st_size)
 
     def close(self) -> None:
-        for file in (self.stdin, self.out, self.err, self.report, self.code):
+        for file in (self.stdin, *self.arguments, self.out, self.err, self.report, self.code):
             if file is not None:
                 os.close(file)
 
@@ -365,7 +451,7 @@ def contents(file: int, most: int) -> bytes:
     return b"".join(parts)
 
 
-def write_all(file: int, content: bytes | bytearray) -> None:
+def write_all(file: int, content: bytes | bytearray | memoryview) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(file, view) :]
@@ -382,31 +468,50 @@ class Run:
         self.order = order
         self.files = files
         self.out, self.err = sys.stdout, sys.stderr
+        self.told_bytes = 0
 
     def go(self) -> NoReturn:
         self.take_files()
         self.take_limits()
         code = self.compiled()
-        limit(resource.RLIMIT_FSIZE, self.order["output_bytes"] + 1)
         checks = self.order["checks"]
+        report_bytes = self.order["report_bytes"] if checks else 0
+        limit(resource.RLIMIT_FSIZE, max(self.order["output_bytes"], report_bytes) + 1)
         name = "program" if checks else "__main__"  # tested programs are imported
         module = types.ModuleType(name)
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules[name] = module
-        sys.argv = ["program.py"]
+        sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
         status = self.run_program(code, module.__dict__)
         if checks:
             if not status:
                 for check in checks:
-                    self.tell({"nonce": check["nonce"], **self.answer(check, module.__dict__)})
+                    self.tell_answer(check["nonce"], self.answer(check, module.__dict__))
             self.flush()
             os._exit(status)
+        del module, code  # or the program's objects would not be destroyed
+        self.end(status)
+
+    def end(self, status: int) -> NoReturn:
+        """End as Python does: join threads, call exit functions, destroy the program's objects.
+
+        Destroying a file writes what is left in it; `__del__` may print.
+        """
         try:
             if threading.active_count() > 1:
-                threading._shutdown()  # type: ignore[attr-defined] # joins them, as Python's end does
-            atexit._run_exitfuncs()
+                threading._shutdown()  # type: ignore[attr-defined]
         except BaseException as error:
             self.show(error)
+        atexit._run_exitfuncs()
+        if not self.flush_streams():
+            status = LOST_OUTPUT
+        if self.warden.prints_last:
+            if gc.isenabled():
+                gc.collect()  # as Python does; it puts files before the buffers below them
+            sys.stdout, sys.stderr = self.out, self.err
+            sys.modules.pop("__main__", None)
+            gc.collect()
+            libc.fflush(None)
         self.flush()
         os._exit(status)
 
@@ -414,7 +519,8 @@ class Run:
         files = self.files
         for number, file in enumerate((files.stdin, files.out, files.err)):
             os.dup2(file, number)
-        kept = sorted(file for file in (files.report, files.code) if file is not None)
+        given = (files.report, files.code, *files.arguments)
+        kept = sorted(file for file in given if file is not None)
         for before, after in itertools.pairwise((2, *kept, 2 * MAX_DESCRIPTORS)):
             os.closerange(before + 1, after)
 
@@ -458,7 +564,8 @@ class Run:
                 self.tell({"failed": "exit"})
                 return 1
             if exit_.code is None or isinstance(exit_.code, int):
-                return (exit_.code or 0) & 255
+                number = exit_.code or 0
+                return number & 255 if -MAX_PLAIN_INT <= number < MAX_PLAIN_INT else 255
             print(exit_.code, file=self.err)
             return 1
         except BaseException as error:
@@ -484,9 +591,28 @@ class Run:
 
     def flush(self) -> None:
         """Also what the program put in the place of the two."""
-        for stream in (sys.stdout, self.out, sys.stderr):
-            with contextlib.suppress(BaseException):
-                stream.flush()
+        self.flush_streams()
+        sys.stdout, sys.stderr = self.out, self.err
+        self.flush_streams()
+
+    def flush_streams(self) -> bool:
+        """Return whether nothing was lost."""
+        is_written = True
+        for name in ("stdout", "stderr"):
+            stream = vars(sys).get(name)
+            try:
+                if stream is not None and not getattr(stream, "closed", False):
+                    stream.flush()
+            except BaseException:
+                is_written = False
+        return is_written
+
+    def tell_answer(self, nonce: str, answer: dict[str, Any]) -> None:
+        line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
+        if self.told_bytes + len(line) > self.order["report_bytes"] - REPORT_SPARE_BYTES:
+            line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
+        self.told_bytes += len(line)
+        write_all(self.files.report, line)
 
     def tell(self, line: dict[str, Any]) -> None:
         write_all(self.files.report, json.dumps(line).encode() + b"\n")
@@ -497,6 +623,9 @@ class Run:
             lines = self.warden.source.splitlines(keepends=True)
             linecache.cache["program.py"] = (len(self.warden.source), None, lines, "program.py")
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            if isinstance(error, PermissionError) and "multiprocessing" in sys.modules:
+                # It fails before it makes a process, where it must make a lock or a socket.
+                error.add_note(NO_PROCESSES)
             traceback.print_exception(error, file=self.err)
 
 
@@ -538,7 +667,7 @@ def find(namespace: dict[str, Any], name: str) -> Any:
     raise NameError(f"the program defines no {name!r}")
 
 
-def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each kind of value
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
     """A value of built-in types as JSON, kinds told apart; what is none, by its type's name.
 
     A subclass goes as what it is built on, by the base's own methods: its `__eq__` is not asked.
@@ -563,6 +692,13 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each ki
         return {"complex": [repr(pair.real), repr(pair.imag)]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": bytes(value).hex()}
+    if isinstance(value, fractions.Fraction):
+        parts = fractions.Fraction.as_integer_ratio(value)
+        return {"fraction": [hex(part) for part in parts]}
+    if isinstance(value, decimal.Decimal):
+        return {"decimal": decimal.Decimal.__str__(value)}
+    if isinstance(value, VIEWS):  # equal to sets
+        value = set(value)
     if isinstance(value, dict):
         pairs = dict.items(value)
         return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in pairs]}
@@ -573,6 +709,8 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each ki
     return {"other": kind.__name__}
 
 
+#: The types of a dictionary's keys and items.
+VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.items()))
 #: What a sequence is told as, by what it is built on.
 BASES: tuple[tuple[Any, str], ...] = (
     (list, ""),

@@ -1,5 +1,6 @@
 """One jail and its supervisor (warden.py), as seen from outside. All calls block."""
 
+import contextlib
 import json
 import logging
 import os
@@ -12,11 +13,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun, RunResult
 
-from .isolation import IsolationSpec, spawn
+from .isolation import IsolationSpec, runs_at_all, spawn
 from .seccomp import Filters
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class JailUnavailable(Exception):
     """A jail could not be started, or does not isolate."""
 
 
+class PythonUnusable(JailUnavailable):
+    """The interpreter, or a module to preload, cannot be used in jails that work otherwise."""
+
+
 class JailDied(Exception):
     """A jail ended, or stopped responding, while a program ran."""
 
@@ -57,6 +62,25 @@ class WorkerConfig:
     spec: IsolationSpec
     seccomp: Filters
     preload: tuple[str, ...]
+
+
+class Turn(Protocol):
+    """The permit of a job to use a core. All methods but `cancel` are called by its worker.
+
+    Attributes:
+        is_lent: Whether others may use the core, because the program sleeps.
+    """
+
+    is_lent: bool
+
+    def lend(self) -> None:
+        """Let others use the core."""
+
+    def take(self) -> None:
+        """Wait for a core again, until `cancel`."""
+
+    def cancel(self) -> None:
+        """End the wait, from any thread."""
 
 
 class Worker:
@@ -77,6 +101,7 @@ class Worker:
         self._channel: socket.socket | None = None
         self._stopped = threading.Event()
         self._sending = threading.Lock()
+        self._turn: Turn | None = None
         self.handshake: Mapping[str, Any] = {}
 
     def start(self) -> None:
@@ -84,6 +109,7 @@ class Worker:
 
         Raises:
             JailUnavailable: It did not start.
+            PythonUnusable: The reason is the interpreter, or a module to preload.
         """
         if self._channel is not None:
             if not _is_closed(self._channel):
@@ -97,6 +123,7 @@ class Worker:
             "readable": spec.readable,
             "writable": spec.writable,
             "processes": spec.processes,
+            "kept": spec.kept,
             "landlock": spec.landlock,
             "warden_filter_bytes": len(seccomp.supervisor),
         }
@@ -112,21 +139,39 @@ class Worker:
             self.handshake, _ = _receive(channel)
         except (OSError, subprocess.SubprocessError, JailDied) as error:
             self.close()
-            message = os.pread(errors, 2000, 0).decode(errors="replace").strip()[-500:]
-            raise JailUnavailable(f"{spec.level}: {message or error}") from error
+            message = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
+            reason = message.rpartition("\n")[2][-500:] or str(error)
+            # An OSError of the supervisor is of Landlock or seccomp, not of its interpreter.
+            if not reason.startswith("OSError") and runs_at_all(spec):
+                raise PythonUnusable(
+                    f"--python {spec.python}: programs cannot reach it, or what it needs, at "
+                    f"isolation {spec.level} ({reason})"
+                ) from error
+            raise JailUnavailable(f"{spec.level}: {reason}") from error
         finally:
             supervisor_end.close()
             os.close(errors)
         if spec.level == "landlock" and not self.handshake["landlock"]:
             self.close()
             raise JailUnavailable("landlock: this kernel does not have it")
+        if self.handshake["missing"]:
+            self.close()
+            name, reason = self.handshake["missing"][0]
+            raise PythonUnusable(
+                f"--preload {name}: cannot be imported by {spec.python}, which runs the programs "
+                f"({reason})"
+            )
 
-    def clear_stop(self) -> None:
-        """Undo `stop`, before the next job."""
+    def begin(self, turn: Turn) -> None:
+        """Prepare for the next job: undo `stop`, and use the job's permit."""
+        self._turn = turn
         self._stopped.clear()
 
     def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job; see `Sandbox.run`. Return False if `stop` ended it early.
+
+        If the jail dies, e.g. because the machine has no memory left, the run is repeated once in
+        a new jail. The program is to blame if that dies as well.
 
         Raises:
             JailUnavailable: No jail can be started now.
@@ -136,6 +181,8 @@ class Worker:
             return self._run_all(job, on_result)
         except JailDied:
             self.close()
+            if self._stopped.is_set():
+                return False
             self.probe()  # if a new jail does not work either, it is not the program's fault
             on_result(RunResult(exit_code=-signal.SIGKILL, stopped="died"))
             return True
@@ -147,8 +194,8 @@ class Worker:
         """Run a job. The next run is started before `on_result` sees the last one."""
         next_runs = [*job.runs[1:], None]
         self._send_run(job, job.runs[0], with_source=True)
-        for run in next_runs:
-            result, is_unclean = self._receive_result()
+        for current, run in zip(job.runs, next_runs, strict=True):
+            result, is_unclean = self._result_of(job, current)
             if is_unclean:
                 log.warning("a jail could not be cleaned after a run, and is replaced")
                 self.close()
@@ -160,9 +207,28 @@ class Worker:
             if not on_result(result):
                 if run is not None:
                     self._send_stop()
-                    self._receive_result()
+                    self._discard_result()
                 return True
         return True
+
+    def _result_of(self, job: Job, run: ProgramRun) -> tuple[RunResult, bool]:
+        """Return the result of a run that was sent. If its jail dies, repeat it in a new one."""
+        try:
+            return self._receive_result()
+        except JailDied:
+            self.close()
+            if self._stopped.is_set():
+                raise
+        log.warning("a jail died while a program ran, which is repeated in a new one")
+        self.start()
+        self._send_run(job, run, with_source=True)
+        return self._receive_result()
+
+    def _discard_result(self) -> None:
+        try:
+            self._receive_result()
+        except JailDied:
+            self.close()  # the next job gets a new jail
 
     def probe(self) -> None:
         """Run a known-good program that also attempts what must be refused.
@@ -172,7 +238,7 @@ class Worker:
         """
         self.start()
         level = self.config.spec.level
-        message = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": []}
+        message = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": [], "arguments": []}
         try:
             self._send_message(message, b"in", _PROBE_LIMITS["wall_s"])
             result, is_unclean = self._receive_result()
@@ -191,6 +257,8 @@ class Worker:
         """End the current job soon. Can be called from any thread while there is a job."""
         self._stopped.set()
         self._send_stop()
+        if self._turn is not None:
+            self._turn.cancel()
 
     def _send_stop(self) -> None:
         channel = self._channel
@@ -214,17 +282,26 @@ class Worker:
             process.wait(_END_TIMEOUT_S)
 
     def _send_run(self, job: Job, run: ProgramRun, *, with_source: bool) -> None:
-        """Start a run. A jail needs the source only once per job."""
+        """Start a run. A jail needs the source only once per job.
+
+        If the jail has died, receiving the result fails.
+        """
+        if self._turn is not None and self._turn.is_lent:  # the last run slept when it ended
+            self._turn.take()
         message = _run_message(job, run)
         if with_source:
             message["source"] = job.program
-        self._send_message(message, run.stdin, job.limits.wall_s)
+        with contextlib.suppress(JailDied):
+            self._send_message(message, b"".join((run.stdin, *run.files)), job.limits.wall_s)
 
     def _send_message(self, message: Mapping[str, Any], stdin: bytes, wall_s: float) -> None:
         channel = self._channel
         if channel is None:
             raise JailDied
         channel.settimeout(wall_s + _GRACE_S)
+        self._send_order(channel, message, stdin)
+
+    def _send_order(self, channel: socket.socket, message: Mapping[str, Any], stdin: bytes) -> None:
         with self._sending:
             _send(channel, message, stdin)
         if self._stopped.is_set():
@@ -236,6 +313,9 @@ class Worker:
         if channel is None:
             raise JailDied
         header, blob = _receive(channel)
+        while "asleep" in header:
+            self._follow_sleep(channel, asleep=header["asleep"])
+            header, blob = _receive(channel)
         if "refused" in header:
             raise JailUnavailable(f"{self.config.spec.level}: {header['refused']}")
         outputs, start = [], 0
@@ -256,6 +336,16 @@ class Worker:
         )
         return result, header["odd"]
 
+    def _follow_sleep(self, channel: socket.socket, *, asleep: bool) -> None:
+        """Lend the core while the program sleeps. Once awake, it is paused until it has one."""
+        turn = self._turn
+        if turn is not None and asleep:
+            turn.lend()
+        elif turn is not None and turn.is_lent:
+            turn.take()
+        if not asleep and not self._stopped.is_set():
+            self._send_order(channel, {"core": True}, b"")
+
 
 def _is_closed(channel: socket.socket) -> bool:
     """Return whether the other end is closed. An idle supervisor sends nothing."""
@@ -274,6 +364,7 @@ def _run_message(job: Job, run: ProgramRun) -> dict[str, Any]:
         "report_bytes": MAX_REPORT_BYTES,
         "setup": run.setup,
         "checks": [check.as_json() for check in run.checks],
+        "arguments": [len(file) for file in run.files],
     }
 
 

@@ -1,0 +1,235 @@
+"""Compiling checkers in C++, isolated like a program, once for all requests."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from functools import cached_property
+from pathlib import Path
+
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.code.sandboxes.jail.isolation import (
+    ENVIRONMENT,
+    FALLBACK_ORDER,
+    IsolationLevel,
+    IsolationSpec,
+    find_python,
+    isolation_spec,
+    jail_user,
+)
+from rewardfleet_server.code.settings import CodeSettings, checkers_folder
+
+_COMPILERS = ("g++", "clang++")
+#: `-Bsymbolic`: the checker's own functions come before those of the process that loads it.
+#: `_FORTIFY_SOURCE`: an output that is used as a format cannot write to memory with `%n`.
+_FLAGS = (
+    "-std=c++17", "-O2", "-w", "-pipe", "-s", "-shared", "-fPIC", "-Wl,-Bsymbolic",
+    "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+)  # fmt: skip
+#: Limits of the compiler: seconds of CPU and wall time; bytes of memory and of the library.
+_CPU_S, _WALL_S = 60, 120.0
+_MEMORY_BYTES, _LIBRARY_BYTES = 2 << 30, 32 << 20
+#: Characters of the compiler's messages that an error shows.
+_MAX_MESSAGE = 1_000
+#: Checkers in the cache folder: the newest.
+_MAX_CACHED = 20_000
+#: Sources that do not compile, whose errors are held in memory.
+_MAX_ERRORS = 1_000
+
+_LEVELS: tuple[IsolationLevel, ...] = (*FALLBACK_ORDER, "none-unsafe")
+_SUPERVISOR = Path(__file__).parents[1] / "sandboxes" / "jail" / "warden.py"
+_OWN_TESTLIB = Path(__file__).with_name("testlib.h")
+
+#: Compiles `ORDER["source"]`; exits with the compiler's status, and prints the library or messages.
+_GUEST = """
+import os, resource, subprocess, sys, types
+warden = types.ModuleType("warden")
+exec(ORDER["supervisor"], warden.__dict__)
+os.chdir(ORDER["folder"])
+for name in ("testlib.h", "checker.cpp"):
+    with open(name, "wb") as file:
+        file.write(ORDER[name])
+if warden.libc.prctl(warden.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    raise OSError("no_new_privs")
+if ORDER["landlock"]:
+    warden.restrict_files(ORDER["readable"], ORDER["writable"], may_execute=True)
+for name, amount in ORDER["limits"].items():
+    warden.limit(getattr(resource, name), amount)
+done = subprocess.run(
+    [*ORDER["command"], "-I.", "checker.cpp", "-o", "checker.so"],
+    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": "."},
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+)
+if done.returncode:
+    output = done.stderr
+else:
+    with open("checker.so", "rb") as file:
+        output = file.read()
+sys.stdout.buffer.write(output)
+sys.stdout.flush()
+sys.exit(1 if done.returncode else 0)
+"""
+
+
+def find_compiler() -> str | None:
+    """Return the path of a C++ compiler; None if there is none."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+class Compiler:
+    """Compiles checkers to shared libraries, and stores them in the user's cache folder.
+
+    Args:
+        isolation: The isolation level of programs.
+        settings: The settings of the service.
+    """
+
+    def __init__(self, isolation: str, settings: CodeSettings) -> None:
+        self._isolation = isolation
+        self._command = find_compiler()
+        self._python, self._workers = settings.python, settings.workers
+        self._testlib = settings.testlib_path or _OWN_TESTLIB
+        self._folder = checkers_folder()
+        self._errors: dict[str, str] = {}
+        self._running: SingleFlight[bytes] = SingleFlight()
+        self._permits = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+
+    def version(self) -> str:
+        """Return a digest of the compiler and of testlib.h; empty without a compiler."""
+        return self._version
+
+    async def compile(self, source: str) -> bytes:
+        """Return a checker as a shared library with a function `main`.
+
+        Raises:
+            InvalidRequest: It does not compile, or there is no compiler.
+            Unavailable: The compiler cannot be run now.
+        """
+        if self._isolation not in _LEVELS:
+            raise InvalidRequest("a checker program in C++ requires --sandbox jail")
+        if self._command is None:
+            raise InvalidRequest(
+                "a checker program in C++ requires a compiler where the service runs, e.g. g++"
+            )
+        version = await asyncio.to_thread(self.version)
+        content = f"{version} {source}".encode(errors="surrogatepass")
+        key = hashlib.sha256(content).hexdigest()
+        if key in self._errors:
+            raise InvalidRequest(self._errors[key])
+        return await self._running.do(key, lambda: self._cached(key, source))
+
+    async def _cached(self, key: str, source: str) -> bytes:
+        file = self._folder / f"{key}.so"
+        with contextlib.suppress(OSError):
+            return await asyncio.to_thread(file.read_bytes)
+        async with self._permits:
+            try:
+                library = await asyncio.to_thread(self._compile, source)
+            except InvalidRequest as error:
+                if len(self._errors) >= _MAX_ERRORS:
+                    self._errors.clear()
+                self._errors[key] = str(error)
+                raise
+        await asyncio.to_thread(_store, file, library)
+        return library
+
+    @cached_property
+    def _version(self) -> str:
+        if self._command is None:
+            return ""
+        done = subprocess.run(  # noqa: S603 - a compiler of the system
+            [self._command, "--version"], capture_output=True, check=False, timeout=_WALL_S
+        )
+        parts = (done.stdout, self._testlib.read_bytes(), repr(_FLAGS).encode())
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    @cached_property
+    def _spec(self) -> IsolationSpec:
+        level = next(each for each in _LEVELS if each == self._isolation)
+        return isolation_spec(level, find_python(self._python), self._workers)
+
+    def _compile(self, source: str) -> bytes:
+        """Run the compiler.
+
+        Raises:
+            InvalidRequest: The checker does not compile.
+            Unavailable: The compiler did not end in time, was killed, or cannot be started.
+        """
+        if self._spec.level == "bubblewrap":  # which has a folder of its own
+            return self._compile_in(self._spec.writable[0], source)
+        with tempfile.TemporaryDirectory(prefix="rewardfleet-checker-") as folder:
+            if (user := jail_user()) is not None:
+                os.chown(folder, user, user)
+            return self._compile_in(folder, source)
+
+    def _compile_in(self, folder: str, source: str) -> bytes:
+        spec = self._spec
+        order = {
+            "supervisor": _SUPERVISOR.read_text(),
+            "testlib.h": self._testlib.read_bytes(),
+            "checker.cpp": source.encode(errors="surrogatepass"),
+            "folder": folder,
+            "command": [self._command, *_FLAGS],
+            "landlock": spec.landlock,
+            "readable": spec.readable,
+            "writable": (*spec.writable, folder),
+            "limits": {
+                "RLIMIT_CPU": _CPU_S,
+                "RLIMIT_AS": _MEMORY_BYTES,
+                "RLIMIT_FSIZE": _LIBRARY_BYTES,
+                "RLIMIT_CORE": 0,
+                "RLIMIT_NPROC": spec.processes,
+            },
+        }
+        user = jail_user()
+        process = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
+            spec.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+        try:
+            output, errors = process.communicate(f"ORDER = {order!r}{_GUEST}".encode(), _WALL_S)
+        except subprocess.TimeoutExpired:
+            raise Unavailable("the compiler did not end in time", retry_after=1) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode == 0 and output:
+            return output
+        if errors:
+            why = errors.decode(errors="replace").strip()[-_MAX_MESSAGE:]
+            raise Unavailable(f"the compiler cannot be run: {why}", retry_after=1)
+        why = output.decode(errors="replace").strip()
+        if "fatal error: Killed" in why:  # by its limit on CPU, or for lack of memory
+            raise Unavailable("the compiler was ended by the kernel", retry_after=1)
+        first = why[: why.find("error")].rpartition("\n")[0]  # notes precede the first error
+        why = why[len(first) :].strip()[:_MAX_MESSAGE]
+        raise InvalidRequest(f"the checker program does not compile: {why or 'out of limits'}")
+
+
+def _store(file: Path, library: bytes) -> None:
+    """Store a library under its name at once, and remove the oldest ones."""
+    with contextlib.suppress(OSError):  # it is then compiled again next time
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+            temporary.write(library)
+        Path(temporary.name).replace(file)
+        stored = list(file.parent.iterdir())
+        if len(stored) > _MAX_CACHED:
+            stored.sort(key=lambda each: each.stat().st_mtime)
+            for each in stored[: len(stored) - _MAX_CACHED]:
+                each.unlink(missing_ok=True)

@@ -1,0 +1,176 @@
+"""Running the checker programs of requests."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rewardfleet.wire.code import CodeTiming, DatasetTests, PlainTests, StdioTests, Tests
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.submission import SubmissionRun
+from rewardfleet_server.code.verdict import CheckerFiles, encoded, parse
+from rewardfleet_server.tracing import stage
+
+from .compiler import Compiler
+from .decision import decision
+
+#: Limits of one run: seconds of CPU and wall time, MiB of memory, KiB of what it prints.
+_CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 30.0, 1024, 1024
+#: Characters of a failed checker's errors that a refusal shows.
+_MAX_ERRORS = 500
+#: How many tests are remembered as those of a checker that works.
+_MAX_TRIED = 10_000
+
+#: Calls `main` of the library that is its last argument, and exits as a C++ program does.
+_CALL_LIBRARY = """
+import ctypes, sys
+*files, library = sys.argv[1:]
+main = ctypes.CDLL(library).main
+arguments = [b"checker", *map(str.encode, files), None]
+ctypes.CDLL(None).exit(main(len(files) + 1, (ctypes.c_char_p * len(arguments))(*arguments)))
+"""
+
+
+@dataclass(frozen=True)
+class Checker:
+    """A checker that can be run.
+
+    Attributes:
+        program: Python source code.
+        library: The compiled checker, if it is in C++.
+    """
+
+    program: str
+    library: tuple[bytes, ...] = ()
+
+
+class Checkers:
+    """Prepares and runs the checkers of one service.
+
+    Args:
+        sandbox: Where they run.
+        settings: The settings of the service.
+    """
+
+    def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
+        self._sandbox = sandbox
+        self._compiler = Compiler(str(sandbox.provenance["isolation"]), settings)
+        self._max_seconds = settings.max_submission_s
+        self._limits = RunLimits(
+            min(_CPU_S, settings.max_cpu_s),
+            min(_WALL_S, settings.max_wall_s),
+            min(_MEMORY_MB, settings.max_memory_mb) * 2**20,
+            min(_OUTPUT_KB, settings.max_output_kb) * 2**10,
+        )
+        self._tried: OrderedDict[str, None] = OrderedDict()
+        self._trials: SingleFlight[None] = SingleFlight()
+
+    async def version(self, tests: Tests) -> str | None:
+        """Return what decisions of the tests' checker depend on besides the request."""
+        if not isinstance(tests, StdioTests | DatasetTests):
+            return None
+        program = tests.checker_program
+        is_cpp = program is not None and program.language == "cpp"
+        if is_cpp or (isinstance(tests, DatasetTests) and tests.row.get("checker")):
+            return await asyncio.to_thread(self._compiler.version)
+        return None
+
+    async def prepare(self, tests: PlainTests) -> Checker | None:
+        """Return the checker of the tests, if they have one, after a trial.
+
+        A checker must work if the expected output is the output. So it is invalid for all
+        programs or for none, and a failure on a program's output is due to that output.
+
+        Raises:
+            InvalidRequest: It does not compile, or fails in the trial.
+            Unavailable: It cannot be run now.
+        """
+        if not isinstance(tests, StdioTests) or tests.checker_program is None:
+            return None
+        program = tests.checker_program
+        if program.language == "python":
+            await asyncio.to_thread(parse, program.source, "checker_program.source")
+            checker = Checker(program.source)
+        else:
+            checker = Checker(_CALL_LIBRARY, (await self._compiler.compile(program.source),))
+        files, key = await asyncio.to_thread(_trial_files, tests, checker)
+        if files and key not in self._tried:
+            await self._trials.do(key, lambda: self._try(checker, files))
+            self._tried[key] = None
+            if len(self._tried) > _MAX_TRIED:
+                self._tried.popitem(last=False)
+        return checker
+
+    async def _try(self, checker: Checker, files: Sequence[CheckerFiles]) -> None:
+        """Run a checker on expected outputs, as far as there is time.
+
+        Raises:
+            InvalidRequest: It fails on one of them.
+            Unavailable: It did not end in time, or its jail died.
+        """
+        results: list[RunResult] = []
+        ms_left = self._max_seconds * 1000
+
+        def on_result(result: RunResult) -> bool:
+            nonlocal ms_left
+            ms_left -= result.run_ms
+            results.append(result)
+            return ms_left > 0 and decision(result, self._limits).failed is None
+
+        await self._run(checker, files, on_result, CodeTiming())
+        last = decision(results[-1], self._limits)
+        if last.failed is None:
+            return
+        reason = f"the checker program failed on an expected output ({last.failed})"
+        if results[-1].stopped in {"wall", "died"}:  # the machine may be too busy
+            raise Unavailable(reason, retry_after=1)
+        errors = results[-1].stderr.decode(errors="replace").strip()
+        raise InvalidRequest(f"{reason}: {errors[-_MAX_ERRORS:]}")
+
+    async def decide(self, checker: Checker, run: SubmissionRun) -> None:
+        """Replace the verdicts on outputs that the checker must decide on."""
+        timing = CodeTiming()
+        with stage(timing, "check"):
+            while run.undecided:  # again, if an output broke its jail
+                files = [each for _, each in run.undecided]
+                await self._run(
+                    checker,
+                    files,
+                    lambda result: run.on_decision(decision(result, self._limits), result),
+                    timing,
+                )
+        run.timing.queue = round(run.timing.queue + timing.queue, 3)
+        run.timing.check = round(run.timing.check + timing.check - timing.queue, 3)
+
+    async def _run(
+        self,
+        checker: Checker,
+        files: Sequence[CheckerFiles],
+        on_result: Callable[[RunResult], bool],
+        timing: CodeTiming,
+    ) -> None:
+        runs = [ProgramRun(files=(*each, *checker.library)) for each in files]
+        job = Job(checker.program, runs, self._limits, is_checker=True)
+        await self._sandbox.run(job, on_result, timing)
+
+
+def _trial_files(tests: StdioTests, checker: Checker) -> tuple[list[CheckerFiles], str]:
+    """Return the files of a trial, and a digest of them and of the checker.
+
+    There are none for tests without an expected output.
+    """
+    answers = [(encoded(case.stdin), encoded(case.stdout)) for case in tests.cases]
+    files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers if answer.strip()]
+    digest = hashlib.sha256()
+    for part in (
+        encoded(checker.program),
+        *checker.library,
+        *(part for each in files for part in each),
+    ):
+        digest.update(b"%d " % len(part))
+        digest.update(part)
+    return files, digest.hexdigest()

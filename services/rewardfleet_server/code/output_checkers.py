@@ -1,0 +1,127 @@
+"""Comparison of what a program printed with the expected output.
+
+An expected integer needs an equal number, whatever the checker: `9.0` equals 9, and 1000000007 is
+not close to 1000000000.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+
+from .tolerance import Tolerance
+
+#: Without alternatives that overlap, so that a long word that is not a number takes linear time.
+_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_INTEGER = re.compile(rb"[+-]?\d+")
+
+
+def output_equals(
+    printed: bytes, expected: bytes, checker: str, tolerance: Tolerance, *, ignore_case: bool
+) -> bool:
+    """Return whether an output is right, in time linear in its length.
+
+    Args:
+        printed: The output of the program.
+        expected: The output of the test.
+        checker: See `StdioTests.checker`.
+        tolerance: For the checker `float`.
+        ignore_case: Whether `YES` and `Yes` are equal.
+    """
+    if ignore_case:
+        printed, expected = printed.lower(), expected.lower()
+    if checker == "float":
+        return _words_close(printed, expected, tolerance)
+    return _CHECKERS[checker](printed, expected)
+
+
+def _exact(printed: bytes, expected: bytes) -> bool:
+    return _unix(printed).rstrip(b"\n") == _unix(expected).rstrip(b"\n")
+
+
+def _lines(printed: bytes, expected: bytes) -> bool:
+    return _rstripped_lines(printed) == _rstripped_lines(expected)
+
+
+def _unordered_lines(printed: bytes, expected: bytes) -> bool:
+    return Counter(_lines_of_words(printed)) == Counter(_lines_of_words(expected))
+
+
+def _tokens(printed: bytes, expected: bytes) -> bool:
+    wanted = expected.split()
+    # Limits the work to the size of the test.
+    return printed.split(None, len(wanted) + 1)[: len(wanted) + 1] == wanted
+
+
+def _unordered(printed: bytes, expected: bytes) -> bool:
+    wanted = expected.split()
+    return Counter(printed.split(None, len(wanted) + 1)) == Counter(wanted)
+
+
+def _decimal_lines(printed: bytes, expected: bytes) -> bool:
+    """Compare as LiveCodeBench does."""
+    got, wanted = (_unix(text).strip().split(b"\n") for text in (printed, expected))
+    return len(got) == len(wanted) and all(
+        one.strip() == other.strip() or _equal_numbers(one.split(), other.split())
+        for one, other in zip(got, wanted, strict=True)
+    )
+
+
+_CHECKERS: dict[str, Callable[[bytes, bytes], bool]] = {
+    "exact": _exact,
+    "lines": _lines,
+    "decimal_lines": _decimal_lines,
+    "unordered_lines": _unordered_lines,
+    "tokens": _tokens,
+    "unordered": _unordered,
+}
+
+
+def _words_close(printed: bytes, expected: bytes, tolerance: Tolerance) -> bool:
+    wanted = expected.split()
+    got = printed.split(None, len(wanted) + 1)
+    return len(got) == len(wanted) and all(
+        one == other or _close(one, other, tolerance)
+        for one, other in zip(got, wanted, strict=True)
+    )
+
+
+def _close(printed: bytes, expected: bytes, tolerance: Tolerance) -> bool:
+    if not (_NUMBER.fullmatch(printed) and _NUMBER.fullmatch(expected)):
+        return False
+    if _INTEGER.fullmatch(expected):
+        return _equal_numbers([printed], [expected])
+    return tolerance.accepts(float(printed), float(expected))
+
+
+def _equal_numbers(printed: list[bytes], expected: list[bytes]) -> bool:
+    """Return whether two lists of words are numbers, and equal."""
+    return len(printed) == len(expected) and all(
+        _NUMBER.fullmatch(one) is not None
+        and _NUMBER.fullmatch(other) is not None
+        and _decimal(one) == _decimal(other)
+        for one, other in zip(printed, expected, strict=True)
+    )
+
+
+def _decimal(number: bytes) -> Decimal:
+    """Return the exact value. Unlike `int`, this takes linear time; NaN beyond all exponents."""
+    try:
+        return Decimal(number.decode("ascii"))
+    except InvalidOperation:
+        return Decimal("nan")
+
+
+def _unix(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n")
+
+
+def _rstripped_lines(text: bytes) -> list[bytes]:
+    lines = [line.rstrip() for line in text.split(b"\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _lines_of_words(text: bytes) -> list[bytes]:
+    return [b" ".join(line.split()) for line in _rstripped_lines(text)]

@@ -1,0 +1,222 @@
+"""Packages that programs can import: virtual environments for the jails, built once and cached."""
+
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .sandboxes.jail.isolation import Python, find_python, jail_user
+from .settings import CodeSettings, environments_folders
+
+log = logging.getLogger(__name__)
+
+#: What is installed by default: the packages that most programs of the datasets import.
+DEFAULT_PACKAGES = ("numpy", "sortedcontainers")
+#: The command that installs them.
+BUILD_COMMAND = "rewardfleet packages build"
+
+#: Bytes of an installer's output that are searched for the reason of a failure.
+_MAX_OUTPUT = 100_000
+_MAX_REASON = 400
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment for the jails.
+
+    Its folder is named after its interpreter and its requirements. It either is complete or does
+    not exist.
+
+    Attributes:
+        requirements: What is installed: names of packages with version specifiers.
+        base: The interpreter that it is made with.
+        folder: Where it is, or will be.
+    """
+
+    requirements: tuple[str, ...]
+    base: Python
+    folder: Path
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it exists."""
+        try:
+            return self.folder.is_dir()
+        except OSError:  # e.g. its parent cannot be read
+            return False
+
+    def python(self) -> Python:
+        """Return its interpreter.
+
+        Raises:
+            ValueError: The user of the jails cannot use it.
+        """
+        return _python_in(self.folder)
+
+    def build(self) -> None:
+        """Build it unless it exists.
+
+        Processes that build the same environment wait for each other. A build that is killed leaves
+        nothing that is used.
+
+        Raises:
+            ValueError: A package cannot be installed, or the user of the jails could not use it.
+        """
+        if self.is_built:  # maybe in a folder that cannot be written to
+            return
+        try:
+            _make_folders(self.folder.parent)
+            with self.folder.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self.is_built:
+                    self._build(lock.fileno())
+        except OSError as error:
+            raise ValueError(
+                f"--packages: {self.folder.parent} cannot be used: {error.strerror or error}; "
+                "XDG_CACHE_HOME names another folder for caches"
+            ) from error
+
+    def _build(self, lock: int) -> None:
+        names = ", ".join(self.requirements)
+        log.info("installing packages for programs into %s: %s", self.folder, names)
+        partial = self.folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+        try:
+            _run([self.base.path, "-m", "venv", "--without-pip", str(partial)], lock)
+            python = _python_in(partial).path  # checked before anything is downloaded
+            _run([*_installer(python), *self.requirements], lock)
+            partial.rename(self.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def environment_of(settings: CodeSettings) -> Environment:
+    """Return the environment of `--packages`, or else of the default packages.
+
+    Raises:
+        ValueError: No interpreter works, or `--python` is one of a virtual environment.
+    """
+    base = find_python(settings.python)
+    if len(base.prefixes) > 1:
+        raise ValueError(
+            f"--packages: --python {base.path} is one of a virtual environment, whose packages "
+            "programs would not see: install packages there, or give the interpreter it is made of"
+        )
+    requirements = tuple(settings.packages or DEFAULT_PACKAGES)
+    parts = (os.path.realpath(base.path), platform.machine(), *requirements)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    found = [Environment(requirements, base, folder / digest) for folder in environments_folders()]
+    return next((each for each in found if each.is_built), found[0])
+
+
+def jail_python(settings: CodeSettings) -> Python:
+    """Return the interpreter of the jails.
+
+    With `--packages`, it is that of their environment, which is built if it does not exist. Without
+    it, `--python`, or that of the default packages if their environment exists.
+
+    Raises:
+        ValueError: There is no interpreter that the user of the jails can run, or a package cannot
+            be installed.
+    """
+    if settings.packages:
+        environment = environment_of(settings)
+        environment.build()
+        return environment.python()
+    if settings.python is not None:
+        return find_python(settings.python)
+    environment = environment_of(settings)
+    if environment.is_built:
+        try:
+            return environment.python()
+        except ValueError as error:
+            log.warning("%s", error)
+    return environment.base
+
+
+def warn_without_packages(settings: CodeSettings, python: Python) -> None:
+    """Log how to install the default packages, if the jails use no environment at all."""
+    if settings.python is None and len(python.prefixes) == 1:
+        names = " or ".join(DEFAULT_PACKAGES)
+        log.warning("programs cannot import %s; to install them: %s", names, BUILD_COMMAND)
+
+
+def how_to_add(settings: CodeSettings, module: str) -> str:
+    """Return what an operator does so that programs can import a module."""
+    if settings.sandbox == "fusion":
+        return "install it on the SandboxFusion server"
+    if settings.python is not None and not settings.packages:
+        return "install it into the environment of --python, and start the service again"
+    packages = ",".join([*(settings.packages or DEFAULT_PACKAGES), module])
+    return f"rewardfleet serve code --packages {shlex.quote(packages)}"
+
+
+def _python_in(folder: Path) -> Python:
+    try:
+        return find_python(folder / "bin" / "python")
+    except ValueError as error:
+        user = "nobody (uid 65534)" if jail_user() else "that of the service"
+        raise ValueError(
+            f"--packages: the user of the jails, {user}, cannot use {folder.parent}; make it "
+            "readable, or set XDG_CACHE_HOME to a folder that is"
+        ) from error
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder that everyone can read, whatever the umask is."""
+    for each in reversed([folder, *folder.parents]):
+        if not each.exists():
+            each.mkdir(exist_ok=True)
+            each.chmod(0o755)
+
+
+def _installer(python: str) -> list[str]:
+    """Return a command that installs packages for an interpreter, but runs no code of theirs.
+
+    Raises:
+        ValueError: There is neither pip nor uv.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+        options = ["--no-input", "--quiet", "--only-binary", ":all:"]
+        return [*pip, "install", *options, "--root-user-action", "ignore"]
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.defpath}") or shutil.which(
+        "uv"
+    )
+    if uv is None:
+        raise ValueError("--packages: neither pip nor uv is installed here")
+    # Copies, as links would share the permissions of uv's cache.
+    options = ["--quiet", "--no-build", "--link-mode", "copy", "--compile-bytecode"]
+    return [uv, "pip", "install", *options, "--python", python]
+
+
+def _run(command: Sequence[str], lock: int) -> None:
+    """Run a step of a build.
+
+    Raises:
+        ValueError: It failed.
+    """
+    done = subprocess.run(  # noqa: S603 - requirements are validated by the settings
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        cwd="/",
+        umask=0o022,  # the user of the jails reads it
+        pass_fds=[lock],  # if this process is killed, the lock is held until the step has ended
+    )
+    if done.returncode:
+        lines = done.stdout[-_MAX_OUTPUT:].decode(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line.lower()]
+        reason = (errors or lines or [f"exit status {done.returncode}"])[-1].strip()
+        raise ValueError(f"--packages: {reason.removeprefix('ERROR: ')[:_MAX_REASON]}")

@@ -1,0 +1,596 @@
+"""Checker programs: any valid answer is accepted, and no output breaks a checker."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rewardfleet.wire.code import DatasetTests
+from rewardfleet_server.code.checkers import compiler
+from rewardfleet_server.code.datasets.rows import read_row
+from rewardfleet_server.code.settings import CodeSettings
+
+from .conftest import LEVELS, Service, served_code, stdio
+
+HEADER = Path(compiler.__file__).with_name("testlib.h")
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+PERMUTATION = """
+import sys
+n = int(open(sys.argv[1]).read())
+with open(sys.argv[2]) as output:
+    numbers = [int(word) for word in output.read().split()]
+if sorted(numbers) != list(range(1, n + 1)):
+    sys.exit("not a permutation")
+print("good")
+"""
+PERMUTATION_CPP = """
+#include "testlib.h"
+int main(int argc, char* argv[]) {
+    setName("any permutation");
+    registerTestlibCmd(argc, argv);
+    int n = inf.readInt(1, 1000000, "n");
+    std::vector<int> p = ouf.readInts(n, 1, n, "p");
+    std::set<int> different(p.begin(), p.end());
+    if ((int)different.size() != n) quitf(_wa, "%d different numbers", (int)different.size());
+    quitf(_ok, "good");
+}
+"""
+UP, DOWN, ZERO = (
+    f"n = int(input())\nprint(*range({numbers}))" for numbers in ("1, n + 1", "n, 0, -1", "n")
+)
+
+
+def checked(source: str, *cases: tuple[str, str], language: str = "python") -> dict[str, object]:
+    """Return stdio tests with a checker program."""
+    program = {"language": language, "source": source}
+    return stdio(*cases or [("3", "1 2 3")], checker_program=program)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with served_code(request.param, max_cpu_s=1.0, max_wall_s=3.0) as started:
+            yield started
+
+
+@pytest.fixture(
+    params=[
+        ("python", PERMUTATION),
+        pytest.param(("cpp", PERMUTATION_CPP), marks=needs_compiler),
+    ],
+    ids=["python", "cpp"],
+)
+def permutation(request: pytest.FixtureRequest) -> Callable[..., dict[str, object]]:
+    """Return a function that makes tests whose answer is any permutation."""
+    language, source = request.param
+    return lambda *cases: checked(source, *cases, language=language)
+
+
+def test_any_valid_answer_is_accepted(service, permutation):
+    cases = [(str(n), " ".join(map(str, range(1, n + 1)))) for n in range(1, 6)]
+    for program in (UP, DOWN):
+        score = service.score(program, permutation(*cases))
+        assert score["score"] == 1.0, score["verdicts"]
+        assert {each["verdict_by"] for each in score["verdicts"]} == {"checker"}
+        assert "good" in score["verdicts"][0]["checker_message"]
+        assert score["timing_ms"]["check"] > 0
+    score = service.score(ZERO, permutation(*cases))
+    assert {each["verdict"] for each in score["verdicts"]} == {"wrong_answer"}
+    assert score["suspicions"] == []
+
+
+def test_the_checker_sees_only_outputs_of_runs_that_ended_well(service, permutation):
+    program = "n = int(input())\nprint(*range(n, 0, -1))\nif n == 2: raise ValueError\n"
+    score = service.score(program, permutation(("1", "1"), ("2", "1 2"), ("3", "1 2 3")))
+    assert [each["verdict"] for each in score["verdicts"]] == [
+        "accepted",
+        "runtime_error",
+        "accepted",
+    ]
+    assert score["verdicts"][1]["checker_message"] == ""
+
+
+def test_all_pass_stops_at_the_first_rejection(service, permutation):
+    program = "n = int(input())\nprint(*(range(n, 0, -1) if n < 4 else range(n)))"
+    cases = [(str(n), " ".join(map(str, range(1, n + 1)))) for n in range(1, 9)]
+    score = service.score(program, permutation(*cases), mode="all_pass")
+    verdicts = [each["verdict"] for each in score["verdicts"]]
+    assert verdicts == ["accepted"] * 3 + ["wrong_answer"] + ["skipped"] * 4
+    assert service.score(DOWN, permutation(*cases), mode="all_pass")["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "b''",
+        "b' \\n\\n'",
+        "b'\\0' * 1000",
+        "b'1 2 3\\0'",
+        "b'1 2 3 4'",
+        "b'\\xff\\xfe'",
+        "b'\\xed\\xa0\\x80'",
+        "b'9' * 400_000",
+        "b'1 ' * 1_000_000",
+        "b'(' * 100_000",
+        "b'-0 nan inf'",
+        "b'%s%n%d' * 100",
+    ],
+)
+def test_no_output_breaks_a_checker(service, permutation, output):
+    """An output that a checker cannot read is wrong, and never an error."""
+    score = service.score(f"import sys\nsys.stdout.buffer.write({output})", permutation())
+    assert score["verdicts"][0]["verdict"] == "wrong_answer", score["verdicts"]
+    assert service.score(DOWN, permutation())["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        ("pass", "accepted"),
+        ("import sys; sys.exit(0)", "accepted"),
+        ("raise SystemExit(1)", "wrong_answer"),
+        ("import sys; sys.exit(2)", "wrong_answer"),
+        ("import sys; sys.exit('wrong')", "wrong_answer"),
+        ("import os; os._exit(7)", "wrong_answer"),
+    ],
+)
+def test_the_exit_status_is_the_decision(service, source, verdict):
+    score = service.score(DOWN, checked(source))
+    assert score["verdicts"][0]["verdict"] == verdict
+    assert score["suspicions"] == []
+
+
+def test_a_checker_reads_input_output_and_answer(service):
+    source = (
+        "import sys\nprint([open(path, 'rb').read() for path in sys.argv[1:]])\n"
+        "sys.stdin.read() == '' or sys.exit(1)"
+    )
+    score = service.score("print(input()[::-1])", checked(source, ("ab\nc", "the answer")))
+    message = score["verdicts"][0]["checker_message"]
+    assert message == r"[b'ab\nc', b'ba\n', b'the answer']"
+    assert score["score"] == 1.0
+
+
+#: What a checker does if the output is `bad`, and why it fails; None: it is wrong without a sign.
+FAILURES = [
+    ("raise ValueError('no')", None),
+    ("raise SystemExit(3)", "exit status 3"),
+    pytest.param("while True: pass", "time limit", marks=pytest.mark.slow),
+    pytest.param("import time; time.sleep(60)", "time limit", marks=pytest.mark.slow),
+    ("import ctypes; ctypes.string_at(0)", "signal 11"),
+    ("bytearray(2 << 30)", "memory limit"),
+    ("print('x' * (64 << 20))", "output limit"),
+    ("f = lambda: f()\nf()", None),
+    ("import os; os.fork()", None),
+]
+
+
+@pytest.mark.parametrize(("action", "reason"), FAILURES)
+def test_a_checker_that_fails_on_an_output_rejects_it(service, action, reason):
+    lines = "\n    ".join(["if open(sys.argv[2]).read() == 'bad\\n':", *action.split("\n")])
+    tests = checked(f"import sys\n{lines}", ("good", "good"), ("bad", "good"), ("good", "good"))
+    score = service.score("print(input())", tests)
+    verdicts = [each["verdict"] for each in score["verdicts"]]
+    assert verdicts == ["accepted", "wrong_answer", "accepted"]
+    expected = [] if reason is None else [f"test 2: its checker failed on the output ({reason})"]
+    assert score["suspicions"] == expected
+
+
+@pytest.mark.parametrize("program", [DOWN, "1 / 0", "\0"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise ValueError('mine')", "ValueError: mine"),
+        ("import sys; sys.exit(3)", "exit status 3"),
+        pytest.param("while True: pass", "time limit", marks=pytest.mark.slow),
+        ("import ctypes; ctypes.string_at(0)", "signal 11"),
+        ("def", "checker_program.source: not valid Python"),
+        ("return", "SyntaxError"),
+    ],
+)
+def test_a_checker_that_fails_on_the_expected_output_is_invalid(service, program, source, message):
+    """It is invalid whatever the program does, so that no program can cause an error."""
+    response = service.post(program, checked(source))
+    assert response.status_code == 422, response.text
+    assert message in response.text
+
+
+def test_a_checker_may_fail_where_no_output_is_expected(service):
+    """Such a test has nothing to try the checker on."""
+    tests = checked("import sys\nint(open(sys.argv[2]).read())", ("", ""))
+    assert service.verdict("print(5)", tests) == "accepted"
+    assert service.verdict("print('five')", tests) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"checker": "float"},
+        {"checker": "exact"},
+    ],
+)
+def test_two_checkers_are_refused(service, fields):
+    response = service.post(DOWN, {**checked(PERMUTATION), **fields})
+    assert response.status_code == 422
+    assert "not both" in response.text
+    assert service.post(DOWN, {**checked(PERMUTATION), "checker": "tokens"}).status_code == 200
+
+
+def test_a_checker_is_isolated(service):
+    source = """
+import os, socket, sys
+for name, attempt in {
+    "network": lambda: socket.create_connection(("127.0.0.1", 80)),
+    "passwd": lambda: open("/etc/passwd"),
+    "write": lambda: open("/usr/x", "w"),
+    "fork": os.fork,
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "kill": lambda: os.kill(os.getppid(), 9),
+}.items():
+    try:
+        attempt()
+    except OSError:
+        continue
+    print(name)
+"""
+    score = service.score(DOWN, checked(source))
+    assert score["score"] == 1.0
+    assert score["verdicts"][0]["checker_message"] == ""
+
+
+def test_programs_and_checkers_have_different_jails(service):
+    """The supervisor of a checker's jail reads expected outputs, and each program is its fork."""
+    where = "import os\nprint(os.getppid(), os.readlink('/proc/self/ns/pid'))"
+    for _ in range(8):
+        verdict = service.score(where, checked(where))["verdicts"][0]
+        assert verdict["checker_message"] != verdict["stdout"].strip()
+        assert verdict["checker_message"]
+
+
+def test_a_program_cannot_see_the_checker_or_the_answer(service):
+    program = """
+import ctypes, gc, os, sys
+texts = [repr(sys.argv), repr(sorted(os.environ))]
+for each in gc.get_objects():
+    texts += [value for value in gc.get_referents(each) if isinstance(value, (str, bytes))]
+for number in range(3, 256):
+    try:
+        texts.append(os.pread(number, 1 << 16, 0))
+    except OSError:
+        pass
+libc, page = ctypes.CDLL(None), 4096
+libc.sbrk.restype = ctypes.c_void_p
+end = libc.sbrk(0) // page * page
+start = end
+while not libc.mincore(ctypes.c_void_p(start - page), page, ctypes.create_string_buffer(1)):
+    start -= page
+texts.append(ctypes.string_at(start, end - start))
+print(len(texts[-1]) > 100_000, [a for a, b in PAIRS for text in texts if a + b in str(text)])
+""".replace("PAIRS", "(('sec', 'ret '), ('checker', '-mark'))")
+    source = "# checker-mark\nimport sys\nprint(open(sys.argv[2]).read())"
+    tests = checked(source, ("1", "secret 1"), ("2", "secret 2"), ("3", "secret 3"))
+    for _ in range(2):
+        score = service.score(program, tests)
+        assert {each["stdout"] for each in score["verdicts"]} == {"True []\n"}, score["verdicts"]
+
+
+def test_checks_share_nothing(service):
+    source = """
+import builtins, os, sys
+seen = getattr(builtins, "mark", None)
+builtins.mark = 1
+try:
+    seen = seen or os.path.exists("mark")
+    open("mark", "w").close()
+except OSError:
+    pass
+print(seen)
+"""
+    score = service.score(DOWN, checked(source, *[("3", "1 2 3")] * 4))
+    assert {each["checker_message"] for each in score["verdicts"]} == {"False"} or {
+        each["checker_message"] for each in score["verdicts"]
+    } == {"None"}
+
+
+def test_outputs_that_do_not_fit_into_memory_together_are_checked_in_parts(service):
+    source = "import os, sys\nsys.exit(os.path.getsize(sys.argv[2]) != 2_000_000)"
+    tests = checked(source, *[(str(number), "x") for number in range(20)])
+    program = "n = int(input())\nprint('x' * (1_999_999 - n // 15))"
+    score = service.score(program, tests)
+    verdicts = [each["verdict"] for each in score["verdicts"]]
+    assert verdicts == ["accepted"] * 15 + ["wrong_answer"] * 5
+
+
+def test_the_original_program_of_a_critique_is_checked_as_well(service):
+    fields = {"critique": "Overall judgment: Correct", "original_program": DOWN}
+    score = service.score(UP, checked(PERMUTATION), **fields)
+    assert score["components"]["judgment_correct"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_slow_checker_ends_with_the_time_of_the_submission():
+    source = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    tests = checked(source, *[("", "")] * 8)
+    with served_code(max_submission_s=1.0) as service:
+        score = service.score("print()", tests)
+    verdicts = [each["verdict"] for each in score["verdicts"]]
+    assert verdicts[0] == "accepted"
+    assert verdicts[-1] == "skipped"
+    assert "wrong_answer" not in verdicts
+
+
+def test_the_checker_is_part_of_the_cache_key():
+    with served_code(cache_mb=16) as service:
+        first = service.score(DOWN, checked("import sys\nsys.exit(0)"))
+        again = service.score(DOWN, checked("import sys\nsys.exit(0)"))
+        other = service.score(DOWN, checked("import sys\nsys.exit(1)"))
+    assert (first["score"], again["score"], other["score"]) == (1.0, 1.0, 0.0)
+    assert (first["cached"], again["cached"], other["cached"]) == (False, True, False)
+
+
+# Rows of CodeContests+
+
+
+def plus_row(**fields: object) -> dict[str, object]:
+    row = {
+        "id": "1_A",
+        "time_limit": 400,
+        "checker": PERMUTATION_CPP,
+        "test_cases": [{"input": "3\n", "output": "1 2 3\n"}, {"input": "2\n", "output": "1 2\n"}],
+    }
+    return {"kind": "dataset", "dataset": "code_contests", "row": row, **fields}
+
+
+@needs_compiler
+def test_a_row_of_code_contests_plus_brings_its_checker(service):
+    score = service.score(DOWN, plus_row())
+    assert [each["verdict"] for each in score["verdicts"]] == ["accepted"] * 2
+    assert score["verdicts"][0]["verdict_by"] == "checker"
+    assert service.score(ZERO, plus_row())["score"] == 0.0
+
+
+def test_a_request_replaces_the_checker_of_a_row(service):
+    assert service.score(DOWN, plus_row(checker="tokens"))["score"] == 0.0
+    assert service.score(UP, plus_row(checker="tokens"))["score"] == 1.0
+    program = {"language": "python", "source": "import sys\nsys.exit(1)"}
+    score = service.score(UP, plus_row(checker_program=program))
+    assert [each["verdict_by"] for each in score["verdicts"]] == ["checker"] * 2
+    assert score["score"] == 0.0
+
+
+def test_the_time_limit_of_code_contests_plus_is_in_milliseconds():
+    _, cpu_s = read_row(DatasetTests.model_validate(plus_row()))
+    assert cpu_s == 0.4
+
+
+# C++
+
+
+@needs_compiler
+def test_a_checker_without_testlib_decides_by_its_exit_status(service):
+    source = """
+#include <fstream>
+#include <iostream>
+int n, Py_Version = 7;  // names that the Python process has as well
+extern "C" int PyErr_CheckSignals() { return 1; }
+int main(int argc, char** argv) {
+    std::ifstream input(argv[1]), output(argv[2]);
+    int got;
+    input >> n;
+    if (!(output >> got)) throw 1;
+    std::cout << "got " << got << " of " << n;
+    return got == n && PyErr_CheckSignals() == 1 && Py_Version == 7 ? 0 : 1;
+}
+"""
+    tests = checked(source, ("3", "3"), language="cpp")
+    score = service.score("print(input())", tests)
+    assert score["verdicts"][0]["checker_message"] == "got 3 of 3"
+    assert score["score"] == 1.0
+    assert service.verdict("print(4)", tests) == "wrong_answer"
+    score = service.score("print('x')", tests)
+    assert score["verdicts"][0]["verdict"] == "wrong_answer"
+    assert score["suspicions"][0].startswith("test 1: its checker failed on the output (signal")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("int main() { return undefined; }", "undefined"),
+        ("int other() { return 0; }", "main"),
+        ('#include "/etc/passwd"\nint main() {}', "/etc/passwd"),
+        ('asm(".incbin \\"/etc/passwd\\"");\nint main() {}', "/etc/passwd"),
+        ('#include "/proc/self/environ"\nint main() {}', "/proc/self/environ"),
+        pytest.param("#include __FILE__\nint main() {}", "nested", marks=pytest.mark.slow),
+        pytest.param("char big[1 << 30] = {1};\nint main() {}", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checker_that_does_not_compile_is_invalid(service, source, message):
+    response = service.post(DOWN, checked(source, language="cpp"))
+    assert response.status_code == 422, response.text
+    assert message in response.text
+    assert "root:" not in response.text
+
+
+@needs_compiler
+def test_a_testlib_checker_must_decide(service):
+    """Returning from `main` is not a decision, as it is not in testlib."""
+    source = '#include "testlib.h"\nint main(int c, char** v) { registerTestlibCmd(c, v); }'
+    response = service.post(DOWN, checked(source, language="cpp"))
+    assert response.status_code == 422
+    assert "must end with quit" in response.text
+
+
+def test_without_a_compiler_a_checker_in_cpp_is_invalid(monkeypatch):
+    monkeypatch.setattr(compiler, "_COMPILERS", ("no-such-compiler",))
+    with served_code() as service:
+        response = service.post(DOWN, checked(PERMUTATION_CPP, language="cpp"))
+        assert response.status_code == 422
+        assert "requires a compiler" in response.text
+        assert service.score(DOWN, checked(PERMUTATION))["score"] == 1.0
+
+
+@needs_compiler
+def test_a_checker_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = "int main() { return 0; }"
+    compiled: list[str] = []
+    compile_now = compiler.Compiler._compile
+
+    def count(self: compiler.Compiler, given: str) -> bytes:
+        compiled.append(given)
+        return compile_now(self, given)
+
+    monkeypatch.setattr(compiler.Compiler, "_compile", count)
+
+    async def compile_often() -> None:
+        for _ in range(2):  # the second one is another process
+            one = compiler.Compiler("landlock", CodeSettings())
+            libraries = await asyncio.gather(*(one.compile(source) for _ in range(4)))
+            assert len(set(libraries)) == 1
+
+    asyncio.run(compile_often())
+    assert compiled == [source]
+    (file,) = (tmp_path / "rewardfleet" / "checkers").iterdir()
+    assert file.suffix == ".so"
+
+
+# testlib.h
+
+#: Reads what the input names from the output.
+READER = r"""
+#include "testlib.h"
+using namespace std;
+int main(int argc, char* argv[]) {
+    registerTestlibCmd(argc, argv);
+    string what = inf.readToken();
+    if (what == "int") quitf(_ok, "%d", ouf.readInt(-5, 5, "n"));
+    if (what == "long") quitf(_ok, "%lld", ouf.readLong());
+    if (what == "unsigned") quitf(_ok, "%llu", ouf.readUnsignedLong());
+    if (what == "double") quitf(_ok, "%.3f", ouf.readDouble());
+    if (what == "strict") quitf(_ok, "%.3f", ouf.readStrictDouble(0, 9, 1, 2));
+    if (what == "word") quitf(_ok, "%s", ouf.readWord(inf.readToken()).c_str());
+    if (what == "line") {
+        string first = ouf.readLine(), second = ouf.readLine();
+        quitf(_ok, "%s|%s", first.c_str(), second.c_str());
+    }
+    if (what == "rest") {
+        ouf.readInt();
+        quit(_ok, "<" + ouf.readLine() + ">");
+    }
+    if (what == "lines") {
+        int lines = 0, words = 0;
+        for (; !ouf.seekEof(); ouf.nextLine(), lines++)
+            for (; !ouf.seekEoln(); words++) ouf.readToken();
+        quitf(_ok, "%d %d", lines, words);
+    }
+    if (what == "near") {
+        double expected = ans.readDouble(), found = ouf.readDouble();
+        string delta = format("%.0e", doubleDelta(expected, found));
+        quit(doubleCompare(expected, found, 1e-6) ? _ok : _wa, delta);
+    }
+    if (what == "ensure") {
+        ouf.ensuref(ouf.readInt() == 1, "not %d", 1);
+        ensure(ans.readInt() == 1);
+        quit(_ok, "");
+    }
+    if (what == "points") quitp(0.5, "half");
+    if (what == "partial") quitf(_pc(50), "half");
+    if (what == "answer") ans.quitf(_wa, "the jury is wrong");
+    if (what == "texts") {
+        vector<string> parts = split("a,,b", ','), words = tokenize(" x  y ", ' ');
+        string all = join(parts, "-") + upperCase("q") + lowerCase("Q") + trim(" t ") + vtos(2.5);
+        all += join(words, '+');
+        quitif(all != "a--bQqt2.5x+y", _fail, "%s", all.c_str());
+        setTestCase(4);
+        expectedButFound(_wa, 1, 2, "%d%s", 3, englishEnding(3).c_str());
+    }
+    quitf(_fail, "unknown");
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], tuple[int, str]]:
+    """Compile READER; return a function from input, output and answer to status and message."""
+    folder = tmp_path_factory.mktemp("testlib")
+    (folder / "reader.cpp").write_text(READER)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}"]
+    subprocess.run(["g++", *flags, "reader.cpp", "-o", "reader"], cwd=folder, check=True)
+
+    def read(given: str, output: str, answer: str = "1") -> tuple[int, str]:
+        for name, text in (("input", given), ("output", output), ("answer", answer)):
+            (folder / name).write_bytes(text.encode())
+        done = subprocess.run(
+            ["./reader", "input", "output", "answer"], cwd=folder, capture_output=True, check=False
+        )
+        return done.returncode, done.stderr.decode().strip()
+
+    return read
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("given", "output", "status", "message"),
+    [
+        ("int", "  -5 \n", 0, "ok -5"),
+        ("int", "6", 1, "violates the range [-5, 5]"),
+        ("int", "", 2, "Unexpected end of file"),
+        ("int", "1 2", 2, "Extra information"),
+        ("int", "+1", 2, "Expected integer"),
+        ("int", "01", 2, "Expected integer"),
+        ("int", "-0", 2, "Expected integer"),
+        ("int", "1.0", 2, "Expected integer"),
+        ("int", "-", 2, "Expected integer"),
+        ("int", "5\0", 2, "Expected integer"),
+        ("double", "5\0", 2, "Expected double"),
+        ("int", "3000000000", 2, "Expected int32"),
+        ("int", "9" * 5000, 2, "Expected integer"),
+        ("long", "-9223372036854775808", 0, "-9223372036854775808"),
+        ("long", "9223372036854775808", 2, "Expected integer"),
+        ("unsigned", "18446744073709551615", 0, "18446744073709551615"),
+        ("unsigned", "-1", 2, "unsigned"),
+        ("double", "-1.5e3", 0, "-1500.000"),
+        ("double", "nan", 2, "Expected double"),
+        ("double", "inf", 2, "Expected double"),
+        ("double", "0x10", 2, "Expected double"),
+        ("double", "1.5x", 2, "Expected double"),
+        ("strict", "1.25", 0, "1.250"),
+        ("strict", "1.255", 2, "strict"),
+        ("strict", "1e0", 2, "strict"),
+        ("word [a-z]{1,3}", "abc", 0, "abc"),
+        ("word [a-z]{1,3}", "abcd", 1, "does not match"),
+        ("word YES|NO", "NO", 0, "NO"),
+        ("word YES|NO", "No", 1, "does not match"),
+        ("word (ab|c){2,}", "abcab", 0, "abcab"),
+        ("word (ab|c){2,}", "ab", 1, "does not match"),
+        ("word [^0-9\\-]+x?", "abc", 0, "abc"),
+        ("word [0-9]{1,100000}", "7" * 100_000, 0, "777"),
+        ("word (a*)*b", "a" * 5000, 1, "does not match"),
+        ("line", "a b \r\n\n", 0, "ok a b |"),
+        ("line", "a", 0, "ok a|"),
+        ("points", "", 7, "points 0.5 half"),
+        ("rest", "5 x\n", 0, "< x>"),
+        ("lines", "1 2\n 3\n\n4 5 6", 0, "3 6"),
+        ("near", "1.0000005", 0, ""),
+        ("near", "1.00001", 1, ""),
+        ("ensure", "1", 0, "ok"),
+        ("ensure", "2", 1, "not 1"),
+        ("points", "1", 2, "Extra information"),
+        ("partial", "", 66, "partially correct"),
+        ("answer", "1", 3, "the jury is wrong"),
+        ("texts", "1", 1, "test case 4: 3rd: expected '1', found '2'"),
+        ("", "1", 3, "FAIL (input) Unexpected end of file"),
+    ],
+)
+def test_testlib_reads_as_documented(reader, given, output, status, message):
+    assert reader(given, output)[0] == status, reader(given, output)
+    assert message in reader(given, output)[1]

@@ -1,0 +1,436 @@
+"""Packages of the jail: built once, for the user of the jails; and imports of tests that fail."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rewardfleet.wire.code import AssertTests, StdioTests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code import packages
+from rewardfleet_server.code.imports import ImportCheck, import_statements
+from rewardfleet_server.code.packages import environment_of, jail_python, warn_without_packages
+from rewardfleet_server.code.sandboxes import RunResult
+from rewardfleet_server.code.sandboxes.jail.isolation import find_python, jail_user
+from rewardfleet_server.code.settings import CodeSettings, environments_folders
+from rewardfleet_server.flags import read_settings
+from rewardfleet_server.testing import FakeSandbox
+
+from .conftest import LEVELS, Service, asserts, functional, served_code, stdio
+
+COMMAND = str(Path(sys.executable).with_name("rewardfleet"))
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Use an empty cache folder that nobody can read. Jails have a /tmp of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="rewardfleet-test-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let pip and uv find the package `rf-sample` in versions 1.0 and 2.0, and no other."""
+    for version in ("1.0", "2.0"):
+        name = f"rf_sample-{version}"
+        with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("rf_sample.py", f"VERSION = {version!r}\n")
+            metadata = f"Metadata-Version: 2.1\nName: rf-sample\nVersion: {version}\n"
+            wheel.writestr(f"{name}.dist-info/METADATA", metadata)
+            tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            wheel.writestr(f"{name}.dist-info/WHEEL", tags)
+            files = ("rf_sample.py", *(f"{name}.dist-info/{n}" for n in ("METADATA", "WHEEL")))
+            record = "".join(f"{file},,\n" for file in (*files, f"{name}.dist-info/RECORD"))
+            wheel.writestr(f"{name}.dist-info/RECORD", record)
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(tmp_path))
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+    return tmp_path
+
+
+def settings_with(*requirements: str, **settings: object) -> CodeSettings:
+    return read_settings(CodeSettings, {"packages": requirements, **settings})
+
+
+def built(folder: Path) -> list[str]:
+    """Return the environments in a cache folder, complete or not."""
+    found = (folder / "rewardfleet" / "jails").iterdir()
+    return sorted(path.name for path in found if path.suffix != ".lock")
+
+
+# Requirements
+
+
+def test_requirements_have_a_normal_form():
+    given = ("Numpy >= 1.26, <3,scipy", "A_b")
+    assert settings_with(*given).packages == ["a-b", "numpy<3,>=1.26", "scipy"]
+
+
+def test_requirements_come_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("REWARDFLEET_PACKAGES", "scipy,numpy>=1,<3")
+    assert read_settings(CodeSettings, {}).packages == ["numpy<3,>=1", "scipy"]
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "",
+        "-r file",
+        "--index-url=x",
+        "numpy --index-url=x",
+        "numpy\n-r file",
+        "numpy @ file:///x",
+        "git+ssh://x",
+        "./numpy",
+        "/numpy.whl",
+        "numpy[extra]",
+        "numpy; python_version > '3'",
+        "numpy>=",
+        "numpy,",
+        "nümpy",
+    ],
+)
+def test_what_is_not_a_name_with_versions_is_refused(requirement):
+    with pytest.raises(ValueError, match="^--packages .*: give names of packages"):
+        settings_with(requirement)
+
+
+# Builds
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.slow
+def test_an_environment_is_built_once_and_can_be_used_by_the_user_of_the_jails(
+    cache, wheels, monkeypatch, tool
+):
+    settings = settings_with("rf-sample<2")
+    umask = os.umask(0o077)
+    try:
+        with monkeypatch.context() as patch:
+            if tool == "uv":
+                patch.setattr(packages.importlib.util, "find_spec", lambda name: None)  # no pip
+            environment_of(settings).build()
+    finally:
+        os.umask(umask)
+    monkeypatch.setattr(packages, "_run", None)  # nothing is installed again
+    for level in LEVELS:
+        with served_code(level, packages=["rf-sample<2"]) as service:
+            tests = stdio(("", "1.0\n"))
+            assert (
+                service.verdict("import rf_sample\nprint(rf_sample.VERSION)", tests) == "accepted"
+            )
+    assert len(built(cache)) == 1
+    module = next((environments_folders()[0] / built(cache)[0]).rglob("rf_sample.py"))
+    assert module.with_name("__pycache__").is_dir(), "compiled, as jails cannot write"
+
+
+@pytest.mark.slow
+def test_packages_are_part_of_the_provenance_of_verdicts(cache, wheels):
+    digests = set()
+    for given in ([], ["rf-sample"], ["rf-sample<2"]):
+        with served_code("landlock", packages=given) as service:
+            score = service.score("print(1)", stdio(("", "1\n")))
+        digests.add(score["provenance"]["packages"])
+    assert len(digests) == 3
+
+
+@pytest.mark.slow
+def test_two_builds_at_once_wait_for_each_other(cache, wheels):
+    command = [COMMAND, "packages", "build", "--packages", "rf-sample"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [(*process.communicate(), process.returncode) for process in processes]
+    assert {status for *_, status in outputs} == {0}, outputs
+    assert len({stdout for stdout, *_ in outputs}) == 1
+    assert len(built(cache)) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_build_leaves_nothing_that_is_used(cache, wheels, monkeypatch):
+    """The next build waits until what the killed one started has ended, and begins again."""
+    command = [COMMAND, "packages", "build", "--packages", "rf-sample"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        slow = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": index, "PIP_RETRIES": "0", "NO_PROXY": "*"}
+        killed = subprocess.Popen(command, env={**os.environ, **slow})
+        connection, _ = silent.accept()
+        with connection:  # pip waits for an answer
+            killed.kill()
+            killed.wait()
+            assert not environment_of(settings_with("rf-sample")).is_built
+            (partial,) = built(cache)
+            following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            with pytest.raises(subprocess.TimeoutExpired):
+                following.wait(1.5)
+    stdout, _ = following.communicate()
+    assert (following.returncode, stdout.endswith(": rf-sample\n")) == (0, True)
+    assert built(cache) == [partial.removesuffix(".partial")]
+
+
+@pytest.mark.slow
+def test_a_package_that_cannot_be_installed_ends_the_start_in_one_line(cache, wheels):
+    flags = ["--port", "0", "--packages", "rf-sample,rf-absent", "--log-level", "warning"]
+    done = subprocess.run(
+        [COMMAND, "serve", "code", *flags], capture_output=True, text=True, check=False
+    )
+    reason = "rewardfleet: --packages: No matching distribution found for rf-absent\n"
+    assert (done.returncode, done.stderr) == (2, reason)
+    assert built(cache) == []
+
+
+def test_a_cache_folder_that_cannot_be_used_is_refused_before_a_download(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "_installer", None)
+    tmp_path.chmod(0o700 if jail_user() else 0o500)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"^--packages: .*XDG_CACHE_HOME"):
+        jail_python(settings_with("rf-sample"))
+
+
+def test_an_interpreter_of_a_virtual_environment_cannot_be_combined_with_packages(cache):
+    folder = cache / "mine"
+    base = find_python(None).path
+    subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+    settings = settings_with("rf-sample", python=folder / "bin" / "python")
+    with pytest.raises(ValueError, match="--packages: --python .* is one of a virtual environment"):
+        jail_python(settings)
+
+
+# Defaults
+
+
+@pytest.mark.slow
+def test_the_default_packages_are_used_if_they_are_installed_and_missed_in_one_line(
+    cache, wheels, monkeypatch, caplog
+):
+    monkeypatch.setattr(packages, "DEFAULT_PACKAGES", ("rf-sample",))
+    settings = CodeSettings()
+    python = jail_python(settings)
+    warn_without_packages(settings, python)
+    (line,) = caplog.messages
+    assert line == "programs cannot import rf-sample; to install them: rewardfleet packages build"
+    caplog.clear()
+
+    environment = environment_of(settings)
+    environment.build()
+    used = jail_python(settings)
+    warn_without_packages(settings, used)
+    assert used.prefixes == (str(environment.folder), *python.prefixes)
+    assert not caplog.messages
+
+    (environment.folder / "bin" / "python").unlink()
+    assert jail_python(settings) == python, "as without it"
+    (line,) = caplog.messages
+    assert str(environment.folder.parent) in line
+
+
+def test_what_root_built_is_used_by_the_services_of_all_users(cache, monkeypatch):
+    """E.g. of an image, whose service has another user. It need not be able to write there."""
+    folders = (cache / "own", cache / "system")
+    monkeypatch.setattr(packages, "environments_folders", lambda: folders)
+    settings = settings_with("rf-sample")
+    environment = environment_of(settings)
+    assert environment.folder.parent == folders[0]
+    theirs = folders[1] / environment.folder.name
+    base = environment.base.path
+    subprocess.run([base, "-m", "venv", "--without-pip", theirs], check=True)
+    monkeypatch.setattr(packages, "_make_folders", None)
+    assert jail_python(settings).prefixes[0] == str(theirs)
+
+
+def test_without_packages_an_interpreter_is_used_as_it_is(cache, monkeypatch):
+    monkeypatch.setattr(packages, "environment_of", None)
+    path = Path(find_python(None).path)
+    assert jail_python(CodeSettings(python=path)).path == str(path)
+
+
+@pytest.mark.slow
+def test_doctor_installs_nothing(cache, wheels):
+    environment = {**os.environ, "REWARDFLEET_PACKAGES": "rf-sample<2"}
+    done = subprocess.run(
+        [COMMAND, "doctor"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (
+        "note    code: --packages rf-sample<2: installed when the service starts\n"
+        "        fix: rewardfleet packages build --packages 'rf-sample<2'\n"
+    ) in done.stdout
+    assert not (cache / "rewardfleet").exists()
+
+
+# Imports of tests
+
+
+@pytest.mark.parametrize(
+    ("source", "statements"),
+    [
+        ("import a, b.c as d\nfrom e import f as g", "from e import f as g\nimport a\nimport b.c"),
+        ("def check(f):\n    import a\n    assert f() == a.x", "import a"),
+        ("class A:\n    def f(self):\n        from a import *", "from a import *"),
+        ("assert __import__('a.b').b == importlib.import_module('c').d", "import a.b\nimport c"),
+        ("x = __import__(name)\nimport_module()\n__import__('a; b')", "pass"),
+        ("try:\n    import a\nexcept ImportError:\n    import b", "pass"),
+        ("with raises(ImportError):\n    import a\nif old:\n    import b", "pass"),
+        ("from program import f\nimport __main__\nfrom __future__ import annotations", "pass"),
+        ("import sys\nsys.path.append('/tmp')\nimport a", "pass"),
+        ("import a import b", "pass"),
+        ("x = 'import a'", "pass"),
+        ("import a\n" + "x = " + "-" * 100_000 + "1", "pass"),
+    ],
+)  # fmt: skip
+def test_imports_that_are_sure_to_run_are_found(source, statements):
+    assert import_statements([source]) == statements
+    assert import_statements([source, source]) == statements
+
+
+async def test_the_same_imports_are_checked_once():
+    sandbox = FakeSandbox()
+    check = ImportCheck(sandbox, CodeSettings())
+    cases = [{"stdin": "", "stdout": ""}]
+    for tests in (
+        AssertTests(kind="asserts", cases=["assert f() == 1"]),
+        StdioTests(kind="stdio", cases=cases, setup="x = 1"),
+    ):
+        await check.check(tests)
+    assert not sandbox.jobs, "there are no imports"
+    for number in range(3):
+        cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
+        await check.check(AssertTests(kind="asserts", cases=cases))
+    assert len(sandbox.jobs) == 1
+
+
+MISSING = {
+    "setup": asserts("assert f() == 1", setup="import rf_absent"),
+    "setup of stdio": stdio(("", "1\n"), setup="from rf_absent import x"),
+    "setup of functional": {**functional("f", ([], 1)), "setup": "import math, rf_absent.x"},
+    "function of the setup": asserts("assert g()", setup="def g():\n    import rf_absent"),
+    "case": asserts("assert f() == 1", "import rf_absent as x\nassert f() == x.y"),
+    "dynamic": asserts("assert f() == __import__('rf_absent').y"),
+    "reraised": asserts(
+        "assert f() == 1", setup="try:\n  import rf_absent\nexcept ImportError:\n  raise OSError"
+    ),
+    "row": {
+        "kind": "dataset",
+        "dataset": "mbppplus",
+        "row": {"test_list": ["assert f() == 1"], "test_imports": ["import rf_absent"]},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with served_code() as service:
+        yield service
+
+
+@pytest.mark.parametrize("tests", MISSING.values(), ids=MISSING)
+@pytest.mark.parametrize(
+    "revision", ["def f():\n    return 1", "raise ImportError", "prose only", ""]
+)
+def test_tests_that_import_a_missing_module_are_invalid_whatever_the_program(
+    service, tests, revision
+):
+    response = service.post(revision, tests)
+    assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
+    detail = response.json()["detail"]
+    assert "No module named 'rf_absent'" in detail
+    assert "rewardfleet serve code --packages numpy,sortedcontainers,rf_absent" in detail
+
+
+def test_a_missing_name_or_submodule_is_invalid_too(service):
+    for statement in ("from math import rf_absent", "import json.rf_absent"):
+        response = service.post("def f():\n    return 1", asserts("assert f()", setup=statement))
+        assert response.status_code == 422, response.text
+        assert "rf_absent" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "try:\n    import rf_absent\nexcept ImportError:\n    rf_absent = None",
+        "import sys\nsys.modules['rf_absent'] = sys\nimport rf_absent",
+        "import random\nrandom.seed(0)",
+        "raise ValueError('no import')",
+    ],
+)
+def test_tests_whose_imports_do_not_fail_are_run(service, setup):
+    revision = "def f():\n    return 1"
+    expected = "runtime_error" if "raise" in setup else "accepted"
+    assert service.verdict(revision, asserts("assert f() == 1", setup=setup)) == expected
+
+
+def test_tests_may_import_the_program(service):
+    case = "from program import f\nassert f() == 1"
+    assert service.verdict("def f():\n    return 1", asserts(case)) == "accepted"
+
+
+PROVOKED = {
+    "own import": "import rf_absent\ndef f():\n    return 1",
+    "raises": "def f():\n    raise ImportError(\"No module named 'numpy'\", name='numpy')",
+    "raises at once": "raise ModuleNotFoundError(\"No module named 'fractions'\")",
+    "removes modules": "import sys\nsys.modules['fractions'] = None\ndef f():\n    return 1",
+    "empties the path": """
+import sys
+sys.path.clear(); sys.meta_path.clear(); sys.modules.clear()
+def f():
+    return 1
+""",
+    "replaces the import": """
+import builtins
+def fail(*args, **kwargs):
+    raise ImportError("No module named 'fractions'")
+builtins.__import__ = fail
+def f():
+    return 1
+""",
+    "prints a traceback": """
+import os
+os.write(2, b"ModuleNotFoundError: No module named 'fractions'\\n")
+os._exit(1)
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROVOKED.values(), ids=PROVOKED)
+def test_import_errors_that_a_program_provokes_are_judged(service, program):
+    case = "import fractions\nassert f() == fractions.Fraction(2)"
+    for tests in (asserts(case), asserts("assert f() == 2", setup="import fractions")):
+        score = service.score(program, tests)
+        assert (score["status"], score["score"]) == ("ok", 0.0)
+        assert score["verdicts"][0]["verdict"] in {"runtime_error", "wrong_answer", "exited_early"}
+
+
+async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then():
+    ready = False
+
+    class Sandbox(FakeSandbox):
+        async def run(self, job, on_result, timing):
+            stderr = b"ModuleNotFoundError: No module named 'rf_absent'\n"
+            self._result = RunResult() if ready else RunResult(exit_code=1, stderr=stderr)
+            await super().run(job, on_result, timing)
+
+    check = ImportCheck(Sandbox(), CodeSettings())
+    tests = AssertTests(kind="asserts", cases=["assert f()"], setup="import rf_absent")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="rf_absent"):
+            await check.check(tests)
+    ready = True
+    await check.check(tests)
+
+
+def test_the_message_says_how_to_add_a_module_to_the_sandbox_in_use():
+    given = CodeSettings(packages=["scipy"])
+    own = CodeSettings(python=Path(sys.executable))
+    assert packages.how_to_add(given, "x") == "rewardfleet serve code --packages scipy,x"
+    assert "environment of --python" in packages.how_to_add(own, "x")
+    assert "SandboxFusion server" in packages.how_to_add(CodeSettings(sandbox="fusion"), "x")

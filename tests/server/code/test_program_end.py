@@ -1,0 +1,208 @@
+"""The end of a program: what it prints and its exit status are those of CPython."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rewardfleet.wire.score import Timing
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
+from rewardfleet_server.code.sandboxes.jail.pool import JailPool, build
+from rewardfleet_server.code.settings import CodeSettings
+
+LIMITS = RunLimits(cpu_s=10, wall_s=30, memory_bytes=512 << 20, output_bytes=1 << 20)
+STDIN = b"3\n1 2 3\n"
+
+PRINTS_WHEN_DESTROYED = """
+class Last:
+    def __init__(self, name): self.name = name
+    def __del__(self): print("bye", self.name)
+"""
+
+PROGRAMS = {
+    # Output in buffers
+    "a line without its end": "print(input(), end='')",
+    "bytes": "import sys\nsys.stdout.buffer.write(b'x')",
+    "bytes after text": "import sys\nprint('a', end='')\nsys.stdout.buffer.write(b'x')",
+    "a file on descriptor 1": "f = open(1, 'w')\nf.write('x')",
+    "a file on descriptor 1 after text": "print('a', end='')\nf = open(1, 'w')\nf.write('x')",
+    "a file that stays open": "f = open(1, 'w', closefd=False)\nf.write('x' * 100000)",
+    "a file of bytes": "f = open(1, 'wb')\nf.write(b'x')",
+    "a file by os.fdopen": "import os\nout = os.fdopen(1, 'w')\nprint('x', file=out)",
+    "a file by os.dup": "import os\nout = os.fdopen(os.dup(1), 'w')\nprint('x', file=out)",
+    "a file by its name": "out = open('/proc/self/fd/1', 'w')\nout.write('x')",
+    "standard output replaced": "import sys\nsys.stdout = open(1, 'w')\nprint('x')",
+    "standard output replaced after text": (
+        "import sys\nprint('a')\nsys.stdout = open(1, 'w')\nprint('x')"
+    ),
+    "a wrapper of standard output": (
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'utf-8')\nprint('x')"
+    ),
+    "a buffered writer": (
+        "import io, os\nout = io.BufferedWriter(io.FileIO(1, 'w'), 1 << 20)\n"
+        "out.write(b'x' * 70000)"
+    ),
+    "a text buffer that is printed by an exit function": (
+        "import atexit, io, sys\nreal, sys.stdout = sys.stdout, io.StringIO()\n"
+        "atexit.register(lambda: real.write(sys.stdout.getvalue()))\nprint('x')"
+    ),
+    "a text buffer that is never printed": "import io, sys\nsys.stdout = io.StringIO()\nprint('x')",
+    "a file in a function": (
+        "def main():\n  out = open(1, 'w', closefd=False)\n  out.write('x')\nmain()"
+    ),
+    "a file in an attribute of a function": "def f(): pass\nf.out = open(1, 'w')\nf.out.write('x')",
+    "a file in a cycle": "a = [open(1, 'w')]\na[0].write('x')\na.append(a)\ndel a",
+    "a file in a class": "class A:\n  out = open(1, 'w')\nA.out.write('x')",
+    "a file in a default argument": "def p(x, out=open(1, 'w')): out.write(x)\np('x')",
+    "a file in a closure": (
+        "def make():\n  out = open(1, 'w')\n  return lambda x: out.write(x)\n"
+        "write = make()\nwrite('x')"
+    ),
+    "a file after an exception": "f = open(1, 'w')\nf.write('x')\n1 / 0",
+    "a file after sys.exit": "import sys\nf = open(1, 'w')\nf.write('x')\nsys.exit(3)",
+    "a file after os._exit": "import os\nf = open(1, 'w')\nf.write('x')\nos._exit(0)",
+    "a local file after an exception": (
+        "def main():\n  f = open(1, 'w')\n  f.write('x')\n  raise SystemExit(2)\nmain()"
+    ),
+    "standard output closed": "import sys\nprint('x')\nsys.stdout.close()",
+    "standard output removed": "import sys\nprint('x')\nsys.stdout = None",
+    "standard output deleted": "import sys\nprint('x')\ndel sys.stdout",
+    "standard output detached": "import sys\nprint('x')\nb = sys.stdout.detach()\nb.write(b'y')",
+    "output to a closed descriptor": "import os\nprint('x')\nos.close(1)",
+    "a replacement without flush": (
+        "import sys\nclass Out:\n  def write(self, x): sys.__stdout__.write(x)\n"
+        "sys.stdout = Out()\nprint('x')"
+    ),
+    "output of a C library": "import ctypes\nctypes.CDLL(None).printf(b'x')\nprint('y')",
+    # Objects that are destroyed
+    "__del__ of a global": PRINTS_WHEN_DESTROYED + "x = Last('x')\nprint('end')",
+    "__del__ of two globals": PRINTS_WHEN_DESTROYED + "x = Last('x')\ny = Last('y')",
+    "__del__ in a cycle": PRINTS_WHEN_DESTROYED + "x = Last('x')\nx.me = x\ndel x\nprint('end')",
+    "__del__ that uses globals": (
+        "import math\nscale = 2\nclass A:\n"
+        "  def __del__(self): print(math.floor(2.5) * scale)\na = A()"
+    ),
+    "__del__ after an exception": PRINTS_WHEN_DESTROYED + "x = Last('x')\nraise ValueError",
+    "__del__ after exit": PRINTS_WHEN_DESTROYED + "x = Last('x')\nexit(4)",
+    "__del__ that raises": "class A:\n  def __del__(self): print(1); 1 / 0\na = A()",
+    "__del__ without a collector": (
+        "import gc\ngc.disable()\n" + PRINTS_WHEN_DESTROYED + "x=Last(1)"
+    ),
+    "__del__ of a replaced output": (
+        "import sys\nclass Out:\n  def write(self, x): sys.__stdout__.write(x)\n"
+        "  def flush(self): pass\n  def __del__(self): sys.__stdout__.write('bye')\n"
+        "sys.stdout = Out()\nprint('x')"
+    ),
+    "a generator that is not exhausted": (
+        "def g():\n  try: yield 1\n  finally: print('closed')\nx = g()\nprint(next(x))"
+    ),
+    "a context that is not left": (
+        "from contextlib import contextmanager\n@contextmanager\ndef c():\n"
+        "  try: yield\n  finally: print('left')\nx = c()\nx.__enter__()\nprint('in')"
+    ),
+    "a callback of a weak reference": (
+        "import weakref\nclass A: pass\na = A()\n"
+        "r = weakref.ref(a, lambda _: print('gone'))\nprint(1)"
+    ),
+    "weakref.finalize": (
+        "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, print, 'gone')\nprint('end')"
+    ),
+    # Functions that run at the end
+    "exit functions": (
+        "import atexit\natexit.register(print, 'first')\n"
+        "atexit.register(print, 'second')\nprint('end')"
+    ),
+    "an exit function that raises": (
+        "import atexit\natexit.register(print, 'a')\natexit.register(lambda: 1 / 0)\nprint('end')"
+    ),
+    "an exit function that exits": (
+        "import atexit, os\natexit.register(print, 'never')\n"
+        "atexit.register(lambda: (print('x', flush=True), os._exit(5)))"
+    ),
+    "an exit function after an exception": "import atexit\natexit.register(print, 'x')\n1 / 0",
+    "an exit stack": (
+        "import atexit, contextlib\ns = contextlib.ExitStack()\ns.callback(print, 'x')\n"
+        "atexit.register(s.close)"
+    ),
+    # Threads
+    "a thread": (
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\nprint('end')"
+    ),
+    "a daemon thread": (
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(9), print('no')), daemon=True).start()\n"
+        "print('end')"
+    ),
+    "a daemon thread that computes": (
+        "import threading\ndef loop():\n  while True: pass\n"
+        "threading.Thread(target=loop, daemon=True).start()\nprint('end')"
+    ),
+    "a thread after an exception": (
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\n1 / 0"
+    ),
+    "a thread that raises": (
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\n"
+        "t.join()\nprint('x')"
+    ),
+    "a thread that exits": (
+        "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,))\nt.start()\n"
+        "t.join()\nprint('x')"
+    ),
+    "a thread that starts another": (
+        "import threading, time\ndef f(n):\n  time.sleep(0.02)\n  print(n)\n"
+        "  if n: threading.Thread(target=f, args=(n - 1,)).start()\n"
+        "threading.Thread(target=f, args=(3,)).start()"
+    ),
+    "a timer": "import threading\nthreading.Timer(0.1, print, ['late']).start()\nprint('end')",
+    "a pool that is not shut down": (
+        "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "p = ThreadPoolExecutor(2)\n"
+        "for n in range(4): p.submit(lambda n=n: (time.sleep(0.02 * (n + 1)), print(n)))"
+    ),
+    # Exit statuses
+    "exit status above 255": "raise SystemExit(257)",
+    "a negative exit status": "raise SystemExit(-1)",
+    "a huge exit status": "raise SystemExit(10**30)",
+    "an exit status that is a text": "print('x')\nraise SystemExit('no')",
+    "an exit status that is None": "print('x')\nraise SystemExit",
+    "an exit status that is a bool": "raise SystemExit(True)",
+    "an assertion": "print('x')\nassert False",
+}
+
+
+@pytest.fixture(scope="module")
+def jails() -> Iterator[JailPool]:
+    pool = build(CodeSettings(workers=1))
+    yield pool
+    asyncio.run(pool.aclose())
+
+
+async def run(jails: JailPool, program: str) -> RunResult:
+    results: list[RunResult] = []
+
+    def on_result(result: RunResult) -> bool:
+        results.append(result)
+        return True
+
+    await jails.run(Job(program, [ProgramRun(STDIN)], LIMITS), on_result, Timing())
+    return results[0]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_a_program_ends_as_in_cpython(jails: JailPool, program: str, tmp_path: Path):
+    result = await run(jails, program)
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    expected = subprocess.run(
+        [sys.executable, "-I", "-X", "utf8", file],
+        input=STDIN,
+        capture_output=True,
+        check=False,
+        timeout=20,
+    )
+    assert (result.stdout, result.exit_code) == (expected.stdout, expected.returncode), result
