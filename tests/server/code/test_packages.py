@@ -214,6 +214,7 @@ def test_an_interpreter_of_a_virtual_environment_cannot_be_combined_with_package
 def test_the_default_packages_are_used_if_they_are_installed_and_missed_in_one_line(
     cache, wheels, monkeypatch, caplog
 ):
+    caplog.set_level("WARNING")
     monkeypatch.setattr(packages, "DEFAULT_PACKAGES", ("rf-sample",))
     settings = CodeSettings()
     python = jail_python(settings)
