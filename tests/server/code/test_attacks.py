@@ -4,6 +4,7 @@ A program that attempts what is forbidden prints `held` if it was refused: accep
 jail held. After each attack, the next program must be unharmed, and no process may be left.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -38,13 +39,29 @@ def service(level_service: Service):
     )
     assert score["score"] == 1.0, score
     assert score["suspicions"] == []
-    wait_until(lambda: not programs(level_service.level))
+    wait_until(lambda: not programs())
 
 
-def programs(level: str) -> set[int]:
-    """Return the processes of programs: those that supervisors have started."""
-    jails = descendants(depth=2 if level == "bubblewrap" else 1)
-    return descendants() - jails
+def programs() -> set[int]:
+    """Return the processes of programs: forks of supervisors, with the same command line."""
+    commands: dict[int, tuple[int, bytes]] = {}
+    for pid in descendants():
+        with contextlib.suppress(OSError):
+            process = Path(f"/proc/{pid}")
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[pid] = (parent, (process / "cmdline").read_bytes())
+    return {
+        pid
+        for pid, (parent, command) in commands.items()
+        if b"\0utf8\0-\0" in command and command == commands.get(parent, (0, b""))[1]
+    }
+
+
+def test_the_process_of_a_program_is_found_while_it_runs(service: Service):
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(service.score, "import time; time.sleep(0.5)", stdio(("", "")))
+        wait_until(lambda: len(programs()) == 1)
+        assert running.result()["score"] == 1.0
 
 
 def program_trying(*attempts: str, setup: str = "") -> str:
@@ -390,6 +407,7 @@ for folder in folders:
 def test_the_size_of_a_folder_is_limited(service: Service, folder: str):
     """Many files, each below the limit of a file."""
     program = f"""
+import contextlib
 import os
 written = 0
 try:
@@ -487,6 +505,7 @@ def f(*args):
     ),
     "closed descriptors": "import os\nos.closerange(0, 10000)\ndef f(*a): return 0",
     "written descriptors": """
+import contextlib
 import os
 for number in range(3, 1000):
     for text in (b'{"held": true}\\n', b'{"nonce": "", "held": true}\\n', b"ok\\n", b"\\0" * 100):
@@ -497,6 +516,7 @@ for number in range(3, 1000):
 def f(*a): return 0
 """,
     "a forged answer from outside the call": """
+import contextlib
 import os
 def f(*a):
     for number in range(3, 1000):
