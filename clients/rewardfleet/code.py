@@ -62,8 +62,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     def _without_policy_text(self, request: CodeRequest) -> CodeRequest | None:
         texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
         empty = request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
-        rest = self._body_bytes(empty)
-        return empty if self._body_bytes(request) - rest > rest else None
+        return empty if self._body_bytes(empty) < self._body_bytes(request) else None
 
 
 def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:

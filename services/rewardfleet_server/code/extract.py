@@ -24,6 +24,8 @@ _THINKING_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THINKING_END_OF_LINE = re.compile(r"</think(?:ing)?>[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _PYTHON = re.compile(r"[{.\s]*(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
+#: Python ignores it at the beginning of a file.
+_BYTE_ORDER_MARK = "\ufeff"
 #: What may follow a fence that opens a block in the middle of a line.
 _LANGUAGE = re.compile(r"[\w+#.-]{0,20}")
 #: What a complete program has, and an example of its use has not.
@@ -39,6 +41,10 @@ _MAX_BROKEN = 4
 
 def extract_program(text: str) -> str:
     """Return the program in a model's text, in time linear in the text."""
+    return _extract(text.removeprefix(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
+
+
+def _extract(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     answer = _after_thinking(text)
     if answer is None or ("```" not in answer and "~~~" not in answer):

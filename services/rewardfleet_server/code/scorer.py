@@ -183,7 +183,7 @@ class CodeScorer:
             is_first = True
             while is_first or run.paused:
                 is_first = False
-                job = Job(program, run.runs, run.limits)
+                job = Job(program, run.runs, run.run_limits)
                 await self._sandbox.run(job, run.on_result, timing)
                 if checker is not None:
                     await self._checkers.decide(checker, run)

@@ -1,7 +1,7 @@
 """One submission: the programs in a request, and the verdicts on one of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
@@ -14,6 +14,8 @@ from .verdict import CheckerFiles, TestRun
 
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
+#: Seconds of wall time of a run, however little time is left.
+_MIN_WALL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class SubmissionRun:
         timing: The stages of all runs.
         undecided: What the checker program must decide on, each with the index of its verdict,
             which is `skipped` until then.
-        paused: Whether the program is to be run again after the decisions, on the tests that are
-            left.
+        paused: Whether the program is to be run again on the tests that are left: after the
+            decisions, or with less time.
     """
 
     def __init__(
@@ -114,6 +116,12 @@ class SubmissionRun:
     def runs(self) -> list[ProgramRun]:
         """The runs that are left."""
         return [each.run for each in self._planned[self._done :]]
+
+    @property
+    def run_limits(self) -> RunLimits:
+        """The limits of the next run: no program sleeps past the time for all runs."""
+        wall_s = min(self.limits.wall_s, max(self._wall_ms_left / 1000, _MIN_WALL_S))
+        return replace(self.limits, wall_s=wall_s)
 
     @property
     def seconds_left(self) -> float:
@@ -148,7 +156,8 @@ class SubmissionRun:
             len(self.undecided) >= self._max_undecided
             or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         )
-        self.paused = goes_on and is_full and self._done < len(self._planned)
+        is_short = self._wall_ms_left < self.limits.wall_s * 1000
+        self.paused = goes_on and (is_full or is_short) and self._done < len(self._planned)
         return goes_on and not self.paused
 
     def on_decision(self, decision: Decision, result: RunResult) -> bool:

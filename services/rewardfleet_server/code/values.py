@@ -22,7 +22,7 @@ from .tolerance import Tolerance
 #: A number of any type that a program can return.
 Number = int | float | complex | Fraction | Decimal
 
-#: Digits of a decimal number that is converted to a fraction.
+#: Digits of a fraction, and of a decimal number that is converted to one.
 _MAX_DIGITS = 5_000
 
 
@@ -153,7 +153,7 @@ def _content(given: Any, kind: str) -> Any:
     return None
 
 
-def _special_number(given: Any) -> Number | None:
+def _special_number(given: Any) -> Number | None:  # noqa: PLR0911 - one for each kind
     """Read a number that JSON cannot represent.
 
     Raises:
@@ -169,8 +169,11 @@ def _special_number(given: Any) -> Number | None:
         real, imaginary = parts
         return complex(float(str(real)), float(str(imaginary)))
     if (parts := _content(given, "fraction")) is not None:
-        numerator, denominator = parts
-        return Fraction(int(str(numerator), 16), int(str(denominator), 16))
+        numerator, denominator = map(str, parts)
+        # A program can build a fraction that is not in lowest terms; reducing it is quadratic.
+        if max(len(numerator), len(denominator)) > _MAX_DIGITS:
+            return None
+        return Fraction(int(numerator, 16), int(denominator, 16))
     if (text := _content(given, "decimal")) is not None:
         number = Decimal(str(text))
         return float("nan") if number.is_nan() else number  # a signaling NaN cannot be compared
@@ -197,6 +200,8 @@ def _key_of_number(number: Number) -> str:
         return hex(number)  # Python refuses to write very long numbers in decimal
     if isinstance(number, complex):
         number += 0  # turns negative zeros into positive ones
+    if isinstance(number, Fraction):
+        return f"{number.numerator:x}/{number.denominator:x}"
     return str(number) if isinstance(number, Decimal) else repr(number)
 
 

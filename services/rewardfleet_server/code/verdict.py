@@ -5,6 +5,8 @@ All of this happens outside the sandbox, where expected values stay, and has no 
 
 import ast
 import json
+import keyword
+import re
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,9 @@ _RAISED = {
 #: Outcomes of a run that override the answer to its only check.
 _EXCEEDED = {Outcome.TIME_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.MEMORY_LIMIT}
 
+#: Lines of a report, as the supervisor writes them: why the program failed; an answer.
+_FAILED = re.compile(rb'\{"failed": "(\w{1,20})"\}')
+_ANSWER = re.compile(rb'\{"nonce": "(\w{1,64})"')
 #: Lines of a report that are read: more than there can be checks.
 _MAX_LINES = MAX_TESTS + 10
 
@@ -93,12 +98,16 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     Raises:
         InvalidRequest: A case is not an assert, or a case or the setup is not valid Python.
     """
+    if tests.setup:
+        parse(tests.setup, "tests.setup")
     if isinstance(tests, StdioTests):
         return [
             StdioRun(ProgramRun(encoded(case.stdin), tests.setup), encoded(case.stdout), tests)
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
+        if keyword.iskeyword(tests.fn_name):
+            raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
         rule = _equality(tests, as_json=True)
         return [
             CallRun(
@@ -107,7 +116,6 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
             )
             for index, case in enumerate(tests.cases)
         ]
-    parse(tests.setup, "tests.setup")
     rule = _equality(tests, as_json=False)
     checks = [_assert_check(case, index, rule) for index, case in enumerate(tests.cases)]
     groups = [checks] if tests.single_run else [[check] for check in checks]
@@ -149,7 +157,7 @@ class StdioRun:
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
         outcome = failure(result, limits)
         # Without checks, the supervisor reports nothing but a failure.
-        forged = any("failed" not in line for line in _report_lines(result.report))
+        forged = any(not _FAILED.fullmatch(line) for line in _lines(result.report))
         if outcome is None and self.tests.checker_program is not None:
             outcome = Outcome.SKIPPED
             return RunVerdicts(
@@ -200,12 +208,13 @@ class CallRun:
         answers: dict[str, dict[str, Any]] = {}
         forged = False
         nonces = {check.nonce for check in self.run.checks}
-        for line in _report_lines(result.report):
-            nonce = line.get("nonce")
-            if isinstance(nonce, str) and nonce in nonces and nonce not in answers:
-                answers[nonce] = line
+        for line in _lines(result.report):
+            start = _ANSWER.match(line)  # what is no answer is not worth parsing
+            nonce = start[1].decode() if start else ""
+            if nonce in nonces and nonce not in answers:
+                answers[nonce] = _parsed(line)
             else:
-                forged = forged or "failed" not in line
+                forged = forged or not _FAILED.fullmatch(line)
         failed = failure(result, limits)
         # If several checks share a run, an answer was given before the run exceeded a limit.
         if failed in _EXCEEDED and len(nonces) == 1:
@@ -289,7 +298,7 @@ def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:
         return Outcome.WRONG_ANSWER
     try:
         right = expected.rule.equal(answer["value"], expected.expected)
-    except (RecursionError, ArithmeticError):  # a forged or an extreme value
+    except (RecursionError, ArithmeticError, ValueError):  # a forged or an extreme value
         right = False
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
 
@@ -313,25 +322,26 @@ def failure(result: RunResult, limits: RunLimits) -> Outcome | None:  # noqa: PL
         return Outcome.TIME_LIMIT
     if result.exit_code == 0:
         return None
-    for line in _report_lines(result.report):
-        why = line.get("failed")
-        if isinstance(why, str) and why in _FAILURES:
+    for line in _lines(result.report):
+        failed = _FAILED.fullmatch(line)
+        if failed and (why := failed[1].decode()) in _FAILURES:
             return _FAILURES[why]
     # A program cannot send signals, so this one came from the kernel, for lack of memory.
     is_killed = result.exit_code == -signal.SIGKILL
     return Outcome.MEMORY_LIMIT if is_killed else Outcome.RUNTIME_ERROR
 
 
-def _report_lines(report: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a report. One that cannot be read is empty, as no genuine line is."""
-    for line in report.split(b"\n", _MAX_LINES):
-        if not line:
-            continue
-        try:
-            read = json.loads(line)
-        except (ValueError, RecursionError):
-            read = None
-        yield read if isinstance(read, dict) else {}
+def _lines(report: bytes) -> Iterator[bytes]:
+    return filter(None, report.split(b"\n", _MAX_LINES))
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return a line of a report. One that cannot be read is empty, as no genuine line is."""
+    try:
+        read = json.loads(line)
+    except (ValueError, RecursionError):
+        read = None
+    return read if isinstance(read, dict) else {}
 
 
 def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:

@@ -48,6 +48,12 @@ VALID_TESTS = stdio(("", "1"))
         ({"tests": asserts("assert f('\0')")}, "NUL"),
         ({"tests": asserts("assert 1", setup="\0")}, "NUL"),
         ({"tests": asserts("assert 1", setup="def (")}, "tests.setup: not valid Python"),
+        ({"tests": stdio(("", "1"), setup="def (")}, "tests.setup: not valid Python"),
+        (
+            {"tests": {**functional("f", ([], 1)), "setup": "def ("}},
+            "tests.setup: not valid Python",
+        ),
+        ({"tests": functional("def", ([], 1))}, "'def' is a keyword"),
         ({"limits": {"cpu_s": 1000}}, "limits.cpu_s: this service allows at most 60 (got 1000)"),
         ({"limits": {"wall_s": 1000}}, "limits.wall_s"),
         ({"limits": {"memory_mb": 10**6}}, "limits.memory_mb"),

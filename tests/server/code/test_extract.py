@@ -157,3 +157,11 @@ def test_extraction_takes_linear_time(part: str):
     extract_program(part * (200_000 // len(part)))
     extract_program("```python\n" + part * (200_000 // len(part)))
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "text", ["\ufeffprint(1)", "```python\n\ufeffprint(1)\n```", "\ufeff```\nprint(1)\n```"]
+)
+def test_a_byte_order_mark_is_ignored_as_at_the_beginning_of_a_file(text: str):
+    assert extract_program(text).strip() == "print(1)"
+    assert extract_program("print('\ufeff')") == "print('\ufeff')"

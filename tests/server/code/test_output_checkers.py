@@ -254,6 +254,15 @@ def test_a_request_can_override_the_rule_of_a_dataset():
         read("mbppplus", {"test_list": ["assert f() == 0.5"]}, checker="lines")
 
 
+@pytest.mark.slow
+def test_a_given_tolerance_always_has_an_effect(service: Service):
+    row = stdio_row("livecodebench", "0.5")
+    tests = {"kind": "dataset", "dataset": "livecodebench", "row": row}
+    assert service.score("print(0.5001)", tests)["score"] == 0.0
+    for name in ("tolerance", "relative_tolerance"):
+        assert service.score("print(0.5001)", {**tests, name: 0.01})["score"] == 1.0
+
+
 # Values
 
 
@@ -275,6 +284,7 @@ def test_a_request_can_override_the_rule_of_a_dataset():
         ("bytearray(b'x')", "b'x'"),
         ("3.0", "3"),
         ("2 + 0j", "2"),
+        ("{Fraction(1, 7**6000), 1}.__len__()", "2"),
     ],
 )
 def test_values_that_are_equal_in_python_are_accepted(service: Service, value: str, expected: str):
@@ -301,6 +311,9 @@ def test_values_that_are_equal_in_python_are_accepted(service: Service, value: s
         ("Decimal('1e999999999')", "1"),
         ("{Decimal('1e999999999')}", "{1}"),
         ("Fraction(1, 2)", "1"),
+        ("{Fraction(1, 7**6000)}", "{1}"),
+        ("{Fraction(7**6000, 3): 1}", "{1: 1}"),
+        ("big()", "1"),
         ("True", "1"),
         ("1", "True"),
     ],
@@ -308,6 +321,8 @@ def test_values_that_are_equal_in_python_are_accepted(service: Service, value: s
 def test_values_that_are_not_equal_are_refused(service: Service, value: str, expected: str):
     program = (
         "from decimal import Decimal\nfrom fractions import Fraction\n"
+        "def big():\n    x = object.__new__(Fraction)\n    x._numerator = 3 ** 1_000_000\n"
+        "    x._denominator = 7 ** 500_000\n    return x\n"
         f"def f():\n    return {value}\n"
     )
     assert service.verdict(program, asserts(f"assert f() == {expected}")) == "wrong_answer"

@@ -226,6 +226,19 @@ def test_a_text_that_the_service_refuses_as_too_large_scores_0(coalesce_s: float
         assert asyncio.run(rewards()) == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
+def test_a_text_that_does_not_fit_next_to_its_tests_scores_0():
+    """Without it, the tests fit. So it is the text that made the request too large."""
+    with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
+
+        async def rewards() -> list[float]:
+            async with RewardFleet(code=str(service.client.base_url)) as fleet:
+                tests = stdio(("", "x" * 600_000))
+                single = await fleet.code.reward("print(1)#" + "x" * 500_000, tests)
+                return [single, *await fleet.code.rewards([code_request("#" * 500_000, tests)] * 2)]
+
+        assert asyncio.run(rewards()) == [0.0] * 3
+
+
 def test_many_small_items_beyond_the_body_limit_are_sent_in_smaller_batches():
     with served_code(sandbox=FakeSandbox(RunResult(stdout=b"1")), max_body_mb=1) as service:
 

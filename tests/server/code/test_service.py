@@ -104,6 +104,17 @@ def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_dead
 
 
 @pytest.mark.slow
+def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadline():
+    """No run sleeps past the time for all of them: a policy must not be able to cause a 504."""
+    with served_code(workers=1, max_submission_s=1) as service:
+        limits = {**LIMITS, "wall_s": 10}
+        tests = stdio(*[("", "")] * 20)
+        score = service.score("import time\ntime.sleep(1.2)", tests, limits=limits)
+    assert verdicts(score)[:3] == ["accepted", "time_limit", "skipped"]
+    assert sum(each["wall_ms"] for each in score["verdicts"]) < 1900
+
+
+@pytest.mark.slow
 def test_the_maximum_number_of_tests(service: Service):
     assert service.score("print(input())", stdio(*[("1", "1")] * 1000))["score"] == 1.0
 

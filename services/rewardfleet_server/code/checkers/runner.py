@@ -19,7 +19,7 @@ from .compiler import Compiler
 from .decision import decision
 
 #: Limits of one run: seconds of CPU and wall time, MiB of memory, KiB of what it prints.
-_CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 30.0, 1024, 1024
+_CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
 #: Characters of a failed checker's errors that a refusal shows.
 _MAX_ERRORS = 500
 #: How many tests are remembered as those of a checker that works.

@@ -109,6 +109,8 @@ def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     for name in given.keys() - _KINDS[kind].model_fields.keys():
         raise RowError(f"`{name}` does not apply: the row becomes {kind} tests")
+    if kind == "stdio" and {"tolerance", "relative_tolerance"} & given.keys():
+        given.setdefault("checker", "float")
     if "checker" in given:  # replaces the row's program
         given["checker_program"] = None
     elif "checker_program" in given:
