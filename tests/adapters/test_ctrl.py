@@ -187,7 +187,7 @@ def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str
 
     def step(mark: int, log_prob_s: float) -> tuple[float, list[float]]:
         # The mark makes the programs new, so that no cached score of an earlier step is used.
-        revisions = [f"import time\ntime.sleep(0.4)\nprint({mark} + {i} * 0)" for i in range(4)]
+        revisions = [f"import time\ntime.sleep(0.8)\nprint({mark} + {i} * 0)" for i in range(4)]
         tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(mark)}]}
         started = time.monotonic()
         loop = asyncio.new_event_loop()
@@ -201,7 +201,7 @@ def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str
     step(0, 0.0)  # warm-up
     alone, rewards = step(1, 0.0)
     assert rewards == [1.0] * 4
-    assert alone >= 0.8, "four programs of 0.4 s in two jails"
+    assert alone >= 0.8, "four programs that sleep for 0.8 s at the same time"
     overlapped, rewards = step(2, alone)
     assert rewards == [1.0] * 4
     assert overlapped < 1.5 * alone, "without overlap it would take twice as long"
