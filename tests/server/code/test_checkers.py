@@ -15,6 +15,8 @@ from rewardfleet_server.code.settings import CodeSettings
 
 from .conftest import LEVELS, Service, served_code, stdio
 
+pytestmark = pytest.mark.slow
+
 HEADER = Path(compiler.__file__).with_name("testlib.h")
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -25,6 +25,8 @@ from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import LEVELS, Service, asserts, functional, served_code, stdio
 
+pytestmark = pytest.mark.slow
+
 COMMAND = str(Path(sys.executable).with_name("rewardfleet"))
 
 

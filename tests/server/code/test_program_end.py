@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,11 @@ import pytest
 
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
+from rewardfleet_server.code.sandboxes.jail.isolation import find_python
 from rewardfleet_server.code.sandboxes.jail.pool import JailPool, build
 from rewardfleet_server.code.settings import CodeSettings
+
+pytestmark = pytest.mark.slow
 
 LIMITS = RunLimits(cpu_s=10, wall_s=30, memory_bytes=512 << 20, output_bytes=1 << 20)
 STDIN = b"3\n1 2 3\n"
@@ -199,7 +201,7 @@ async def test_a_program_ends_as_in_cpython(jails: JailPool, program: str, tmp_p
     file = tmp_path / "program.py"
     file.write_text(program)
     expected = subprocess.run(
-        [sys.executable, "-I", "-X", "utf8", file],
+        [find_python(None).path, "-I", "-X", "utf8", file],  # that of the jails
         input=STDIN,
         capture_output=True,
         check=False,
