@@ -42,7 +42,6 @@ def build(settings: CodeSettings) -> "JailPool":
             be used, or `--packages` cannot be installed.
     """
     python = jail_python(settings)
-    warn_without_packages(settings, python)
     require("server", "the sandbox jail", "pyseccomp")
     try:
         seccomp = compiled_filters()
@@ -50,6 +49,7 @@ def build(settings: CodeSettings) -> "JailPool":
         raise ValueError(
             f"the sandbox jail needs libseccomp: apt-get install libseccomp2 ({error})"
         ) from error
+    warn_without_packages(settings, python)
     levels: tuple[IsolationLevel, ...] = (
         FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
     )
