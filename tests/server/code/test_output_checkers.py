@@ -154,6 +154,7 @@ def test_any_output_can_be_compared(checker: str, printed: bytes, expected: byte
     assert output_equals(expected, expected, checker, Tolerance(), ignore_case=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 @pytest.mark.parametrize("word", [b"9" * 4_000_000, b"1 " * 2_000_000, b"1\n" * 2_000_000])
 def test_comparing_takes_time_linear_in_the_output(checker: str, word: bytes):
@@ -371,6 +372,7 @@ def test_mbppplus_has_the_tolerance_of_evalplus(service: Service):
         assert service.score(f"def f(x): return x + {error}", tests)["score"] == score, error
 
 
+@pytest.mark.slow
 def test_stdio_tests_have_every_new_checker_over_http():
     with served_code() as service:
         for checker, printed, expected in (
