@@ -58,6 +58,10 @@ other parts are the fields below. Fields that are not text have their JSON form.
 _HEADERS = (
     ("`Authorization: Bearer KEY`", "Required with `--api-key-file`."),
     ("`X-Request-Timeout`", "Seconds, above 0, until the deadline; at most `--deadline-s`."),
+    (
+        "`X-Call-Timeout`",
+        "Seconds of the complete call, retries included. A submission may use half of them.",
+    ),
     ("`X-Request-Id`", "Returned in the response, and written to the log."),
     ("`X-Rewardfleet-Service`", "In every response: the service that answered."),
 )

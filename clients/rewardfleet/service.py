@@ -142,7 +142,7 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     def _without_policy_text(self, request: RequestT) -> RequestT | None:  # noqa: ARG002 - for subclasses
         """Return what is sent if an item is too large; None if that is not due to its policy text.
 
-        The service scores what is sent in its place as it would score a text that is too long.
+        The replacement scores 0 with `compile_error`, like a text that is too long.
         """
         return None
 

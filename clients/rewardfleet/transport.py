@@ -26,7 +26,7 @@ from .wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from .wire.headers import SERVICE_HEADER, TIMEOUT_HEADER
+from .wire.headers import CALL_TIMEOUT_HEADER, SERVICE_HEADER, TIMEOUT_HEADER
 from .wire.score import MAX_BATCH_ITEMS
 from .wire.validation import encode_json
 
@@ -84,6 +84,7 @@ class _Call:
     body: BaseModel | None
     item_count: int
     deadline: float
+    timeout_s: float
     attempted: bool = False
     failed_urls: set[str] = field(default_factory=set)
     content: bytes | None = None
@@ -102,6 +103,7 @@ class _Call:
             raise DeadlineExceeded("the deadline passed before the request could be sent")
         service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
         headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
+        headers[CALL_TIMEOUT_HEADER] = f"{self.timeout_s:g}"
         return replica.http.build_request(
             self.method,
             replica.url + self.path,
@@ -177,7 +179,9 @@ class ServiceTransport:
         Raises:
             RewardFleetError: The service's failure, or why it did not answer.
         """
-        return await self._call(_Call("POST", path, body, item_count, deadline), response_type)
+        return await self._call(
+            _Call("POST", path, body, item_count, deadline, self._timeout_s), response_type
+        )
 
     async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
         """Return the response of a route that takes no body, e.g. `/health`, as a model.
@@ -185,7 +189,9 @@ class ServiceTransport:
         Raises:
             RewardFleetError: The service's failure, or why it did not answer.
         """
-        return await self._call(_Call("GET", path, None, 1, self.deadline()), response_type)
+        return await self._call(
+            _Call("GET", path, None, 1, self.deadline(), self._timeout_s), response_type
+        )
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""

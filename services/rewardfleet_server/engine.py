@@ -65,14 +65,14 @@ class Plan(Generic[ScoreT]):
 
     Attributes:
         backend: The backend that will score it.
-        compute: Scores it. Fills in the stages of `timing_ms` except `total`, and the item's own
-            part of `provenance`.
+        compute: Scores it, given `RequestContext.call_timeout_s`. Fills in the stages of
+            `timing_ms` except `total`, and the item's own part of `provenance`.
         cache: How its score is shared; None if it must be computed each time, because it is not
             deterministic or depends on a training run.
     """
 
     backend: str
-    compute: Callable[[], Awaitable[ScoreT]]
+    compute: Callable[[float | None], Awaitable[ScoreT]]
     cache: CachePolicy[ScoreT] | None = None
 
 
@@ -263,27 +263,31 @@ class Engine(Generic[RequestT, ScoreT]):
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
-            return await self._compute(plan)
+            return await self._compute(plan, context.call_timeout_s)
         cached = await self._lookup(policy)
         if cached is None:
-            return await self._share(plan, policy)
+            return await self._share(plan, policy, context.call_timeout_s)
         if self._is_audited():
-            audit = asyncio.create_task(self._audit(plan, policy, cached, context.timeout_s))
+            audit = asyncio.create_task(self._audit(plan, policy, cached, context))
             self._audits.add(audit)
             audit.add_done_callback(self._audits.discard)
         return cached
 
-    async def _share(self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT]) -> ScoreT:
-        shared = await self._single_flight.do(policy.lookup_keys[0], lambda: self._compute(plan))
+    async def _share(
+        self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT], call_timeout_s: float | None
+    ) -> ScoreT:
+        shared = await self._single_flight.do(
+            policy.lookup_keys[0], lambda: self._compute(plan, call_timeout_s)
+        )
         # Each waiter has its own total, and may change its own score.
         own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
         return policy.from_cached(shared.model_copy(update=own))
 
-    async def _compute(self, plan: Plan[ScoreT]) -> ScoreT:
+    async def _compute(self, plan: Plan[ScoreT], call_timeout_s: float | None) -> ScoreT:
         """Permit → compute → store."""
         waited = Timing()
         async with self._admission.permit(waited):
-            score = await plan.compute()
+            score = await plan.compute(call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
         if plan.cache is not None and score.status is Status.OK:
             await self._store(plan.cache, score)
@@ -325,13 +329,13 @@ class Engine(Generic[RequestT, ScoreT]):
         plan: Plan[ScoreT],
         policy: CachePolicy[ScoreT],
         cached: ScoreT,
-        timeout_s: float | None,
+        context: RequestContext,
     ) -> None:
         """Compute a cached score again and compare. The caller has its score already."""
         expected = policy.audit_fields(cached)
         try:
-            async with asyncio.timeout(timeout_s):
-                computed = await self._share(plan, policy)
+            async with asyncio.timeout(context.timeout_s):
+                computed = await self._share(plan, policy, context.call_timeout_s)
         except Exception as error:  # noqa: BLE001 - no caller waits for it
             log.warning("a cached score could not be audited: %r", error)
             return

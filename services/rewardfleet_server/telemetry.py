@@ -69,6 +69,8 @@ class RequestContext:
         path: The route, e.g. `/score`.
         request_id: Given by the caller, or new.
         timeout_s: Seconds from `started` to the deadline; None for no deadline.
+        call_timeout_s: Seconds of the caller's complete call, of which this request may be a
+            later attempt; None for no limit. What a program may use depends on it.
         started: Time of the event loop's clock at which its headers arrived.
         backends: The backends that scored its items.
         items: How many items have a result.
@@ -78,6 +80,7 @@ class RequestContext:
     path: str = ""
     request_id: str = field(default_factory=new_request_id)
     timeout_s: float | None = None
+    call_timeout_s: float | None = None
     started: float = field(default_factory=time.monotonic)
     backends: set[str] = field(default_factory=set)
     items: int = 0

@@ -46,7 +46,7 @@ class ScriptedScorer:
         if request.behavior == "refused":
             raise InvalidRequest("refused when planned")
 
-        async def compute() -> Score:
+        async def compute(_: float | None) -> Score:
             self.computed += 1
             timing = Timing()
             with stage(timing, "backend"):

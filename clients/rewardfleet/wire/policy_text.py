@@ -20,7 +20,8 @@ UNUSABLE = "\0"
 POLICY_FIELDS = frozenset({"revision", "critique", "original_program", "completion", "code"})
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+#: Its escape in JSON, or its bytes where an encoder lets it pass.
+_ENCODED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def replace_unusable(text: Any) -> Any:
@@ -38,12 +39,13 @@ PolicyText = Annotated[str, BeforeValidator(replace_unusable)]
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    r"""Replace the escapes of lone surrogates (`\ud800`) in a JSON body's policy texts.
+    r"""Replace lone surrogates, escaped (`\ud800`) or not, in a JSON body's policy texts.
 
-    The JSON parser refuses them, and Python's `json.dumps` writes them. Elsewhere they stay, and
-    are refused, because the caller wrote them. A body that is not JSON is returned as it is.
+    The JSON parser refuses them, and encoders like Python's `json.dumps` write them. Elsewhere they
+    stay, and are refused, because the caller wrote them. A body that is not JSON is returned as it
+    is.
     """
-    if not _ESCAPED_SURROGATE.search(body):
+    if not _ENCODED_SURROGATE.search(body):
         return body
 
     def replaced(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,6 +55,8 @@ def without_lone_surrogates(body: bytes) -> bytes:
         }
 
     try:
-        return json.dumps(json.loads(body, object_pairs_hook=replaced)).encode()
+        return json.dumps(
+            json.loads(body.decode(errors="surrogatepass"), object_pairs_hook=replaced)
+        ).encode()
     except (ValueError, RecursionError):
         return body

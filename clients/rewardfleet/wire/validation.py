@@ -49,11 +49,17 @@ def validate_json(model: type[ModelT], body: bytes) -> ModelT:
         try:
             return model.model_validate_json(body)
         except ValidationError as error:
-            if error.errors()[0]["type"] != "json_invalid":
+            if not _is_not_json(error):
                 raise
             return model.model_validate_json(without_lone_surrogates(body))
     except ValidationError as error:
         raise InvalidRequest(format_validation_error(error, model)) from None
+
+
+def _is_not_json(error: ValidationError) -> bool:
+    if error.error_count() != 1:  # otherwise a list of all errors would be built
+        return False
+    return error.errors(include_input=False)[0]["type"] == "json_invalid"
 
 
 def encode_json(model: BaseModel, *, exclude_unset: bool = False) -> bytes:

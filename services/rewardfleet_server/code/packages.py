@@ -27,6 +27,8 @@ BUILD_COMMAND = "rewardfleet packages build"
 #: Bytes of an installer's output that are searched for the reason of a failure.
 _MAX_OUTPUT = 100_000
 _MAX_REASON = 400
+#: Seconds of one step of a build, e.g. of a download from a slow registry.
+_STEP_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -203,18 +205,24 @@ def _run(command: Sequence[str], lock: int) -> None:
     """Run a step of a build.
 
     Raises:
-        ValueError: It failed.
+        ValueError: It failed, or did not end in time.
     """
-    done = subprocess.run(  # noqa: S603 - requirements are validated by the settings
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        cwd="/",
-        umask=0o022,  # the user of the jails reads it
-        pass_fds=[lock],  # if this process is killed, the lock is held until the step has ended
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - requirements are validated by the settings
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            cwd="/",
+            umask=0o022,  # the user of the jails reads it
+            pass_fds=[lock],  # if this process is killed, the lock is held until the step has ended
+            timeout=_STEP_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"--packages: {Path(command[0]).name} did not end within {_STEP_TIMEOUT_S:g} s"
+        ) from None
     if done.returncode:
         lines = done.stdout[-_MAX_OUTPUT:].decode(errors="replace").splitlines()
         errors = [line for line in lines if "error" in line.lower()]

@@ -27,7 +27,7 @@ from rewardfleet_server.tracing import stage
 from .cache_key import CacheKeys, lookup_keys, store_policy
 from .checkers.runner import Checker, Checkers
 from .datasets.rows import read_row
-from .imports import ImportCheck
+from .preflight import Preflight
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
 from .submission import Submission, SubmissionRun, why_no_program
@@ -54,7 +54,7 @@ class CodeScorer:
         self._name = name
         self._sandbox = sandbox
         self._settings = settings
-        self._imports = ImportCheck(sandbox, settings)
+        self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
         ceilings = settings.model_dump(include=_CEILINGS)
         self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
@@ -129,11 +129,15 @@ class CodeScorer:
         return RunLimits(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)
 
     async def _score(
-        self, request: CodeRequest, submission: Submission, limits: RunLimits
+        self,
+        request: CodeRequest,
+        submission: Submission,
+        limits: RunLimits,
+        call_timeout_s: float | None,
     ) -> CodeScore:
         tests, limits = await self._plain_tests(request, limits)
         planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
-        await self._imports.check(tests)
+        await self._preflight.check(tests, limits)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return self._invalid_critique(submission.program, len(tests.cases))
@@ -141,7 +145,7 @@ class CodeScorer:
             planned,
             limits,
             stop_at_failure=request.mode == "all_pass",
-            max_seconds=self._settings.max_submission_s,
+            max_seconds=self._max_seconds(call_timeout_s),
         )
         if submission.no_program is None:
             await self._execute(submission.program, run, checker)
@@ -160,6 +164,15 @@ class CodeScorer:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
         return score
+
+    def _max_seconds(self, call_timeout_s: float | None) -> float:
+        """Return the time for all tests of a submission; see `SubmissionRun`.
+
+        A program that uses it up must get its score before the call ends. How much of the call is
+        over already is not the program's fault.
+        """
+        longest = self._settings.max_submission_s
+        return longest if call_timeout_s is None else min(longest, call_timeout_s / 2)
 
     async def _plain_tests(
         self, request: CodeRequest, limits: RunLimits
@@ -284,6 +297,6 @@ def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore)
 
 
 async def _plan_runs(tests: PlainTests) -> Sequence[TestRun]:
-    if isinstance(tests, StdioTests):
+    if isinstance(tests, StdioTests) and not tests.setup:
         return plan_runs(tests)
-    return await asyncio.to_thread(plan_runs, tests)  # asserts are parsed
+    return await asyncio.to_thread(plan_runs, tests)  # the setup and asserts are parsed

@@ -1,5 +1,6 @@
 """One submission: the programs in a request, and the verdicts on one of them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,8 @@ from .verdict import CheckerFiles, TestRun
 
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
+#: Wall time of all runs, as a multiple of their CPU time.
+_WALL_FACTOR = 1.5
 #: Seconds of wall time of a run, however little time is left.
 _MIN_WALL_S = 0.1
 
@@ -77,7 +80,8 @@ class SubmissionRun:
         planned: The runs, with what is expected of each.
         limits: The limits of one run.
         stop_at_failure: Whether the runs after the first failure are skipped.
-        max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time.
+        max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time, which
+            starts now.
 
     Attributes:
         verdicts: One per test so far.
@@ -110,7 +114,8 @@ class SubmissionRun:
         self._max_undecided = 1 if stop_at_failure else len(planned)
         self._undecided_bytes = 0
         self._cpu_ms_left = max_seconds * 1000
-        self._wall_ms_left = max_seconds * 1500
+        self._wall_s = max_seconds * _WALL_FACTOR
+        self._started = time.monotonic()
 
     @property
     def runs(self) -> list[ProgramRun]:
@@ -120,13 +125,19 @@ class SubmissionRun:
     @property
     def run_limits(self) -> RunLimits:
         """The limits of the next run: no program sleeps past the time for all runs."""
-        wall_s = min(self.limits.wall_s, max(self._wall_ms_left / 1000, _MIN_WALL_S))
+        wall_s = min(self.limits.wall_s, max(self._wall_s_left, _MIN_WALL_S))
         return replace(self.limits, wall_s=wall_s)
 
     @property
     def seconds_left(self) -> float:
         """The remaining time, in the sense of `max_seconds`."""
-        return min(self._cpu_ms_left / 1000, self._wall_ms_left / 1500)
+        return min(self._cpu_ms_left / 1000, self._wall_s_left / _WALL_FACTOR)
+
+    @property
+    def _wall_s_left(self) -> float:
+        """The remaining wall time. Only waiting for a jail or a core does not use it up."""
+        used = time.monotonic() - self._started - self.timing.queue / 1000
+        return self._wall_s - used
 
     def on_result(self, result: RunResult) -> bool:
         """Judge the result of a run; return whether to continue with the next one."""
@@ -140,7 +151,6 @@ class SubmissionRun:
         self.timing.clean = round(self.timing.clean + result.clean_ms, 3)
         # A program that times out in all tests must still get its verdicts before the deadline.
         self._cpu_ms_left -= result.cpu_ms
-        self._wall_ms_left -= result.fork_ms + result.run_ms
         outcomes = {verdict.verdict for verdict in judged.verdicts}
         failed = outcomes != {Outcome.ACCEPTED}
         if judged.undecided is not None:
@@ -156,7 +166,7 @@ class SubmissionRun:
             len(self.undecided) >= self._max_undecided
             or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         )
-        is_short = self._wall_ms_left < self.limits.wall_s * 1000
+        is_short = self._wall_s_left < self.limits.wall_s
         self.paused = goes_on and (is_full or is_short) and self._done < len(self._planned)
         return goes_on and not self.paused
 
@@ -168,7 +178,6 @@ class SubmissionRun:
         if decision.suspicion is not None:
             self.suspicions.append(f"test {index + 1}: {decision.suspicion}")
         self._cpu_ms_left -= result.cpu_ms
-        self._wall_ms_left -= result.fork_ms + result.run_ms
         is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
         if is_over:
             del self.verdicts[index + 1 :]

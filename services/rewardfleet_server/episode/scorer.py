@@ -23,7 +23,7 @@ class EpisodeScorer:
         request: EpisodeRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
     ) -> Plan[EpisodeScore]:
-        async def compute() -> EpisodeScore:
+        async def compute(_: float | None) -> EpisodeScore:
             timing = Timing()
             with stage(timing, "backend"):
                 score = score_one(request)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
-from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
+from rewardfleet.wire.headers import CALL_TIMEOUT_HEADER, REQUEST_ID_HEADER, TIMEOUT_HEADER
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
@@ -96,7 +96,8 @@ class Dispatcher:
         if route is None:
             raise no_endpoint(request.url.path)
         self._keys.check(headers.get("authorization"))
-        context.timeout_s = self._timeout_s(headers)
+        context.timeout_s = self._seconds(headers, TIMEOUT_HEADER) or self._deadline_s
+        context.call_timeout_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or context.timeout_s
         deadline = context.deadline
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
         announced = self._bodies.announced_bytes(headers, is_form=is_form)
@@ -120,17 +121,17 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
 
-    def _timeout_s(self, headers: Mapping[str, str]) -> float:
-        """Return the service's deadline, or the caller's if it is shorter."""
-        asked = headers.get(TIMEOUT_HEADER)
+    def _seconds(self, headers: Mapping[str, str], name: str) -> float | None:
+        """Return the seconds in a header, at most the service's deadline; None without it."""
+        asked = headers.get(name)
         if asked is None:
-            return self._deadline_s
+            return None
         try:
             seconds = float(asked)
         except ValueError:
             seconds = -1.0
         if not 0 < seconds < float("inf"):
-            raise InvalidRequest(f"{TIMEOUT_HEADER}: give seconds, above 0 (got {asked[:60]!r})")
+            raise InvalidRequest(f"{name}: give seconds, above 0 (got {asked[:60]!r})")
         return min(seconds, self._deadline_s)
 
     def _problem(self, error: RewardFleetError, context: RequestContext) -> Response:

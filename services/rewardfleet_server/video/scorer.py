@@ -133,7 +133,7 @@ class VideoScorer:
         if judge.deterministic:
             key = cache_key(name, self._fingerprints[name], digest, request)
             policy = CachePolicy((key,))
-        return Plan(name, lambda: self._score(name, request, source, digest), policy)
+        return Plan(name, lambda _: self._score(name, request, source, digest), policy)
 
     def _loaded_name(self, name: str) -> str:
         """Return the name under which a judge is loaded; `name` may be one of its aliases."""

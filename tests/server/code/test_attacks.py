@@ -211,9 +211,6 @@ def test_files_of_the_same_user_on_the_host_are_out_of_reach(service: Service):
             os.chown(file.name, 65534, 65534)
         before = os.stat(file.name)
         attempts = (
-            "os.chmod(name, 0o777)",
-            "os.chmod(name, 0o777, follow_symlinks=False)",
-            "os.utime(name, (1, 1))",
             "os.truncate(name, 0)",
             "os.open(name, os.O_RDONLY | os.O_TRUNC)",
             "os.open(name, os.O_RDONLY)",
@@ -226,12 +223,8 @@ def test_files_of_the_same_user_on_the_host_are_out_of_reach(service: Service):
         )
         setup = f"""
 name = {file.name!r}
-os.chmod = lambda *a, old=os.chmod, **k: refused(old, *a, **k)
-def refused(call, *args, **fields):
-    try:
-        call(*args, **fields)
-    except NotImplementedError as error:
-        raise OSError from error
+os.chmod(name, 0o777)  # calls that have no effect
+os.utime(name, (1, 1))
 """
         assert service.score(program_trying(*attempts, setup=setup), HELD)["score"] == 1.0
         after = os.stat(file.name)

@@ -206,10 +206,24 @@ def test_a_checker_that_fails_on_the_expected_output_is_invalid(service, program
 
 
 def test_a_checker_may_fail_where_no_output_is_expected(service):
-    """Such a test has nothing to try the checker on."""
+    """An empty output may be wrong, so that only an error in its source code makes it invalid."""
     tests = checked("import sys\nint(open(sys.argv[2]).read())", ("", ""))
     assert service.verdict("print(5)", tests) == "accepted"
     assert service.verdict("print('five')", tests) == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("return", "SyntaxError"),
+        ("import rf_absent", "ModuleNotFoundError"),
+        ("import sys\nint(opn(sys.argv[2]).read())", "NameError"),
+    ],
+)
+def test_an_error_in_the_source_code_of_a_checker_is_always_found(service, source, message):
+    response = service.post("print(5)", checked(source, ("", "")))
+    assert response.status_code == 422, response.text
+    assert message in response.text
 
 
 @pytest.mark.parametrize(
@@ -416,10 +430,11 @@ int main(int argc, char** argv) {
     ],
 )
 def test_a_checker_that_does_not_compile_is_invalid(service, source, message):
-    response = service.post(DOWN, checked(source, language="cpp"))
-    assert response.status_code == 422, response.text
-    assert message in response.text
-    assert "root:" not in response.text
+    for cases in ([], [("", "")]):
+        response = service.post(DOWN, checked(source, *cases, language="cpp"))
+        assert response.status_code == 422, response.text
+        assert message in response.text
+        assert "root:" not in response.text
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""Packages of the jail: built once, for the user of the jails; and imports of tests that fail."""
+"""Packages of the jail: built once, for the user of the jails."""
 
 import os
 import shutil
@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet.wire.code import AssertTests, StdioTests
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code import packages
-from rewardfleet_server.code.imports import ImportCheck, import_statements
 from rewardfleet_server.code.packages import environment_of, jail_python, warn_without_packages
-from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.sandboxes.jail.isolation import find_python, jail_user
 from rewardfleet_server.code.settings import CodeSettings, environments_folders
 from rewardfleet_server.flags import read_settings
-from rewardfleet_server.testing import FakeSandbox
 
-from .conftest import LEVELS, Service, asserts, functional, served_code, stdio
+from .conftest import LEVELS, served_code, stdio
 
 pytestmark = pytest.mark.slow
 
@@ -269,166 +264,6 @@ def test_doctor_installs_nothing(cache, wheels):
         "        fix: rewardfleet packages build --packages 'rf-sample<2'\n"
     ) in done.stdout
     assert not (cache / "rewardfleet").exists()
-
-
-# Imports of tests
-
-
-@pytest.mark.parametrize(
-    ("source", "statements"),
-    [
-        ("import a, b.c as d\nfrom e import f as g", "from e import f as g\nimport a\nimport b.c"),
-        ("def check(f):\n    import a\n    assert f() == a.x", "import a"),
-        ("class A:\n    def f(self):\n        from a import *", "from a import *"),
-        ("assert __import__('a.b').b == importlib.import_module('c').d", "import a.b\nimport c"),
-        ("x = __import__(name)\nimport_module()\n__import__('a; b')", "pass"),
-        ("try:\n    import a\nexcept ImportError:\n    import b", "pass"),
-        ("with raises(ImportError):\n    import a\nif old:\n    import b", "pass"),
-        ("from program import f\nimport __main__\nfrom __future__ import annotations", "pass"),
-        ("import sys\nsys.path.append('/tmp')\nimport a", "pass"),
-        ("import a import b", "pass"),
-        ("x = 'import a'", "pass"),
-        ("import a\n" + "x = " + "-" * 100_000 + "1", "pass"),
-    ],
-)  # fmt: skip
-def test_imports_that_are_sure_to_run_are_found(source, statements):
-    assert import_statements([source]) == statements
-    assert import_statements([source, source]) == statements
-
-
-async def test_the_same_imports_are_checked_once():
-    sandbox = FakeSandbox()
-    check = ImportCheck(sandbox, CodeSettings())
-    cases = [{"stdin": "", "stdout": ""}]
-    for tests in (
-        AssertTests(kind="asserts", cases=["assert f() == 1"]),
-        StdioTests(kind="stdio", cases=cases, setup="x = 1"),
-    ):
-        await check.check(tests)
-    assert not sandbox.jobs, "there are no imports"
-    for number in range(3):
-        cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
-        await check.check(AssertTests(kind="asserts", cases=cases))
-    assert len(sandbox.jobs) == 1
-
-
-MISSING = {
-    "setup": asserts("assert f() == 1", setup="import rf_absent"),
-    "setup of stdio": stdio(("", "1\n"), setup="from rf_absent import x"),
-    "setup of functional": {**functional("f", ([], 1)), "setup": "import math, rf_absent.x"},
-    "function of the setup": asserts("assert g()", setup="def g():\n    import rf_absent"),
-    "case": asserts("assert f() == 1", "import rf_absent as x\nassert f() == x.y"),
-    "dynamic": asserts("assert f() == __import__('rf_absent').y"),
-    "reraised": asserts(
-        "assert f() == 1", setup="try:\n  import rf_absent\nexcept ImportError:\n  raise OSError"
-    ),
-    "row": {
-        "kind": "dataset",
-        "dataset": "mbppplus",
-        "row": {"test_list": ["assert f() == 1"], "test_imports": ["import rf_absent"]},
-    },
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with served_code() as service:
-        yield service
-
-
-@pytest.mark.parametrize("tests", MISSING.values(), ids=MISSING)
-@pytest.mark.parametrize(
-    "revision", ["def f():\n    return 1", "raise ImportError", "prose only", ""]
-)
-def test_tests_that_import_a_missing_module_are_invalid_whatever_the_program(
-    service, tests, revision
-):
-    response = service.post(revision, tests)
-    assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
-    detail = response.json()["detail"]
-    assert "No module named 'rf_absent'" in detail
-    assert "rewardfleet serve code --packages numpy,sortedcontainers,rf_absent" in detail
-
-
-def test_a_missing_name_or_submodule_is_invalid_too(service):
-    for statement in ("from math import rf_absent", "import json.rf_absent"):
-        response = service.post("def f():\n    return 1", asserts("assert f()", setup=statement))
-        assert response.status_code == 422, response.text
-        assert "rf_absent" in response.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "try:\n    import rf_absent\nexcept ImportError:\n    rf_absent = None",
-        "import sys\nsys.modules['rf_absent'] = sys\nimport rf_absent",
-        "import random\nrandom.seed(0)",
-        "raise ValueError('no import')",
-    ],
-)
-def test_tests_whose_imports_do_not_fail_are_run(service, setup):
-    revision = "def f():\n    return 1"
-    expected = "runtime_error" if "raise" in setup else "accepted"
-    assert service.verdict(revision, asserts("assert f() == 1", setup=setup)) == expected
-
-
-def test_tests_may_import_the_program(service):
-    case = "from program import f\nassert f() == 1"
-    assert service.verdict("def f():\n    return 1", asserts(case)) == "accepted"
-
-
-PROVOKED = {
-    "own import": "import rf_absent\ndef f():\n    return 1",
-    "raises": "def f():\n    raise ImportError(\"No module named 'numpy'\", name='numpy')",
-    "raises at once": "raise ModuleNotFoundError(\"No module named 'fractions'\")",
-    "removes modules": "import sys\nsys.modules['fractions'] = None\ndef f():\n    return 1",
-    "empties the path": """
-import sys
-sys.path.clear(); sys.meta_path.clear(); sys.modules.clear()
-def f():
-    return 1
-""",
-    "replaces the import": """
-import builtins
-def fail(*args, **kwargs):
-    raise ImportError("No module named 'fractions'")
-builtins.__import__ = fail
-def f():
-    return 1
-""",
-    "prints a traceback": """
-import os
-os.write(2, b"ModuleNotFoundError: No module named 'fractions'\\n")
-os._exit(1)
-""",
-}
-
-
-@pytest.mark.parametrize("program", PROVOKED.values(), ids=PROVOKED)
-def test_import_errors_that_a_program_provokes_are_judged(service, program):
-    case = "import fractions\nassert f() == fractions.Fraction(2)"
-    for tests in (asserts(case), asserts("assert f() == 2", setup="import fractions")):
-        score = service.score(program, tests)
-        assert (score["status"], score["score"]) == ("ok", 0.0)
-        assert score["verdicts"][0]["verdict"] in {"runtime_error", "wrong_answer", "exited_early"}
-
-
-async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then():
-    ready = False
-
-    class Sandbox(FakeSandbox):
-        async def run(self, job, on_result, timing):
-            stderr = b"ModuleNotFoundError: No module named 'rf_absent'\n"
-            self._result = RunResult() if ready else RunResult(exit_code=1, stderr=stderr)
-            await super().run(job, on_result, timing)
-
-    check = ImportCheck(Sandbox(), CodeSettings())
-    tests = AssertTests(kind="asserts", cases=["assert f()"], setup="import rf_absent")
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match="rf_absent"):
-            await check.check(tests)
-    ready = True
-    await check.check(tests)
 
 
 def test_the_message_says_how_to_add_a_module_to_the_sandbox_in_use():

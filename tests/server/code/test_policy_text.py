@@ -312,3 +312,13 @@ def test_a_lone_surrogate_that_the_caller_wrote_is_invalid(service: Service):
         {"revision": "1", "tests": TESTS, "mode": "\ud800"},
     ):
         assert service.client.post("/score", **body(item)).status_code == 422
+
+
+def test_a_surrogate_may_be_sent_as_bytes(service: Service):
+    """As encoders write it that let surrogates pass."""
+    for text, status in (("revision", 200), ("mode", 422)):
+        content = json.dumps({"revision": "1", "tests": TESTS, text: "\ud800"}, ensure_ascii=False)
+        request = {**body({}), "content": content.encode(errors="surrogatepass")}
+        response = service.client.post("/score", **request)
+        assert response.status_code == status, response.text
+        assert status != 200 or response.json()["verdicts"][0]["verdict"] == "compile_error"

@@ -166,6 +166,33 @@ PROGRAMS = {
         "p = ThreadPoolExecutor(2)\n"
         "for n in range(4): p.submit(lambda n=n: (time.sleep(0.02 * (n + 1)), print(n)))"
     ),
+    "a function that `threading` calls at the end": (
+        "import threading\nthreading._register_atexit(print, 'x')\nprint('end')"
+    ),
+    "a wrapper by the type of standard output": (
+        "import sys\nout = type(sys.stdout)(sys.stdout.buffer)\nout.write('x')"
+    ),
+    # Signals to itself, locks, and the source code
+    "a signal with a handler": (
+        "import os, signal\nsignal.signal(signal.SIGUSR1, lambda n, f: print(n, f.f_lineno))\n"
+        "signal.raise_signal(signal.SIGUSR1)\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('end')"
+    ),
+    "an interrupt": (
+        "import os, signal\ntry:\n  os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n  print('x')"
+    ),
+    "a signal that is ignored": (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.raise_signal(signal.SIGTERM)\nprint('x')"
+    ),
+    "an alarm": (
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('x'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()\nprint('end')"
+    ),
+    "a lock on a file": "import fcntl\nfcntl.lockf(1, fcntl.LOCK_EX)\nprint('x')",
+    "its own source code": (
+        "import inspect\n\ndef f():\n  return 1\n\nprint(inspect.getsource(f))"
+    ),
     # Exit statuses
     "exit status above 255": "raise SystemExit(257)",
     "a negative exit status": "raise SystemExit(-1)",
@@ -208,3 +235,53 @@ async def test_a_program_ends_as_in_cpython(jails: JailPool, program: str, tmp_p
         timeout=20,
     )
     assert (result.stdout, result.exit_code) == (expected.stdout, expected.returncode), result
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
+import shutil, os
+with open("a", "w") as file:
+    file.write("x")
+for copy in (shutil.copy, shutil.copy2, shutil.copyfile):
+    print(open(copy("a", "b")).read())
+os.mkdir("c")
+shutil.move("b", "c/d")
+shutil.copytree("c", "e")
+os.chmod("a", 0o600)
+os.utime("a")
+print(sorted(os.listdir()), os.listdir("e"))
+""",
+        """
+import sqlite3
+for _ in range(2):
+    with sqlite3.connect("file.db") as database:
+        database.execute("create table if not exists t (x)")
+        database.execute("insert into t values (1)")
+        database.commit()
+        print(database.execute("select count(*) from t").fetchone())
+    database.close()
+""",
+        """
+import dbm.dumb, shelve, tempfile
+with shelve.Shelf(dbm.dumb.open("shelf")) as shelf:
+    shelf["a"] = [1]
+    print(shelf["a"])
+with tempfile.NamedTemporaryFile("w+") as file, tempfile.TemporaryDirectory() as folder:
+    print(file.write("x"))
+""",
+    ],
+)
+async def test_a_program_uses_files_as_in_cpython(jails: JailPool, program: str, tmp_path: Path):
+    if jails.provenance["isolation"] != "bubblewrap":
+        pytest.skip("a program can write files only in bubblewrap's folders")
+    result = await run(jails, program)
+    expected = subprocess.run(
+        [find_python(None).path, "-I", "-X", "utf8", "-c", program],
+        capture_output=True,
+        check=True,
+        timeout=20,
+        cwd=tmp_path,
+    )
+    assert (result.stdout, result.exit_code) == (expected.stdout, 0), result

@@ -115,6 +115,29 @@ def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadlin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["import time\ntime.sleep(60)", "while True: pass"])
+async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts(program: str):
+    """A policy must not be able to cause a timeout, whatever the caller's timeout is."""
+    tests = stdio(*[("", "")] * 9)
+    with served_code(workers=1) as service:
+        url = str(service.client.base_url)
+        async with RewardFleet(code=url, timeout_s=3) as fleet:
+            score = await fleet.code.score(program, tests, limits={"cpu_s": 1, "wall_s": 20})
+    assert score.score == 0.0
+    assert score.verdicts[0].verdict == "time_limit"
+    assert score.verdicts[-1].verdict == "skipped"
+
+
+def test_a_later_attempt_has_the_time_of_the_complete_call(service: Service):
+    """A program is not to blame for what the first attempt waited for."""
+    body = {"revision": "import time\ntime.sleep(0.8)", "tests": stdio(("", ""))}
+    for call_timeout, expected in (("20", "accepted"), ("1", "time_limit")):
+        headers = {"x-request-timeout": "1.9", "x-call-timeout": call_timeout}
+        response = service.client.post("/score", json=body, headers=headers)
+        assert response.json()["verdicts"][0]["verdict"] == expected, response.text
+
+
+@pytest.mark.slow
 def test_the_maximum_number_of_tests(service: Service):
     assert service.score("print(input())", stdio(*[("1", "1")] * 1000))["score"] == 1.0
 

@@ -100,10 +100,6 @@ class Compiler:
         self._running: SingleFlight[bytes] = SingleFlight()
         self._permits = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
 
-    def version(self) -> str:
-        """Return a digest of the compiler and of testlib.h; empty without a compiler."""
-        return self._version
-
     async def compile(self, source: str) -> bytes:
         """Return a checker as a shared library with a function `main`.
 
@@ -117,7 +113,7 @@ class Compiler:
             raise InvalidRequest(
                 "a checker program in C++ requires a compiler where the service runs, e.g. g++"
             )
-        version = await asyncio.to_thread(self.version)
+        version = await self.version()
         content = f"{version} {source}".encode(errors="surrogatepass")
         key = hashlib.sha256(content).hexdigest()
         if key in self._errors:
@@ -138,6 +134,10 @@ class Compiler:
                 raise
         await asyncio.to_thread(_store, file, library)
         return library
+
+    async def version(self) -> str:
+        """Return a digest of the compiler and of testlib.h; empty without a compiler."""
+        return await asyncio.to_thread(lambda: self._version)
 
     @cached_property
     def _version(self) -> str:
@@ -225,10 +225,11 @@ def _store(file: Path, library: bytes) -> None:
     """Store a library under its name at once, and remove the oldest ones."""
     with contextlib.suppress(OSError):  # it is then compiled again next time
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(library)
-        Path(temporary.name).replace(file)
-        stored = list(file.parent.iterdir())
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            temporary = Path(folder, file.name)
+            temporary.write_bytes(library)
+            temporary.replace(file)
+        stored = list(file.parent.glob("*.so"))
         if len(stored) > _MAX_CACHED:
             stored.sort(key=lambda each: each.stat().st_mtime)
             for each in stored[: len(stored) - _MAX_CACHED]:

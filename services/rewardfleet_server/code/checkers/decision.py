@@ -9,7 +9,8 @@ from rewardfleet_server.code.verdict import failure
 #: The suspicion of an output on which its checker failed.
 CHECKER_FAILED = "its checker failed"
 
-_EXCEPTION = "exception"
+#: `Decision.failed` of a checker that raised an exception.
+EXCEPTION = "exception"
 #: The exit status of a checker that failed, by testlib's convention.
 _FAIL = 3
 #: Characters of a message.
@@ -36,7 +37,7 @@ class Decision:
 
         Many checkers in Python raise one if they cannot read an output.
         """
-        if self.failed in {None, _EXCEPTION}:
+        if self.failed in {None, EXCEPTION}:
             return None
         return f"{CHECKER_FAILED} on the output ({self.failed})"
 
@@ -63,5 +64,5 @@ def _failed(result: RunResult, limits: RunLimits) -> str | None:
     if result.exit_code < 0:
         return f"signal {-result.exit_code}"
     if result.report:  # the supervisor reports nothing but a failure
-        return _EXCEPTION
+        return EXCEPTION
     return f"exit status {_FAIL}" if result.exit_code == _FAIL else None

@@ -2,11 +2,19 @@
 
 import asyncio
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rewardfleet.wire.code import CodeTiming, DatasetTests, PlainTests, StdioTests, Tests
+from rewardfleet.wire.code import (
+    CodeTiming,
+    DatasetTests,
+    Outcome,
+    PlainTests,
+    StdioTests,
+    Tests,
+)
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
@@ -16,7 +24,7 @@ from rewardfleet_server.code.verdict import CheckerFiles, encoded, parse
 from rewardfleet_server.tracing import stage
 
 from .compiler import Compiler
-from .decision import decision
+from .decision import EXCEPTION, decision
 
 #: Limits of one run: seconds of CPU and wall time, MiB of memory, KiB of what it prints.
 _CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
@@ -24,6 +32,9 @@ _CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
 _MAX_ERRORS = 500
 #: How many tests are remembered as those of a checker that works.
 _MAX_TRIED = 10_000
+
+#: Exceptions of a checker in Python that are due to its source code.
+_BUG = re.compile("NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError")
 
 #: Calls `main` of the library that is its last argument, and exits as a C++ program does.
 _CALL_LIBRARY = """
@@ -76,7 +87,7 @@ class Checkers:
         program = tests.checker_program
         is_cpp = program is not None and program.language == "cpp"
         if is_cpp or (isinstance(tests, DatasetTests) and tests.row.get("checker")):
-            return await asyncio.to_thread(self._compiler.version)
+            return await self._compiler.version()
         return None
 
     async def prepare(self, tests: PlainTests) -> Checker | None:
@@ -98,7 +109,7 @@ class Checkers:
         else:
             checker = Checker(_CALL_LIBRARY, (await self._compiler.compile(program.source),))
         files, key = await asyncio.to_thread(_trial_files, tests, checker)
-        if files and key not in self._tried:
+        if key not in self._tried:
             await self._trials.do(key, lambda: self._try(checker, files))
             self._tried[key] = None
             if len(self._tried) > _MAX_TRIED:
@@ -119,32 +130,52 @@ class Checkers:
             nonlocal ms_left
             ms_left -= result.run_ms
             results.append(result)
-            return ms_left > 0 and decision(result, self._limits).failed is None
+            return ms_left > 0 and self._failure(checker, files[len(results) - 1], result) is None
 
         await self._run(checker, files, on_result, CodeTiming())
-        last = decision(results[-1], self._limits)
-        if last.failed is None:
+        last = results[-1]
+        failed = self._failure(checker, files[len(results) - 1], last)
+        if failed is None:
             return
-        reason = f"the checker program failed on an expected output ({last.failed})"
-        if results[-1].stopped in {"wall", "died"}:  # the machine may be too busy
+        reason = f"the checker program failed on an expected output ({failed})"
+        if last.stopped in {"wall", "died"}:  # the machine may be too busy
             raise Unavailable(reason, retry_after=1)
-        errors = results[-1].stderr.decode(errors="replace").strip()
+        errors = last.stderr.decode(errors="replace").strip()
         raise InvalidRequest(f"{reason}: {errors[-_MAX_ERRORS:]}")
+
+    def _failure(self, checker: Checker, files: CheckerFiles, result: RunResult) -> str | None:
+        """Return why a checker failed in its trial; None if it worked.
+
+        Without an expected output, the trial is on an empty output, on which many checkers may
+        fail. Then only errors count that no output can cause.
+        """
+        failed = decision(result, self._limits).failed
+        if (
+            failed is None
+            or files.answer.strip()
+            or failed == Outcome.COMPILE_ERROR.replace("_", " ")
+        ):
+            return failed
+        if failed != EXCEPTION:
+            return None
+        last_line = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        is_bug = bool(checker.library) or _BUG.match(last_line)
+        return failed if is_bug else None
 
     async def decide(self, checker: Checker, run: SubmissionRun) -> None:
         """Replace the verdicts on outputs that the checker must decide on."""
-        timing = CodeTiming()
-        with stage(timing, "check"):
+        queue_before = run.timing.queue
+        with stage(run.timing, "check"):
             while run.undecided:  # again, if an output broke its jail
                 files = [each for _, each in run.undecided]
                 await self._run(
                     checker,
                     files,
                     lambda result: run.on_decision(decision(result, self._limits), result),
-                    timing,
+                    run.timing,
                 )
-        run.timing.queue = round(run.timing.queue + timing.queue, 3)
-        run.timing.check = round(run.timing.check + timing.check - timing.queue, 3)
+        queue = run.timing.queue - queue_before
+        run.timing.check = round(run.timing.check - queue, 3)
 
     async def _run(
         self,
@@ -159,12 +190,9 @@ class Checkers:
 
 
 def _trial_files(tests: StdioTests, checker: Checker) -> tuple[list[CheckerFiles], str]:
-    """Return the files of a trial, and a digest of them and of the checker.
-
-    There are none for tests without an expected output.
-    """
+    """Return the files of a trial, and a digest of them and of the checker."""
     answers = [(encoded(case.stdin), encoded(case.stdout)) for case in tests.cases]
-    files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers if answer.strip()]
+    files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers]
     digest = hashlib.sha256()
     for part in (
         encoded(checker.program),

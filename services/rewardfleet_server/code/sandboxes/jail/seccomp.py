@@ -49,16 +49,25 @@ socket connect bind listen accept accept4 sendmsg sendmmsg
 unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
 request_key io_uring_setup memfd_secret shmget semget msgget mq_open
 chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr timer_create
-chmod fchmod fchmodat utime utimes utimensat futimesat truncate setuid setgid setreuid
+truncate setuid setgid setreuid
 setregid setresuid setresgid setgroups capset setsid setpgid setpriority sched_setaffinity
 sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pages
 """
 
+#: Calls that do nothing, and return as if they had succeeded: programs copy files together with
+#: their modes and times. Landlock does not cover these, so they cannot be allowed.
+_IGNORED = """
+chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat
+"""
+
 #: Masks and values of the flags of open: without truncation, or for writing.
 _OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
-#: Commands of fcntl: copies, flags, the size of a pipe and seals. None that names a process, and no
-#: locks of ranges, which take unlimited memory of the kernel.
-_FCNTL = (0, 1, 2, 3, 4, 1030, 1032, 1033, 1034)
+#: Commands of fcntl: copies, flags, queries of locks, the size of a pipe and seals. None that names
+#: a process.
+_FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032, 1033, 1034)
+#: Those that lock a range of a file are ignored, because locks take unlimited memory of the kernel.
+#: There is no other process to lock a file for.
+_IGNORED_FCNTL = (6, 7, 37, 38)
 #: It sets the size of a pipe. The kernel limits the sum over all pipes of a user, so one program
 #: could leave the programs of other jails with pipes of one page.
 _SET_PIPE_SIZE = 1031
@@ -125,6 +134,11 @@ def _supervisor_filter(seccomp: Any) -> bytes:
         rules.add_rule(seccomp.ALLOW, name)
     for name in _known(seccomp, _REFUSED):
         rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    ignored = seccomp.ERRNO(0)
+    for name in _known(seccomp, _IGNORED):
+        rules.add_rule(ignored, name)
+    for value in _IGNORED_FCNTL:
+        rules.add_rule(ignored, "fcntl", equals(1, value))
     # Old versions of Landlock do not prevent truncation by opening a file for reading.
     for name, index in (("open", 1), ("openat", 2)):
         for mask, value in _OPEN:

@@ -14,6 +14,7 @@ granted.
 
 import atexit
 import builtins
+import collections
 import contextlib
 import ctypes
 import decimal
@@ -79,7 +80,8 @@ LOST_OUTPUT = 120
 #: Words of programs whose objects may print when they are destroyed, e.g. files and generators. To
 #: destroy the objects of all others would take some of them a third of their time, for nothing.
 PRINTS_LAST = re.compile(
-    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|detach|weakref|yield|async|exec|eval|__import__|import_module"
+    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|type\(|__class__|detach|weakref|yield|async|exec|eval|__import__"
+    r"|import_module"
 )
 NO_PROCESSES = "the jail does not allow new processes"
 
@@ -172,6 +174,18 @@ def explain_refusals() -> None:
         sys.stderr.write(f"os.system({command!r}): {NO_PROCESSES}\n")
         return -1
 
+    real_kill = os.kill
+
+    def send_signal(process: int, number: int, frame: types.FrameType) -> None:
+        """Call the program's own handler, as the filter refuses to send signals."""
+        handler = signal.getsignal(number) if number and process == os.getpid() else None
+        if callable(handler):
+            handler(number, frame)
+        elif handler is not signal.SIG_IGN:
+            real_kill(process, number)
+
+    os.kill = lambda process, number: send_signal(process, number, sys._getframe(1))
+    signal.raise_signal = lambda number: send_signal(os.getpid(), number, sys._getframe(1))
     for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"):
         setattr(os, name, refuse)
     os.system = refuse_command
@@ -481,6 +495,7 @@ class Run:
         module = types.ModuleType(name)
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules[name] = module
+        linecache.cache["program.py"] = (lambda: self.warden.source,)
         sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
         status = self.run_program(code, module.__dict__)
         if checks:
@@ -498,7 +513,8 @@ class Run:
         Destroying a file writes what is left in it; `__del__` may print.
         """
         try:
-            if threading.active_count() > 1:
+            # `_threading_atexits` has what `concurrent.futures` registers.
+            if threading.active_count() > 1 or threading._threading_atexits:  # type: ignore[attr-defined]
                 threading._shutdown()  # type: ignore[attr-defined]
         except BaseException as error:
             self.show(error)
@@ -620,8 +636,6 @@ class Run:
     def show(self, error: BaseException) -> None:
         """Print a traceback that begins with the program's own first line."""
         with contextlib.suppress(BaseException):
-            lines = self.warden.source.splitlines(keepends=True)
-            linecache.cache["program.py"] = (len(self.warden.source), None, lines, "program.py")
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             if isinstance(error, PermissionError) and "multiprocessing" in sys.modules:
                 # It fails before it makes a process, where it must make a lock or a socket.
@@ -690,8 +704,14 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one fo
     if isinstance(value, complex):
         pair = complex.__add__(value, 0)
         return {"complex": [repr(pair.real), repr(pair.imag)]}
-    if isinstance(value, (bytes, bytearray)):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return {"bytes": bytes(value).hex()}
+    if isinstance(value, WRAPPERS):  # equal to what they wrap
+        return plain(vars(value)["data"], depth + 1)
+    if isinstance(value, collections.ChainMap):
+        value = {key: item for each in reversed(value.maps) for key, item in each.items()}
+    if isinstance(value, types.MappingProxyType):
+        value = dict(value)
     if isinstance(value, fractions.Fraction):
         parts = fractions.Fraction.as_integer_ratio(value)
         return {"fraction": [hex(part) for part in parts]}
@@ -709,6 +729,7 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one fo
     return {"other": kind.__name__}
 
 
+WRAPPERS = (collections.UserDict, collections.UserList, collections.UserString)
 #: The types of a dictionary's keys and items.
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.items()))
 #: What a sequence is told as, by what it is built on.
