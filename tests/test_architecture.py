@@ -21,8 +21,10 @@ ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "clients" / "rewardfleet"
 SERVER = ROOT / "services" / "rewardfleet_server"
 
-#: The only file that runs received code: inside a jail, and nowhere else.
-SUPERVISOR = SERVER / "code" / "sandboxes" / "jail" / "warden.py"
+#: The only files that run received code: inside a jail, and nowhere else.
+GUEST = SERVER / "code" / "sandboxes" / "jail" / "guest"
+#: What the server shares with them.
+SHARED_WITH_GUEST = {GUEST / "__init__.py", GUEST / "descriptors.py"}
 
 #: The only files of the server that use the client: a command and a demo.
 CLIENT_USERS = {"cli.py", "video/demo.py"}
@@ -159,7 +161,7 @@ def test_clients_and_services_are_folders_and_no_packages():
 
 def test_no_received_data_can_run():
     """No pickle, no eval, no shell, except for programs in the jail."""
-    for path in {*files(CLIENT), *files(SERVER)} - {SUPERVISOR}:
+    for path in {*files(CLIENT), *files(SERVER)} - {*files(GUEST)}:
         for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
             assert name.partition(".")[0] not in {"pickle", "marshal", "shelve", "yaml"}, path
         for node in ast.walk(ast.parse(path.read_text())):
@@ -169,13 +171,17 @@ def test_no_received_data_can_run():
                 raise AssertionError(path)
 
 
-def test_the_jails_supervisor_imports_the_standard_library_only_and_is_imported_by_nothing():
+def test_what_runs_in_a_jail_imports_the_standard_library_only_and_is_imported_by_nothing():
     """Its source is passed to the jail as it is."""
-    for name in imports(SUPERVISOR, SERVER):
-        assert name.partition(".")[0] in sys.stdlib_module_names, name
-    for path in {*files(CLIENT), *files(SERVER)} - {SUPERVISOR}:
+    package = "rewardfleet_server.code.sandboxes.jail.guest"
+    for path in files(GUEST):
+        for name in imports(path, SERVER):
+            own = name.startswith(package)
+            assert own or name.partition(".")[0] in sys.stdlib_module_names, name
+    private = {f"{package}.{path.stem}" for path in {*files(GUEST)} - SHARED_WITH_GUEST}
+    for path in {*files(CLIENT), *files(SERVER)} - {*files(GUEST)}:
         for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
-            assert not name.endswith("warden"), path
+            assert name not in private, path
 
 
 def test_importing_the_client_loads_nothing_of_the_server_or_of_a_trainer():

@@ -183,6 +183,13 @@ class AssertTests(Request):
         "of one run. Otherwise each case has its own run.",
     )
 
+    strict: bool = Field(
+        False,
+        description="Whether only tests count that are decided outside the program's process. A "
+        "test that looks into that process is refused; one that a class of the program decides is "
+        "a wrong answer.",
+    )
+
 
 class DatasetTests(Request):
     """Read a raw row of a dataset as one of the other kinds of tests."""
@@ -319,9 +326,10 @@ class Verdict(Response):
     )
     verdict_by: Literal["service", "jail", "checker"] = Field(
         "service",
-        description="service: the comparison was made outside the sandbox. jail: the assert had "
-        "to be evaluated in the program's own process, where the program can tamper with it. "
-        "checker: by the request's `checker_program`.",
+        description="service: the test was decided outside the program's process, by the service "
+        "or by a process of the tests. jail: a class of the program decided a comparison, or the "
+        "test looks into the program's process, where the program can tamper with it. checker: "
+        "by the request's `checker_program`.",
     )
     checker_message: str = Field(
         "",

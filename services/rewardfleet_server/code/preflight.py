@@ -104,7 +104,7 @@ class Preflight:
         if result.stopped in {"wall", "died"}:  # the machine may be too busy
             raise Unavailable("tests: they did not end in time without the program", retry_after=1)
         failed = failure(result, job.limits)
-        if failed is not None or b'"raised"' in result.report:
+        if failed is not None or b'"raised"' in (result.test_report or result.report):
             raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
         self._checked[key] = None
         if len(self._checked) > _MAX_CHECKED:

@@ -3,7 +3,6 @@
 All of this happens outside the sandbox, where expected values stay, and has no side effects.
 """
 
-import ast
 import json
 import keyword
 import re
@@ -24,6 +23,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
+from .asserts import ParsedAssert, parse, parsed_asserts
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
 from .tolerance import Tolerance
@@ -116,16 +116,27 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
             )
             for index, case in enumerate(tests.cases)
         ]
+    asserts = parsed_asserts(tests)
+    groups = [asserts] if tests.single_run else [[each] for each in asserts]
+    return [_assert_run(tests, group) for group in groups]
+
+
+def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
     rule = _equality(tests, as_json=False)
-    checks = [_assert_check(case, index, rule) for index, case in enumerate(tests.cases)]
-    groups = [checks] if tests.single_run else [[check] for check in checks]
-    return [
-        CallRun(
-            ProgramRun(setup=tests.setup, checks=tuple(check for check, _ in group)),
-            tuple(expected for _, expected in group),
+    # What one process evaluates, it evaluates in order.
+    is_apart = any(each.kind != "eval" for each in asserts)
+    checks = tuple(
+        Check(
+            "value" if is_apart and each.kind == "eval" else each.kind,
+            each.source,
+            secrets.token_hex(16),
         )
-        for group in groups
-    ]
+        for each in asserts
+    )
+    expected = tuple(
+        None if each.expected is None else ExpectedValue(each.expected[0], rule) for each in asserts
+    )
+    return CallRun(ProgramRun(setup=tests.setup, checks=checks), expected, strict=tests.strict)
 
 
 def encoded(text: str) -> bytes:
@@ -198,23 +209,20 @@ class CallRun:
 
     Attributes:
         run: The run, with its checks.
-        expected: One per check; None if the assert is evaluated in the jail.
+        expected: One per check; None if the complete assert is evaluated in the jail.
+        strict: Whether what is decided in the program's process is a wrong answer.
     """
 
     run: ProgramRun
     expected: tuple[ExpectedValue | None, ...]
+    strict: bool = False
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
-        answers: dict[str, dict[str, Any]] = {}
-        forged = False
         nonces = {check.nonce for check in self.run.checks}
-        for line in _lines(result.report):
-            start = _ANSWER.match(line)  # what is no answer is not worth parsing
-            nonce = start[1].decode() if start else ""
-            if nonce in nonces and nonce not in answers:
-                answers[nonce] = _parsed(line)
-            else:
-                forged = forged or not _FAILED.fullmatch(line)
+        answers, forged = _answers(result.report, nonces)
+        if result.test_report is not None:  # the program has no answer to give
+            forged = forged or bool(answers)
+            answers, _ = _answers(result.test_report, nonces)
         failed = failure(result, limits)
         # If several checks share a run, an answer was given before the run exceeded a limit.
         if failed in _EXCEEDED and len(nonces) == 1:
@@ -224,8 +232,11 @@ class CallRun:
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected)
-            by_jail = answer is not None and expected is None
-            verdicts.append(_verdict(outcome, result, by="jail" if by_jail else "service"))
+            inside = _decided_inside(answer, expected, result)
+            if inside and self.strict and outcome is Outcome.ACCEPTED:
+                outcome = Outcome.WRONG_ANSWER
+                suspicions.append(f"decided by {inside}, which `strict` rejects")
+            verdicts.append(_verdict(outcome, result, by="jail" if inside else "service"))
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
@@ -234,57 +245,29 @@ class CallRun:
         return RunVerdicts(verdicts, suspicions)
 
 
-def _assert_check(case: str, index: int, rule: Equality) -> tuple[Check, ExpectedValue | None]:
-    """Split an assert into an expression to evaluate in the jail and its expected value.
-
-    Only a comparison with a literal can be split. Anything else is evaluated in the jail.
-    """
-    statements = parse(case, f"tests.cases.{index}")
-    has_assert = any(isinstance(node, ast.Assert) for each in statements for node in ast.walk(each))
-    if not has_assert:
-        raise InvalidRequest(
-            f"tests.cases.{index}: give one assert statement, or a script with asserts"
-        )
-    nonce = secrets.token_hex(16)
-    statement = statements[0]
-    if len(statements) > 1 or not isinstance(statement, ast.Assert):
-        return Check("assert", case, nonce), None
-    test = statement.test
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        left, right = test.left, test.comparators[0]
-        for expression, known in ((left, right), (right, left)):
-            literal = _literal(known)
-            if literal is not None and _is_equality(test.ops[0], literal[0]):
-                expected = ExpectedValue(literal[0], rule)
-                source = ast.get_source_segment(case, expression)
-                if source is not None:
-                    return Check("eval", f"({source}\n)", nonce), expected
-    return Check("assert", case, nonce), None
+def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]], bool]:
+    """Return the answers in a report by nonce, and whether it has lines that are not genuine."""
+    answers: dict[str, dict[str, Any]] = {}
+    forged = False
+    for line in _lines(report):
+        start = _ANSWER.match(line)  # what is no answer is not worth parsing
+        nonce = start[1].decode() if start else ""
+        if nonce in nonces and nonce not in answers:
+            answers[nonce] = _parsed(line)
+        else:
+            forged = forged or not _FAILED.fullmatch(line)
+    return answers, forged
 
 
-def parse(source: str, field_name: str) -> list[ast.stmt]:
-    """Return the statements of source code that the caller wrote.
-
-    Raises:
-        InvalidRequest: It is not valid Python.
-    """
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
-
-
-def _literal(node: ast.expr) -> tuple[Any] | None:
-    """Return the value of a literal, in a tuple; None if the expression is not a literal."""
-    try:
-        return (ast.literal_eval(node),)
-    except (ValueError, TypeError, RecursionError, MemoryError):
+def _decided_inside(
+    answer: dict[str, Any] | None, expected: ExpectedValue | None, result: RunResult
+) -> str | None:
+    """Return what in the program's process decided on a test; None if nothing did."""
+    if answer is None:
         return None
-
-
-def _is_equality(operator: ast.cmpop, literal: object) -> bool:
-    is_singleton = literal is None or isinstance(literal, bool)
-    return isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_singleton)
+    if result.test_report is not None:
+        return None if "inside" not in answer else str(answer["inside"])
+    return "the program's process" if expected is None else None
 
 
 def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -102,3 +102,13 @@ def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
             break
         found |= more
     return found - {pid or os.getpid()}
+
+
+def programs() -> set[int]:
+    """Return the processes of programs and tests: they have a second seccomp filter."""
+    found = set()
+    for pid in descendants():
+        with suppress(OSError):
+            if "Seccomp_filters:\t2\n" in Path(f"/proc/{pid}/status").read_text():
+                found.add(pid)
+    return found

@@ -4,7 +4,6 @@ A program that attempts what is forbidden prints `held` if it was refused: accep
 jail held. After each attack, the next program must be unharmed, and no process may be left.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .conftest import LIMITS, Service, asserts, descendants, functional, stdio
+from .conftest import LIMITS, Service, asserts, descendants, functional, programs, stdio
 
 pytestmark = pytest.mark.slow
 
@@ -40,21 +39,6 @@ def service(level_service: Service):
     assert score["score"] == 1.0, score
     assert score["suspicions"] == []
     wait_until(lambda: not programs())
-
-
-def programs() -> set[int]:
-    """Return the processes of programs: forks of supervisors, with the same command line."""
-    commands: dict[int, tuple[int, bytes]] = {}
-    for pid in descendants():
-        with contextlib.suppress(OSError):
-            process = Path(f"/proc/{pid}")
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[pid] = (parent, (process / "cmdline").read_bytes())
-    return {
-        pid
-        for pid, (parent, command) in commands.items()
-        if b"\0utf8\0-\0" in command and command == commands.get(parent, (0, b""))[1]
-    }
 
 
 def test_the_process_of_a_program_is_found_while_it_runs(service: Service):
@@ -576,8 +560,10 @@ def test_forged_lines_are_reported_as_suspicious(service: Service):
 def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
     tests = asserts("assert f(2) == 4", "assert abs(f(2) - 4) < 1", "assert f(3) in range(5, 7)")
     score = service.score("def f(x): return 2 * x", tests)
-    assert [each["verdict_by"] for each in score["verdicts"]] == ["service", "jail", "jail"]
+    assert [each["verdict_by"] for each in score["verdicts"]] == ["service"] * 3
     assert score["score"] == 1.0
+    score = service.score("class Four:\n  __eq__ = lambda *_: True\ndef f(x): return Four()", tests)
+    assert [each["verdict_by"] for each in score["verdicts"]][1:] == ["service", "jail"]
 
 
 # Correct programs that other sandboxes fail

@@ -144,7 +144,7 @@ BROKEN = {
     ),
     "setup that exits": (
         asserts("assert f() == 1", setup="raise SystemExit"),
-        "tests.setup: fails without the program: exited early",
+        "tests.setup: fails without the program: SystemExit",
     ),
     "setup that does not compile": (
         asserts("assert f() == 1", setup="return 1"),

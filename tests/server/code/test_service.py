@@ -21,13 +21,24 @@ from rewardfleet import RewardFleet, blocking, code_request
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cli import main
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
-from rewardfleet_server.code.sandboxes.jail import isolation, pool, warden
+from rewardfleet_server.code.sandboxes.jail import isolation, pool
+from rewardfleet_server.code.sandboxes.jail.guest.supervisor import Supervisor, receive
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
 from rewardfleet_server.code.sandboxes.jail.worker import JailUnavailable, Worker, WorkerConfig
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
-from .conftest import LEVELS, LIMITS, Service, asserts, descendants, functional, served_code, stdio
+from .conftest import (
+    LEVELS,
+    LIMITS,
+    Service,
+    asserts,
+    descendants,
+    functional,
+    programs,
+    served_code,
+    stdio,
+)
 
 
 @pytest.fixture(scope="module")
@@ -253,21 +264,22 @@ def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.Mon
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
-def test_a_fork_that_fails_is_an_internal_failure(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(warden, "fork", lambda: -1)
+def test_a_fork_that_fails_is_an_internal_failure():
     ours, theirs = socket.socketpair()
-    config = {"writable": [], "kept": [], "processes": 1}
-    no_filter = warden.Filter.of(b"")
+    orders, zygote = socket.socketpair()
+    pids, writer = os.pipe()
+    os.write(writer, (-1).to_bytes(4, "little", signed=True))  # as the zygote then reports
     worker = Worker(WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
-    worker._channel = ours
+    worker._channel, worker._zygote = ours, orders
     with ThreadPoolExecutor(1) as threads:
-        served = threads.submit(
-            lambda: warden.Warden(theirs, config, 0, no_filter).serve(*warden.receive(theirs))
-        )
+        served = threads.submit(lambda: Supervisor(theirs, pids, [], []).serve(receive(theirs)[0]))
         with pytest.raises(JailUnavailable, match="no process can be made now"):
             worker.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
         served.result()
-    theirs.close()
+    for end in (theirs, zygote):
+        end.close()
+    os.close(pids)
+    os.close(writer)
     assert worker._channel is None  # the next job gets a new jail
 
 
@@ -351,7 +363,7 @@ def test_programs_that_wake_up_do_not_share_a_core():
 def test_a_paused_program_ends_when_its_caller_disconnects():
     sleep_then_loop = "import time\ntime.sleep(0.2)\nwhile True: pass"
     body = {"tests": stdio(("", "")), "limits": {"cpu_s": 30}}
-    before = descendants()
+    before = programs()
     with served_code(workers=1) as service, ThreadPoolExecutor(3) as threads:
 
         def disconnect(number: int) -> None:
@@ -361,8 +373,7 @@ def test_a_paused_program_ends_when_its_caller_disconnects():
 
         list(threads.map(disconnect, range(3)))
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
-        # Of each jail, the supervisor and at level bubblewrap its parent; no program.
-        wait_until(lambda: len(descendants() - before) % 2 == 0)
+        wait_until(lambda: not programs() - before)
         started = time.monotonic()
         assert service.verdict("while True: pass", stdio(("", "x"))) == "time_limit"
         assert time.monotonic() - started < 3  # no other program uses the core

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.code.sandboxes.jail.guest import loader
 from rewardfleet_server.code.sandboxes.jail.isolation import (
     ENVIRONMENT,
     FALLBACK_ORDER,
@@ -42,24 +43,22 @@ _MAX_CACHED = 20_000
 _MAX_ERRORS = 1_000
 
 _LEVELS: tuple[IsolationLevel, ...] = (*FALLBACK_ORDER, "none-unsafe")
-_SUPERVISOR = Path(__file__).parents[1] / "sandboxes" / "jail" / "warden.py"
 _OWN_TESTLIB = Path(__file__).with_name("testlib.h")
 
 #: Compiles `ORDER["source"]`; exits with the compiler's status, and prints the library or messages.
 _GUEST = """
-import os, resource, subprocess, sys, types
-warden = types.ModuleType("warden")
-exec(ORDER["supervisor"], warden.__dict__)
+import os, resource, subprocess, sys
+from rewardfleet_guest import confinement
 os.chdir(ORDER["folder"])
 for name in ("testlib.h", "checker.cpp"):
     with open(name, "wb") as file:
         file.write(ORDER[name])
-if warden.libc.prctl(warden.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+if confinement.libc.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
     raise OSError("no_new_privs")
 if ORDER["landlock"]:
-    warden.restrict_files(ORDER["readable"], ORDER["writable"], may_execute=True)
+    confinement.restrict_files(ORDER["readable"], ORDER["writable"], may_execute=True)
 for name, amount in ORDER["limits"].items():
-    warden.limit(getattr(resource, name), amount)
+    confinement.limit(getattr(resource, name), amount)
 done = subprocess.run(
     [*ORDER["command"], "-I.", "checker.cpp", "-o", "checker.so"],
     env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": "."},
@@ -171,7 +170,6 @@ class Compiler:
     def _compile_in(self, folder: str, source: str) -> bytes:
         spec = self._spec
         order = {
-            "supervisor": _SUPERVISOR.read_text(),
             "testlib.h": self._testlib.read_bytes(),
             "checker.cpp": source.encode(errors="surrogatepass"),
             "folder": folder,
@@ -201,7 +199,9 @@ class Compiler:
             extra_groups=None if user is None else [],
         )
         try:
-            output, errors = process.communicate(f"ORDER = {order!r}{_GUEST}".encode(), _WALL_S)
+            output, errors = process.communicate(
+                f"{loader('confinement')}\nORDER = {order!r}{_GUEST}".encode(), _WALL_S
+            )
         except subprocess.TimeoutExpired:
             raise Unavailable("the compiler did not end in time", retry_after=1) from None
         finally:

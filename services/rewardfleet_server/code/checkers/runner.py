@@ -17,10 +17,11 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.code.asserts import parse
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.code.submission import SubmissionRun
-from rewardfleet_server.code.verdict import CheckerFiles, encoded, parse
+from rewardfleet_server.code.verdict import CheckerFiles, encoded
 from rewardfleet_server.tracing import stage
 
 from .compiler import Compiler

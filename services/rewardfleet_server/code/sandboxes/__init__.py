@@ -45,19 +45,21 @@ class Check:
 
     Attributes:
         kind: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
-            `source`. `assert`: run the statements `source`.
+            `source`, a call of the program with constants. `assert`: run the statements `source`,
+            and `value`: evaluate the expression `source`, both in a process of the tests.
+            `inside`: run the statements `source` in the program's process.
         source: A name, or source code.
         nonce: A secret that the answer repeats. Without it, the program cannot forge an answer.
         args: The arguments of a `call`.
     """
 
-    kind: Literal["call", "eval", "assert"]
+    kind: Literal["call", "eval", "assert", "value", "inside"]
     source: str
     nonce: str
     args: tuple[JsonValue, ...] = ()
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Return the check as the supervisor (warden.py) reads it."""
+        """Return the check as the jail reads it."""
         return {self.kind: self.source, "args": list(self.args), "nonce": self.nonce}
 
 
@@ -108,6 +110,8 @@ class RunResult:
             `report`.
         stderr: Standard error.
         report: The answers to the checks: lines of JSON. The program may have written to it.
+        test_report: The answers of the process of the tests, which the program cannot write to;
+            None if there was none.
         cpu_ms: Milliseconds of CPU time.
         fork_ms: Milliseconds to create the process.
         run_ms: Milliseconds of wall time of the process.
@@ -119,6 +123,7 @@ class RunResult:
     stdout: bytes = b""
     stderr: bytes = b""
     report: bytes = b""
+    test_report: bytes | None = None
     cpu_ms: float = 0.0
     fork_ms: float = 0.0
     run_ms: float = 0.0

@@ -1,6 +1,6 @@
 """The sandbox `fusion`: programs run on a SandboxFusion server, through its `run_code`.
 
-The server runs a guest: a few lines around the jail's supervisor (warden.py), which run the program
+The server runs a guest: a few lines around the code of the jail (jail/guest), which run the program
 as in a jail, with the same limits on CPU, memory and output, the same checks and the same report.
 Output comes back as files, because SandboxFusion silently truncates its pipes, and stops reading
 them after a megabyte. Isolation is up to that server.
@@ -17,7 +17,6 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
@@ -30,6 +29,7 @@ from rewardfleet_server.extras import require
 from rewardfleet_server.tracing import stage
 
 from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
+from .jail.guest import loader
 
 log = logging.getLogger(__name__)
 
@@ -43,41 +43,43 @@ _GRACE_S = 10.0
 _STATUS = re.compile(r"Faas api responded with code (\d+)")
 _OUTPUTS = ("stdout", "stderr", "report")
 
-_SUPERVISOR = (Path(__file__).parent / "jail" / "warden.py").read_bytes()
+_LOADER = loader("descriptors", "confinement", "answers", "streams", "boundary", "program").encode()
 #: Reads its input before the program can read it, then becomes the program.
 _GUEST = """
-import json, math, os, resource, time, types
-import warden
+import json, math, os, resource, time
+import loader
+from rewardfleet_guest import confinement, descriptors, program, streams
 
 def opened(name):
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
-class Guest(warden.Run):
-    def take_limits(self):
-        warden.limit_all_runs()
-        warden.limit(resource.RLIMIT_NPROC, 4096)
-        seconds = math.ceil(self.order["cpu_s"])
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        with open("/proc/self/statm") as statm:
-            base = int(statm.read().split()[0]) * resource.getpagesize()
-        warden.limit(resource.RLIMIT_AS, base + self.order["memory_bytes"])
+def confine():
+    confinement.limit_all_runs()
+    confinement.limit(resource.RLIMIT_NPROC, 4096)
+    seconds = math.ceil(order["cpu_s"])
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    with open("/proc/self/statm") as statm:
+        base = int(statm.read().split()[0]) * resource.getpagesize()
+    confinement.limit(resource.RLIMIT_AS, base + order["memory_bytes"])
 
+class Guest(program.Program):
     def flush(self):
         super().flush()
-        self.tell({"cpu_ms": time.process_time() * 1000})
+        self.report({"cpu_ms": time.process_time() * 1000})
 
 given = b"".join(iter(lambda: os.read(0, 1 << 20), b""))
 text, _, stdin = given.partition(b"\\n")
 order = json.loads(text)
-files = types.SimpleNamespace(stdin=opened("stdin"), out=opened("stdout"), err=opened("stderr"))
-files.report, files.code = opened("report"), None
-files.arguments = [os.open(name, os.O_RDONLY) for name in order["arguments"]]
-warden.write_all(files.stdin, stdin)
-os.lseek(files.stdin, 0, os.SEEK_SET)
+arguments = tuple(os.open(name, os.O_RDONLY) for name in order["arguments"])
+source, stdin_file = opened("source"), opened("stdin")
+descriptors.write_all(source, order.pop("source").encode(errors="surrogatepass"))
+descriptors.write_all(stdin_file, stdin)
+os.lseek(stdin_file, 0, os.SEEK_SET)
+outputs = map(opened, ("stdout", "stderr", "report"))
+files = program.ProgramFiles(source, -1, stdin_file, *outputs, -1, arguments)
 del given, text, stdin
-warden.open_streams()
-supervisor = types.SimpleNamespace(source=order.pop("source"), code=None, prints_last=True)
-Guest(supervisor, order, files).go()
+streams.open_streams()
+Guest(order, files, confine).run()
 """
 #: The line that the guest appends to the report.
 _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')
@@ -138,7 +140,7 @@ class Fusion:
             "sandbox": "fusion",
             "isolation": "fusion",
             "url": self._url,
-            "guest": hashlib.sha256(_SUPERVISOR + _GUEST.encode()).hexdigest()[:16],
+            "guest": hashlib.sha256(_LOADER + _GUEST.encode()).hexdigest()[:16],
             "python": self._python,
         }
 
@@ -197,7 +199,7 @@ class Fusion:
             "checks": [check.as_json() for check in run.checks],
             "arguments": list(arguments),
         }
-        files = {"warden.py": _SUPERVISOR, **arguments}
+        files = {"loader.py": _LOADER, **arguments}
         return self._request_type(
             code=_GUEST,
             language="python",

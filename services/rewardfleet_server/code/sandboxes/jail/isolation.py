@@ -1,4 +1,4 @@
-"""The isolation levels: how the supervisor (warden.py) is started at each, and as which user.
+"""The isolation levels: how the supervisor of a jail is started at each, and as which user.
 
 `bubblewrap`: user, pid, network, ipc, uts and mount namespaces, an empty file system with a
 read-only Python, and Landlock in addition if the kernel has it.
@@ -69,7 +69,7 @@ class IsolationSpec:
 
     Attributes:
         level: The level.
-        command: The command, without its last argument, the descriptor of the channel.
+        command: The command, without its last arguments, the descriptors of the channels.
         readable: Paths that Landlock permits to read.
         writable: Paths that Landlock permits to write.
         processes: Limit on the processes and threads of the user of the jails.
@@ -156,8 +156,9 @@ def isolation_spec(level: IsolationLevel, python: Python, jails: int = 1) -> Iso
     command = (python.path, *_FLAGS, "-")
     readable = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", *python.prefixes)
     if level != "bubblewrap":
-        # Jails of the same user share the limit; each is a supervisor and a program.
-        tasks = _tasks_of_user() + _MAX_TASKS + 2 * jails
+        # Jails of the same user share the limit. Each has a supervisor, a zygote, a program and its
+        # tests.
+        tasks = _tasks_of_user() + _MAX_TASKS + 4 * jails
         return IsolationSpec(level, command, readable, (), tasks, level == "landlock", python.path)
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -190,21 +191,21 @@ def runs_at_all(spec: IsolationSpec) -> bool:
     return True
 
 
-def spawn(command: Sequence[str], channel: int, errors: int) -> subprocess.Popen[bytes]:
+def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subprocess.Popen[bytes]:
     """Start a supervisor, which reads its source code from its standard input.
 
     Args:
         command: The command of an `IsolationSpec`.
-        channel: Descriptor of the supervisor's end of the channel.
+        channels: Descriptors of the supervisor's and the zygote's ends of their channels.
         errors: Descriptor of a file for its standard error.
     """
     process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
-        [*command, str(channel)],
+        [*command, *map(str, channels)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         env=ENVIRONMENT,
-        pass_fds=[channel],
+        pass_fds=channels,
         cwd="/",
         start_new_session=True,
         **_as_jail_user(),

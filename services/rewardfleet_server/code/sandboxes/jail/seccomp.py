@@ -35,8 +35,8 @@ setitimer
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack
 """
 
-#: Calls that only the supervisor (warden.py) may make. Each run inherits its large filter, and adds
-#: a small one that refuses them: the kernel is slow to load a large filter.
+#: Calls that only the supervisor and the zygote may make. Each run inherits their large filter, and
+#: adds a small one that refuses them: the kernel is slow to load a large filter.
 _SUPERVISOR = """
 fork vfork kill pidfd_open memfd_create
 """
@@ -89,7 +89,7 @@ class Filters:
     """The two filters, as BPF programs.
 
     Attributes:
-        supervisor: For the supervisor (warden.py), inherited by each run.
+        supervisor: For the supervisor and the zygote, inherited by each run.
         run: For each run, in addition.
     """
 

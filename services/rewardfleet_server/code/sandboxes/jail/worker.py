@@ -1,4 +1,4 @@
-"""One jail and its supervisor (warden.py), as seen from outside. All calls block."""
+"""One jail, as seen from outside. All calls block."""
 
 import contextlib
 import json
@@ -12,17 +12,19 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun, RunResult
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 
+from . import guest
 from .isolation import IsolationSpec, runs_at_all, spawn
+from .run_files import ProgramFiles, RunFiles
 from .seccomp import Filters
 
 log = logging.getLogger(__name__)
 
-_SUPERVISOR = Path(__file__).with_name("warden.py")
+#: What a jail runs.
+_GUEST = f"{guest.loader()}\npackage.supervisor.main()\n".encode()
 _LENGTHS = struct.Struct("!II")
 _START_TIMEOUT_S = 20.0
 #: Seconds that a busy host may take in addition to the wall time limit of a run.
@@ -99,6 +101,7 @@ class Worker:
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._zygote: socket.socket | None = None
         self._stopped = threading.Event()
         self._sending = threading.Lock()
         self._turn: Turn | None = None
@@ -116,6 +119,7 @@ class Worker:
                 return
             self.close()  # it died while idle, so no program is to blame
         channel, supervisor_end = socket.socketpair()
+        zygote, zygote_end = socket.socketpair()
         errors = os.memfd_create("errors")
         spec, seccomp = self.config.spec, self.config.seccomp
         config = {
@@ -125,18 +129,21 @@ class Worker:
             "processes": spec.processes,
             "kept": spec.kept,
             "landlock": spec.landlock,
-            "warden_filter_bytes": len(seccomp.supervisor),
+            "supervisor_filter_bytes": len(seccomp.supervisor),
         }
         try:
-            self._channel = channel
-            self._process = spawn(spec.command, supervisor_end.fileno(), errors)
+            self._channel, self._zygote = channel, zygote
+            self._process = spawn(
+                spec.command, (supervisor_end.fileno(), zygote_end.fileno()), errors
+            )
             supervisor_end.close()
+            zygote_end.close()
             assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
             with self._process.stdin as stdin:
-                stdin.write(_SUPERVISOR.read_bytes())
+                stdin.write(_GUEST)
             channel.settimeout(_START_TIMEOUT_S)
             _send(channel, config, seccomp.supervisor + seccomp.run)
-            self.handshake, _ = _receive(channel)
+            self.handshake = _receive(channel)
         except (OSError, subprocess.SubprocessError, JailDied) as error:
             self.close()
             message = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
@@ -150,6 +157,7 @@ class Worker:
             raise JailUnavailable(f"{spec.level}: {reason}") from error
         finally:
             supervisor_end.close()
+            zygote_end.close()
             os.close(errors)
         if spec.level == "landlock" and not self.handshake["landlock"]:
             self.close()
@@ -192,41 +200,59 @@ class Worker:
 
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job. The next run is started before `on_result` sees the last one."""
+        program = ProgramFiles(job.program)
+        files: RunFiles | None = self._send_run(program, job, job.runs[0])
         next_runs = [*job.runs[1:], None]
-        self._send_run(job, job.runs[0], with_source=True)
-        for current, run in zip(job.runs, next_runs, strict=True):
-            result, is_unclean = self._result_of(job, current)
-            if is_unclean:
-                log.warning("a jail could not be cleaned after a run, and is replaced")
-                self.close()
-                self.start()
-            if self._stopped.is_set():
-                return False
-            if run is not None:
-                self._send_run(job, run, with_source=is_unclean)
-            if not on_result(result):
-                if run is not None:
-                    self._send_stop()
-                    self._discard_result()
-                return True
-        return True
-
-    def _result_of(self, job: Job, run: ProgramRun) -> tuple[RunResult, bool]:
-        """Return the result of a run that was sent. If its jail dies, repeat it in a new one."""
         try:
-            return self._receive_result()
+            for current, run in zip(job.runs, next_runs, strict=True):
+                assert files is not None  # noqa: S101 - there is a run
+                report, files = self._report_on(files, program, job, current)
+                result = _result(report, files)
+                files = None
+                if report["unclean"]:
+                    log.warning("a jail could not be cleaned after a run, and is replaced")
+                    self.close()
+                    self.start()
+                if self._stopped.is_set():
+                    return False
+                if run is not None:
+                    files = self._send_run(program, job, run)
+                if not on_result(result):
+                    if files is not None:
+                        self._send_stop()
+                        self._discard_report()
+                    return True
+            return True
+        finally:
+            if files is not None:
+                files.close()
+            program.close()
+
+    def _report_on(
+        self, files: RunFiles, program: ProgramFiles, job: Job, run: ProgramRun
+    ) -> tuple[Mapping[str, Any], RunFiles]:
+        """Return the report on a run that was sent. If its jail dies, repeat it in a new one."""
+        try:
+            return self._receive_report(), files
         except JailDied:
             self.close()
             if self._stopped.is_set():
                 raise
         log.warning("a jail died while a program ran, which is repeated in a new one")
         self.start()
-        self._send_run(job, run, with_source=True)
-        return self._receive_result()
-
-    def _discard_result(self) -> None:
+        program.reset()
+        repeated = self._send_run(program, job, run)
         try:
-            self._receive_result()
+            report = self._receive_report()
+        except BaseException:
+            repeated.close()
+            raise
+        files.close()
+        return report, repeated
+
+    def _discard_report(self) -> None:
+        try:
+            self._receive_report()
         except JailDied:
             self.close()  # the next job gets a new jail
 
@@ -238,17 +264,22 @@ class Worker:
         """
         self.start()
         level = self.config.spec.level
-        message = {**_PROBE_LIMITS, "source": _PROBE, "setup": "", "checks": [], "arguments": []}
+        program = ProgramFiles(_PROBE)
+        job = Job(_PROBE, [ProgramRun(stdin=b"in")], _PROBE_LIMITS)
+        files = self._send_run(program, job, job.runs[0])
         try:
-            self._send_message(message, b"in", _PROBE_LIMITS["wall_s"])
-            result, is_unclean = self._receive_result()
+            report = self._receive_report()
         except JailDied as error:
+            files.close()
             self.close()
             raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
+        finally:
+            program.close()
+        result = _result(report, files)
         output = result.stdout.decode(errors="replace")
         if level == "none-unsafe":
             output = output.replace(_READS_FILES, "")
-        if is_unclean or result.exit_code or output != "in\n":
+        if report["unclean"] or result.exit_code or output != "in\n":
             self.close()
             why = output.strip() or result.stderr.decode(errors="replace").strip()
             raise JailUnavailable(f"{level}: does not isolate: {why[-300:]}")
@@ -265,7 +296,7 @@ class Worker:
         # If another thread is sending, it checks `_stopped` afterwards.
         if channel is not None and self._sending.acquire(blocking=False):
             try:
-                _send(channel, {}, b"")
+                _send(channel, {})
             except JailDied:
                 log.debug("the jail to stop has ended already")
             finally:
@@ -273,68 +304,55 @@ class Worker:
 
     def close(self) -> None:
         """End the jail."""
-        process, channel = self._process, self._channel
-        self._process = self._channel = None
-        if channel is not None:
-            channel.close()
+        process, ends = self._process, (self._channel, self._zygote)
+        self._process = self._channel = self._zygote = None
+        for end in ends:
+            if end is not None:
+                end.close()
         if process is not None:
             process.kill()
             process.wait(_END_TIMEOUT_S)
 
-    def _send_run(self, job: Job, run: ProgramRun, *, with_source: bool) -> None:
-        """Start a run. A jail needs the source only once per job.
-
-        If the jail has died, receiving the result fails.
-        """
+    def _send_run(self, program: ProgramFiles, job: Job, run: ProgramRun) -> RunFiles:
+        """Start a run and return its files. If the jail has died, receiving the report fails."""
         if self._turn is not None and self._turn.is_lent:  # the last run slept when it ended
             self._turn.take()
-        message = _run_message(job, run)
-        if with_source:
-            message["source"] = job.program
-        with contextlib.suppress(JailDied):
-            self._send_message(message, b"".join((run.stdin, *run.files)), job.limits.wall_s)
+        files = RunFiles(program, job, run)
+        self._send(files, job.limits)
+        return files
 
-    def _send_message(self, message: Mapping[str, Any], stdin: bytes, wall_s: float) -> None:
-        channel = self._channel
-        if channel is None:
-            raise JailDied
-        channel.settimeout(wall_s + _GRACE_S)
-        self._send_order(channel, message, stdin)
+    def _send(self, files: RunFiles, limits: RunLimits) -> None:
+        channel, zygote = self._channel, self._zygote
+        if channel is None or zygote is None:
+            return
+        order = {
+            "processes": 2 if files.tests_apart else 1,
+            "cpu_s": limits.cpu_s,
+            "wall_s": limits.wall_s,
+        }
+        channel.settimeout(limits.wall_s + _GRACE_S)
+        with contextlib.suppress(OSError, JailDied):
+            files.send(zygote)
+            self._send_order(channel, order)
 
-    def _send_order(self, channel: socket.socket, message: Mapping[str, Any], stdin: bytes) -> None:
+    def _send_order(self, channel: socket.socket, message: Mapping[str, Any]) -> None:
         with self._sending:
-            _send(channel, message, stdin)
+            _send(channel, message)
         if self._stopped.is_set():
             self._send_stop()
 
-    def _receive_result(self) -> tuple[RunResult, bool]:
-        """Return the result of a run, and whether the supervisor could not clean up after it."""
+    def _receive_report(self) -> Mapping[str, Any]:
+        """Return the report of the supervisor on a run."""
         channel = self._channel
         if channel is None:
             raise JailDied
-        header, blob = _receive(channel)
-        while "asleep" in header:
-            self._follow_sleep(channel, asleep=header["asleep"])
-            header, blob = _receive(channel)
-        if "refused" in header:
-            raise JailUnavailable(f"{self.config.spec.level}: {header['refused']}")
-        outputs, start = [], 0
-        for length in header["lengths"]:
-            outputs.append(blob[start : start + length])
-            start += length
-        stdout, stderr, report = outputs
-        result = RunResult(
-            exit_code=header["exit"],
-            stopped=header["stopped"],
-            stdout=stdout,
-            stderr=stderr,
-            report=report,
-            cpu_ms=header["cpu_ms"],
-            fork_ms=header["fork_ms"],
-            run_ms=header["run_ms"],
-            clean_ms=header["clean_ms"],
-        )
-        return result, header["odd"]
+        report = _receive(channel)
+        while "asleep" in report:
+            self._follow_sleep(channel, asleep=report["asleep"])
+            report = _receive(channel)
+        if "refused" in report:
+            raise JailUnavailable(f"{self.config.spec.level}: {report['refused']}")
+        return report
 
     def _follow_sleep(self, channel: socket.socket, *, asleep: bool) -> None:
         """Lend the core while the program sleeps. Once awake, it is paused until it has one."""
@@ -344,7 +362,7 @@ class Worker:
         elif turn is not None and turn.is_lent:
             turn.take()
         if not asleep and not self._stopped.is_set():
-            self._send_order(channel, {"core": True}, b"")
+            self._send_order(channel, {"core": True})
 
 
 def _is_closed(channel: socket.socket) -> bool:
@@ -354,21 +372,22 @@ def _is_closed(channel: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _run_message(job: Job, run: ProgramRun) -> dict[str, Any]:
-    limits = job.limits
-    return {
-        "cpu_s": limits.cpu_s,
-        "wall_s": limits.wall_s,
-        "memory_bytes": limits.memory_bytes,
-        "output_bytes": limits.output_bytes,
-        "report_bytes": MAX_REPORT_BYTES,
-        "setup": run.setup,
-        "checks": [check.as_json() for check in run.checks],
-        "arguments": [len(file) for file in run.files],
-    }
+def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:
+    """Return the result of a run that has ended, and close its files."""
+    outputs = files.outputs()
+    files.close()
+    return RunResult(
+        exit_code=report["exit"],
+        stopped=report["stopped"],
+        cpu_ms=report["cpu_ms"],
+        fork_ms=report["fork_ms"],
+        run_ms=report["run_ms"],
+        clean_ms=report["clean_ms"],
+        **outputs,  # type: ignore[arg-type] # by the names of the fields
+    )
 
 
-def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes) -> None:
+def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes = b"") -> None:
     text = json.dumps(header).encode()
     try:
         channel.sendall(b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob)))
@@ -376,10 +395,10 @@ def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes) -> Non
         raise JailDied from error
 
 
-def _receive(channel: socket.socket) -> tuple[Any, bytes]:
-    header_size, blob_size = _LENGTHS.unpack(_receive_exactly(channel, _LENGTHS.size))
-    header = json.loads(_receive_exactly(channel, header_size))
-    return header, _receive_exactly(channel, blob_size)
+def _receive(channel: socket.socket) -> dict[str, Any]:
+    header_size, _ = _LENGTHS.unpack(_receive_exactly(channel, _LENGTHS.size))
+    header: dict[str, Any] = json.loads(_receive_exactly(channel, header_size))
+    return header
 
 
 def _receive_exactly(channel: socket.socket, size: int) -> bytes:
@@ -396,13 +415,7 @@ def _receive_exactly(channel: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-_PROBE_LIMITS: dict[str, float] = {
-    "cpu_s": 5.0,
-    "wall_s": 20.0,
-    "memory_bytes": 256 * 2**20,
-    "output_bytes": 2**20,
-    "report_bytes": 2**20,
-}
+_PROBE_LIMITS = RunLimits(cpu_s=5.0, wall_s=20.0, memory_bytes=256 * 2**20, output_bytes=2**20)
 #: What `none-unsafe` does not prevent.
 _READS_FILES = "a program could read /etc/passwd\n"
 #: Prints what it read, and each forbidden action that succeeded.

@@ -1,0 +1,39 @@
+"""What runs inside a jail: the supervisor, the zygote, programs and tests.
+
+It imports the standard library only, and gets its source code by a pipe, so that a jail needs no
+files of this package.
+"""
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+#: The modules of this package, each after those that it imports.
+MODULES = (
+    "descriptors",
+    "confinement",
+    "answers",
+    "streams",
+    "boundary",
+    "program",
+    "tester",
+    "zygote",
+    "supervisor",
+)
+
+_LOADER = """
+import sys, types
+package = sys.modules["rewardfleet_guest"] = types.ModuleType("rewardfleet_guest")
+package.__path__ = []
+for name, source in SOURCES.items():
+    module = types.ModuleType("rewardfleet_guest." + name)
+    module.__package__ = "rewardfleet_guest"
+    sys.modules[module.__name__] = module
+    exec(compile(source, name + ".py", "exec"), module.__dict__)
+    setattr(package, name, module)
+"""
+
+
+def loader(*modules: str) -> str:
+    """Return a program that loads modules of this package as `rewardfleet_guest.NAME`."""
+    sources = {name: (_FOLDER / f"{name}.py").read_text() for name in modules or MODULES}
+    return f"SOURCES = {sources!r}{_LOADER}"

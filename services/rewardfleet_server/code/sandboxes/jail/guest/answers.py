@@ -1,0 +1,73 @@
+"""Answers: values as JSON, which the service compares with what is expected."""
+
+import collections
+import decimal
+import fractions
+import types
+from typing import Any
+
+#: How deep a value may be nested.
+MAX_DEPTH = 250
+#: Integers up to this size are JSON numbers, larger ones are hexadecimal.
+MAX_PLAIN_INT = 2**63
+
+#: The types of a dictionary's keys and items, which equal sets.
+VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.items()))
+#: Types whose values equal what they wrap.
+WRAPPERS = (collections.UserDict, collections.UserList, collections.UserString)
+#: What a collection is sent as, by the type that it is based on.
+BASES: tuple[tuple[Any, str], ...] = (
+    (list, ""),
+    (tuple, "tuple"),
+    (set, "set"),
+    (frozenset, "set"),
+)
+
+
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
+    """Return a value of built-in types as JSON that distinguishes them; of others, the type's name.
+
+    A value of a subclass is sent as one of the base, by the base's own methods: its `__eq__` is not
+    called.
+    """
+    if depth > MAX_DEPTH:
+        return {"other": "a value nested too deep"}
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
+        value = value.item()
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        number = int.__add__(value, 0)
+        return number if abs(number) < MAX_PLAIN_INT else {"int": hex(number)}
+    if isinstance(value, float):
+        real = float.__add__(value, 0.0)
+        return real if real - real == 0 else {"float": repr(real)}
+    if isinstance(value, complex):
+        pair = complex.__add__(value, 0)
+        return {"complex": [repr(pair.real), repr(pair.imag)]}
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, fractions.Fraction):
+        parts = fractions.Fraction.as_integer_ratio(value)
+        return {"fraction": [hex(part) for part in parts]}
+    if isinstance(value, decimal.Decimal):
+        return {"decimal": decimal.Decimal.__str__(value)}
+    if isinstance(value, WRAPPERS):
+        return plain(vars(value)["data"], depth + 1)
+    if isinstance(value, collections.ChainMap):
+        value = {key: item for each in reversed(value.maps) for key, item in each.items()}
+    if isinstance(value, types.MappingProxyType):
+        value = dict(value)
+    if isinstance(value, VIEWS):
+        value = set(value)
+    if isinstance(value, dict):
+        pairs = dict.items(value)
+        return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in pairs]}
+    for base, name in BASES:
+        if isinstance(value, base):
+            items = [plain(item, depth + 1) for item in base.__iter__(value)]
+            return items if base is list else {name: items}
+    return {"other": kind.__name__}

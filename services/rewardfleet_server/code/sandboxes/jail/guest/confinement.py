@@ -1,0 +1,130 @@
+"""Confinement of the processes in a jail: seccomp, Landlock, and limits on resources."""
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+from typing import Any, NamedTuple
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SECCOMP_MODE_FILTER = 2
+
+#: System calls and rights of Landlock, which the C library has no names for.
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_RULE_PATH_BENEATH = 1
+READ_FILE, READ_DIR, WRITE_FILE, EXECUTE = 1 << 2, 1 << 3, 1 << 1, 1 << 0
+#: All rights on files that a kernel with this version of Landlock knows.
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+ALL_FILE_RIGHTS = (1 << 16) - 1  # from version 5 on
+
+#: The stack of the main thread may grow to this size. Linux leaves room for no more.
+STACK_BYTES = 120 * 2**20
+MAX_DESCRIPTORS = 256
+
+libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+class Filter(ctypes.Structure):
+    """The kernel's `struct sock_fprog`."""
+
+    _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+    @classmethod
+    def of(cls, program: bytes) -> "Filter":
+        """Return the filter with a BPF program."""
+        return cls(len(program) // 8, program)  # which keeps the bytes alive
+
+    def install(self) -> None:
+        """Apply the filter to this process, for good."""
+        if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(self), 0, 0):
+            raise OSError(ctypes.get_errno(), "seccomp")
+
+
+class Confinement(NamedTuple):
+    """What confines the processes of a run, in addition to what they inherit.
+
+    Attributes:
+        filter: Their seccomp filter.
+        processes: Limit on the processes and threads of their user.
+        base_bytes: Memory of the interpreter, which their limit does not count.
+    """
+
+    filter: Filter
+    processes: int
+    base_bytes: int
+
+    def apply(self, cpu_s: float, memory_bytes: int) -> None:
+        """Confine this process."""
+        end_with_parent()
+        limit(resource.RLIMIT_CPU, int(cpu_s) + 2)  # if the supervisor is late
+        # Not the supervisor's limit: it must fork whatever other jails of the same user do.
+        limit(resource.RLIMIT_NPROC, self.processes)
+        limit(resource.RLIMIT_AS, self.base_bytes + memory_bytes)
+        self.filter.install()
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process together with its parent."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def limit_all_runs() -> None:
+    """Set the limits that all runs share, and that do not affect the supervisor."""
+    limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
+    limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and continues to write
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)  # which programs set for themselves
+    soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES)
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def limit(kind: int, amount: int) -> None:
+    """Set a limit for good; never above what was inherited."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        amount = min(amount, hard)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def restrict_files(readable: list[str], writable: list[str], *, may_execute: bool = False) -> int:
+    """Close all files but these to this process and its children; also TCP, if Landlock can.
+
+    Returns:
+        Landlock's version; 0 if the kernel does not have it.
+    """
+    version = int(libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
+    if version < 1:
+        return 0
+    rights = FILE_RIGHTS.get(version, ALL_FILE_RIGHTS)
+    handled = (rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)  # files, TCP, scopes
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    attributes = struct.pack("QQQ", *handled)[:size]
+    ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, size, 0))
+    devices = [("/dev/" + name, READ_FILE | WRITE_FILE) for name in ("null", "zero", "full")]
+    devices += [("/dev/" + name, READ_FILE) for name in ("random", "urandom")]
+    reading = READ_FILE | READ_DIR | (EXECUTE if may_execute else 0)
+    allowed = [(path, reading) for path in readable] + devices
+    allowed += [(path, rights & ~EXECUTE) for path in writable]
+    for path, wanted in allowed:
+        if not os.path.exists(path):
+            continue
+        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        applicable = wanted if os.path.isdir(path) else wanted & (READ_FILE | WRITE_FILE)
+        rule = struct.pack("=Qi", applicable, target)
+        checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0))
+        os.close(target)
+    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+    return version
+
+
+def checked(result: Any) -> int:
+    """Return the result of a system call.
+
+    Raises:
+        OSError: It failed.
+    """
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
+    return int(result)

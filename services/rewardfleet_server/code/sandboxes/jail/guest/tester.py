@@ -1,0 +1,175 @@
+"""The process of a run that evaluates the tests, which the program cannot reach.
+
+Names that the tests do not define are those of the program, which is on the other side of the
+boundary.
+"""
+
+import ast
+import builtins
+import json
+import linecache
+import os
+import resource
+import sys
+import types
+from typing import Any, NoReturn
+
+from .answers import plain
+from .boundary import CallableProxy, Gone, Proxy, TestSide
+from .confinement import Confinement, limit
+from .descriptors import read_json, write_all
+from .program import REPORT_SPARE_BYTES, close_others, show
+
+#: Descriptors that precede those of this process.
+_OF_PROGRAM = 8
+_STDIN = 3
+
+
+class Namespace(dict[str, Any]):
+    """The variables of the tests. What they lack is looked up in the program.
+
+    Attributes:
+        own_builtins: Names of built-in functions that the program has replaced, and that the
+            current test is about.
+    """
+
+    def __init__(self, side: TestSide) -> None:
+        super().__init__(__builtins__=builtins, __name__="program")
+        self.own_builtins: set[str] = set()
+        self._side = side
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name) and name not in self.own_builtins:
+            raise KeyError(name)
+        try:
+            return self._side.look_up(name)
+        except NameError:
+            raise KeyError(name) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a variable, of the program as well."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+class ProgramModule(types.ModuleType):
+    """The program, as tests import it."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__("program")
+        self.__dict__["_namespace"] = namespace
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_namespace"].__missing__(name)
+        except KeyError:
+            raise AttributeError(f"module 'program' has no attribute {name!r}") from None
+
+
+def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
+    """Evaluate the tests of a run; see `worker.Worker` for the descriptors."""
+    stdin = descriptors[_STDIN]
+    link, order_file, err, report = descriptors[_OF_PROGRAM:]
+    order = read_json(order_file)
+    for number, file in enumerate((stdin, err, err)):
+        os.dup2(file, number)
+    close_others((link, report))
+    confinement.apply(order["cpu_s"], order["memory_bytes"])
+    limit(resource.RLIMIT_FSIZE, max(order["output_bytes"], order["report_bytes"]) + 1)
+    try:
+        Tester(order, TestSide(link), report).run()
+    except Gone:  # the program has ended
+        sys.stderr.flush()
+    os._exit(0)
+
+
+class Tester:
+    """Evaluates the tests of a run.
+
+    Args:
+        order: The setup, the checks, and the limits.
+        side: Leads to the program.
+        report: Descriptor of the file for the answers.
+    """
+
+    def __init__(self, order: dict[str, Any], side: TestSide, report: int) -> None:
+        self.order = order
+        self.side = side
+        self.report = report
+        self.reported_bytes = 0
+        self.namespace = Namespace(side)
+        self.names: set[str] = set()
+
+    def run(self) -> None:
+        """Run the setup, wait for the program, and do the checks."""
+        err = sys.stderr
+        sys.modules["program"] = ProgramModule(self.namespace)
+        try:
+            exec(compile(self.order["setup"], "setup.py", "exec"), self.namespace)
+        except BaseException as error:
+            show(error, err)
+            return
+        for name, value in self.namespace.items():
+            if isinstance(value, type) and value.__module__ == "program":
+                self.side.classes[name] = value
+                self.side.class_names[value] = name
+        self.names = set(self.side.wait_for_program())
+        for name in self.names & self.namespace.keys():
+            if is_imported(self.namespace[name]):  # the program defines it, the setup does not
+                del self.namespace[name]
+        for check in self.order["checks"]:
+            self.side.decided_by.clear()
+            answer = self.answer(check, err)
+            if self.side.decided_by:
+                answer["inside"] = min(self.side.decided_by)[:100]
+            self.report_answer(check["nonce"], answer)
+            err.flush()
+
+    def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:
+        """Do one check; return whether it held, or a value, or what was raised."""
+        source = check.get("value") or check.get("assert") or ""
+        linecache.cache["test.py"] = (lambda: source,)
+        try:
+            if "inside" in check:
+                self.side.run_inside(check["inside"])
+                return {"held": True}
+            self.namespace.own_builtins = self.tested_builtins(source)
+            if "value" in check:
+                value = eval(compile(source, "test.py", "eval"), self.namespace)
+                if isinstance(value, (Proxy, CallableProxy)):
+                    return {"value": {"other": object.__getattribute__(value, "_kind")}}
+                return {"value": plain(value)}
+            exec(compile(source, "test.py", "exec"), self.namespace)
+        except Gone:
+            raise
+        except BaseException as error:
+            show(error, err)
+            return {"raised": type(error).__name__}
+        return {"held": True}
+
+    def tested_builtins(self, source: str) -> set[str]:
+        """Return the built-in functions that a test takes from the program.
+
+        None if it uses another name of the program: then that is what it tests.
+        """
+        replaced = {name for name in self.names if hasattr(builtins, name)}
+        if not replaced:
+            return replaced
+        used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+        return set() if used & (self.names - replaced) else used & replaced
+
+    def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
+        """Write an answer to the report; only that it is too large, if it is."""
+        line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
+        if self.reported_bytes + len(line) > self.order["report_bytes"] - REPORT_SPARE_BYTES:
+            line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
+        self.reported_bytes += len(line)
+        write_all(self.report, line)
+
+
+def is_imported(value: Any) -> bool:
+    """Return whether a setup imported what a variable refers to, rather than define it."""
+    module = getattr(value, "__module__", None)
+    return isinstance(value, types.ModuleType) or (module is not None and module != "program")
