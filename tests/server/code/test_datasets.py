@@ -372,7 +372,7 @@ def test_mbppplus_over_http(service: Service):
     assert service.verdict(equal, tests) == "wrong_answer"
     script = dataset("mbppplus", {"test": "def check(f):\n    assert f(1) == 2\ncheck(f)"})
     (verdict,) = service.score("def f(x): return x + 1", script)["verdicts"]
-    assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "jail")
+    assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "service")
     assert service.verdict("def f(x): return x", script) == "wrong_answer"
 
 

@@ -40,6 +40,8 @@ _MAX_SHARED = 50_000
 
 #: Frames of the program that an exception names.
 _MAX_FRAMES = 10
+#: JSON makes one character of two of these.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 #: Attributes that lead from an object of a test to the test's own variables.
 _FRAMES = re.compile(r"_|(?:gi|cr|ag|f|tb|co)_")
 
@@ -286,6 +288,8 @@ class Side:
                 return float(parts[0])
             case "ref":
                 return self._shared[parts[0]]
+            case "text":
+                return bytes.fromhex(parts[0]).decode(errors="surrogatepass")
             case "tuple":
                 return tuple(map(self.decode, parts))
             case "frozenset":
@@ -452,8 +456,10 @@ class Encoder:
     def encode(self, value: Any) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
         """Return a value as JSON."""
         side, kind = self._side, type(value)
-        if value is None or kind in {bool, str}:
+        if value is None or kind is bool:
             return value
+        if kind is str:
+            return value if value.isascii() or not _SURROGATE.search(value) else _text_entry(value)
         if kind is int:
             return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
         if kind is float:
@@ -803,6 +809,10 @@ def _import_path(value: Any) -> list[Any] | None:
 def _is_exception(name: str) -> bool:
     found = getattr(builtins, name, None)
     return isinstance(found, type) and issubclass(found, BaseException)
+
+
+def _text_entry(value: str) -> list[Any]:
+    return ["text", value.encode(errors="surrogatepass").hex()]
 
 
 def _text(error: BaseException) -> str:
