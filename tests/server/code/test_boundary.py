@@ -254,7 +254,7 @@ WITH_SETUP = {
         INVERT, "assert to_list(invert(build(1, [2], [3]))) == [1, [3, None, None], [2, None, None]]"
     ),
     "the program repeats the class": (
-        TREE.split("    def __eq__")[0] + INVERT,
+        TREE.split("    def __eq__", maxsplit=1)[0] + INVERT,
         "assert invert(build(1, [2], None)) == build(1, None, [2])",
     ),
     "the program keeps the node": (

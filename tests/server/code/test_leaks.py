@@ -19,11 +19,13 @@ reader, writer = os.pipe()
 places, size = [libc.sbrk(0), id(object()), id(mark), ctypes.addressof(ctypes.c_int())], 1 << 16
 places.append(ctypes.cast(libc.printf, ctypes.c_void_p).value)
 ranges = {(p >> 16) + n for p in places for n in range(-1200, 1200)}
-with open(b"/proc/self/maps") if os.access("/proc/self/maps", os.R_OK) else open(os.devnull) as maps:
-    for line in maps:
+try:
+    for line in open("/proc/self/maps"):
         start, end = (int(each, 16) >> 16 for each in line.split()[0].split("-"))
         if line.split()[1][0] == "r" and end - start < 4096:
             ranges |= set(range(start, end + 1))
+except OSError:
+    pass
 found, tail = set(), b""
 for number in sorted(ranges):
     page = b""
@@ -125,7 +127,7 @@ def test_nothing_of_other_tests_is_in_the_memory_of_a_program(service: Service):
     score = service.score(program, stdio(*cases), limits=limits)
     assert {each["stdout"] for each in score["verdicts"]} == {"nothing\n"}
 
-    body = "\n".join(f"    {line}" for line in thief(mark).replace("print", "return ").splitlines())
+    body = "\n".join(f"    {line}" for line in thief(mark).splitlines())
     program = f"def f(x):\n{body}"
     expected = [f"assert f({n}) == ('{item()}' + '')" for n in range(3)]
     literal = [f"assert f({n}) == '{item()}'" for n in range(3)]
@@ -135,10 +137,8 @@ def test_nothing_of_other_tests_is_in_the_memory_of_a_program(service: Service):
         asserts(*literal),
         asserts(*literal, single_run=True),
         functional("f", ([1], item()), ([2], item())),
-        asserts("assert f(1) == x", setup=f"x = '{mark}' + '{secrets.token_hex(8)}'[::1]"),
     ):
-        program_prints = program.replace("return (sorted", "print(sorted")
-        score = service.score(program_prints, tests, limits=limits)
+        score = service.score(program, tests, limits=limits)
         for verdict in score["verdicts"]:
             assert "nothing" in verdict["stdout"] and mark not in verdict["stdout"], verdict
 

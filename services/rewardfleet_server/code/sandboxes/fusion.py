@@ -56,11 +56,11 @@ def opened(name):
 def confine():
     confinement.limit_all_runs()
     confinement.limit(resource.RLIMIT_NPROC, 4096)
-    seconds = math.ceil(order["cpu_s"])
+    seconds = math.ceil(order.cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     with open("/proc/self/statm") as statm:
         base = int(statm.read().split()[0]) * resource.getpagesize()
-    confinement.limit(resource.RLIMIT_AS, base + order["memory_bytes"])
+    confinement.limit(resource.RLIMIT_AS, base + order.memory_bytes)
 
 class Guest(program.Program):
     def flush(self):
@@ -69,16 +69,17 @@ class Guest(program.Program):
 
 given = b"".join(iter(lambda: os.read(0, 1 << 20), b""))
 text, _, stdin = given.partition(b"\\n")
-order = json.loads(text)
-arguments = tuple(os.open(name, os.O_RDONLY) for name in order["arguments"])
+fields = json.loads(text)
+arguments = tuple(os.open(name, os.O_RDONLY) for name in fields.pop("arguments"))
 source, stdin_file = opened("source"), opened("stdin")
-descriptors.write_all(source, order.pop("source").encode(errors="surrogatepass"))
+descriptors.write_all(source, fields.pop("source").encode(errors="surrogatepass"))
 descriptors.write_all(stdin_file, stdin)
 os.lseek(stdin_file, 0, os.SEEK_SET)
 outputs = map(opened, ("stdout", "stderr", "report"))
 files = program.ProgramFiles(source, -1, stdin_file, *outputs, -1, arguments)
 del given, text, stdin
 streams.open_streams()
+order = descriptors.Order(**fields)
 Guest(order, files, confine).run()
 """
 #: The line that the guest appends to the report.

@@ -1,15 +1,12 @@
 """The files of a run, in memory. Their descriptors are all that a jail gets of a submission."""
 
 import fcntl
-import json
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
 
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun
 
-from .guest.descriptors import ALL_SEALS, contents, write_all
+from .guest.descriptors import ALL_SEALS, Order, contents, encode_order, write_all
 
 #: Checks that are made by a process of their own.
 _TESTED_APART = {"assert", "value", "inside"}
@@ -58,36 +55,34 @@ class RunFiles:
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
         self.tests_apart = any(check.kind in _TESTED_APART for check in run.checks)
         self._limits = job.limits
-        limits = {
-            "cpu_s": job.limits.cpu_s,
-            "memory_bytes": job.limits.memory_bytes,
-            "output_bytes": job.limits.output_bytes,
-            "report_bytes": MAX_REPORT_BYTES,
-        }
-        checks = [check.as_json() for check in run.checks]
-        order = {
-            **limits,
-            "setup": run.setup,
-            "checks": [] if self.tests_apart else checks,
-            "tests_apart": self.tests_apart,
-        }
+        limits = job.limits
+        order = Order(
+            limits.cpu_s,
+            limits.memory_bytes,
+            limits.output_bytes,
+            MAX_REPORT_BYTES,
+            run.setup,
+            [check.as_json() for check in run.checks],
+        )
+        own_order = order._replace(checks=(), tests_apart=True) if self.tests_apart else order
         stdin = _memory_file(run.stdin)
         self._out, self._err, self._report = (_memory_file() for _ in range(3))
-        self._own = [_json_file(order), stdin, self._out, self._err, self._report]
-        self._sent = [self._own[0], program.source, program.code, *self._own[1:]]
+        first = [_memory_file(encode_order(own_order)), stdin, self._out, self._err]
+        self._own = [*first, self._report]
+        self._sent = [*first, program.source, program.code, self._report]
         self._test_err = self._test_report = -1
         self._links: tuple[socket.socket, ...] = ()
         if self.tests_apart:
-            self._add_tests({**limits, "setup": run.setup, "checks": checks})
+            self._add_tests(order)
         else:
             arguments = [_memory_file(file) for file in run.files]
             self._own += arguments
             self._sent += arguments
 
-    def _add_tests(self, order: Mapping[str, Any]) -> None:
+    def _add_tests(self, order: Order) -> None:
         self._links = socket.socketpair()
         self._test_err, self._test_report = _memory_file(), _memory_file()
-        added = [_json_file(order), self._test_err, self._test_report]
+        added = [_memory_file(encode_order(order)), self._test_err, self._test_report]
         self._own += added
         self._sent += [*(link.fileno() for link in self._links), *added]
 
@@ -123,10 +118,6 @@ class RunFiles:
             link.close()
         for file in self._own:
             os.close(file)
-
-
-def _json_file(content: Mapping[str, Any]) -> int:
-    return _memory_file(json.dumps(content).encode())
 
 
 def _memory_file(content: bytes = b"", *, sealable: bool = False) -> int:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 from .answers import MAX_PLAIN_INT, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
-from .descriptors import ALL_SEALS, read_all, read_json, write_all
+from .descriptors import ALL_SEALS, Order, read_all, read_order, write_all
 
 #: Bytes of a report for the lines of answers that are too large for it.
 REPORT_SPARE_BYTES = 2**17
@@ -68,27 +68,24 @@ class ProgramFiles(NamedTuple):
 
 def run_program(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     """Become the program; see `worker.Worker` for the descriptors."""
-    order = read_json(descriptors[0])
-    source, code, stdin, out, err, report, *others = descriptors[1:]
-    link = others[0] if order["tests_apart"] else -1
-    arguments = () if order["tests_apart"] else tuple(others)
+    order = read_order(descriptors[0])
+    stdin, out, err, source, code, report, *others = descriptors[1:]
+    link = others[0] if order.tests_apart else -1
+    arguments = () if order.tests_apart else tuple(others)
     files = ProgramFiles(source, code, stdin, out, err, report, link, arguments)
-    confine = functools.partial(confinement.apply, order["cpu_s"], order["memory_bytes"])
-    Program(order, files, confine).run()
+    Program(order, files, lambda: confinement.apply(order.cpu_s, order.memory_bytes)).run()
 
 
 class Program:
     """The process of a program.
 
     Args:
-        order: The setup, the checks, and the limits.
+        order: What to do.
         files: The files of the run.
         confine: Takes the limits on CPU time and memory.
     """
 
-    def __init__(
-        self, order: dict[str, Any], files: ProgramFiles, confine: Callable[[], None]
-    ) -> None:
+    def __init__(self, order: Order, files: ProgramFiles, confine: Callable[[], None]) -> None:
         self.order = order
         self.files = files
         self.confine = confine
@@ -100,10 +97,10 @@ class Program:
         take_files(self.files)
         self.confine()
         code = self.compiled()
-        checks = self.order["checks"]
+        checks = self.order.checks
         is_module = bool(checks) or self.files.link >= 0  # tested programs are imported
-        report_bytes = self.order["report_bytes"] if checks else 0
-        limit(resource.RLIMIT_FSIZE, max(self.order["output_bytes"], report_bytes) + 1)
+        report_bytes = self.order.report_bytes if checks else 0
+        limit(resource.RLIMIT_FSIZE, max(self.order.output_bytes, report_bytes) + 1)
         name = "program" if is_module else "__main__"
         module = types.ModuleType(name)
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
@@ -150,7 +147,7 @@ class Program:
     def prints_last(self) -> bool:
         """Return whether the program may print when its objects are destroyed."""
         try:
-            return PRINTS_LAST.search(self.source() + self.order["setup"]) is not None
+            return PRINTS_LAST.search(self.source() + self.order.setup) is not None
         except OSError:  # it has closed the file
             return True
 
@@ -182,9 +179,9 @@ class Program:
     ) -> int:
         """Run setup and program; return the exit status."""
         try:
-            if self.order["setup"]:
-                exec(compile(self.order["setup"], "setup.py", "exec"), namespace)
-                for check in self.order["checks"]:
+            if self.order.setup:
+                exec(compile(self.order.setup, "setup.py", "exec"), namespace)
+                for check in self.order.checks:
                     mark_as_given(namespace, check.get("call", ""))
             if side is not None:
                 side.remember_setup()
@@ -241,7 +238,7 @@ class Program:
     def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
         """Write an answer to the report; only that it is too large, if it is."""
         line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
-        if self.reported_bytes + len(line) > self.order["report_bytes"] - REPORT_SPARE_BYTES:
+        if self.reported_bytes + len(line) > self.order.report_bytes - REPORT_SPARE_BYTES:
             line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
         self.reported_bytes += len(line)
         write_all(self.files.report, line)

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 from .answers import plain
 from .boundary import CallableProxy, Gone, Proxy, TestSide
 from .confinement import Confinement, limit
-from .descriptors import read_json, write_all
+from .descriptors import Order, read_order, write_all
 from .program import REPORT_SPARE_BYTES, close_others, show
 
 #: Descriptors that precede those of this process.
 _OF_PROGRAM = 8
-_STDIN = 3
+_STDIN = 1
 
 
 class Namespace(dict[str, Any]):
@@ -72,12 +72,12 @@ def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     """Evaluate the tests of a run; see `worker.Worker` for the descriptors."""
     stdin = descriptors[_STDIN]
     link, order_file, err, report = descriptors[_OF_PROGRAM:]
-    order = read_json(order_file)
+    order = read_order(order_file)
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
     close_others((link, report))
-    confinement.apply(order["cpu_s"], order["memory_bytes"])
-    limit(resource.RLIMIT_FSIZE, max(order["output_bytes"], order["report_bytes"]) + 1)
+    confinement.apply(order.cpu_s, order.memory_bytes)
+    limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     try:
         Tester(order, TestSide(link), report).run()
     except Gone:  # the program has ended
@@ -89,12 +89,12 @@ class Tester:
     """Evaluates the tests of a run.
 
     Args:
-        order: The setup, the checks, and the limits.
+        order: What to do.
         side: Leads to the program.
         report: Descriptor of the file for the answers.
     """
 
-    def __init__(self, order: dict[str, Any], side: TestSide, report: int) -> None:
+    def __init__(self, order: Order, side: TestSide, report: int) -> None:
         self.order = order
         self.side = side
         self.report = report
@@ -107,7 +107,7 @@ class Tester:
         err = sys.stderr
         sys.modules["program"] = ProgramModule(self.namespace)
         try:
-            exec(compile(self.order["setup"], "setup.py", "exec"), self.namespace)
+            exec(compile(self.order.setup, "setup.py", "exec"), self.namespace)
         except BaseException as error:
             show(error, err)
             return
@@ -119,7 +119,7 @@ class Tester:
         for name in self.names & self.namespace.keys():
             if is_imported(self.namespace[name]):  # the program defines it, the setup does not
                 del self.namespace[name]
-        for check in self.order["checks"]:
+        for check in self.order.checks:
             self.side.decided_by.clear()
             answer = self.answer(check, err)
             if self.side.decided_by:
@@ -163,7 +163,7 @@ class Tester:
     def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
         """Write an answer to the report; only that it is too large, if it is."""
         line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
-        if self.reported_bytes + len(line) > self.order["report_bytes"] - REPORT_SPARE_BYTES:
+        if self.reported_bytes + len(line) > self.order.report_bytes - REPORT_SPARE_BYTES:
             line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
         self.reported_bytes += len(line)
         write_all(self.report, line)
