@@ -382,7 +382,7 @@ TAMPERING = {
     "def f(x): return 0",
     "special methods of the frames": "import sys\ndef f(x):\n  g = sys._getframe()\n"
     "  while g:\n    for n, v in list(g.f_locals.items()) + list(g.f_globals.items()):\n"
-    "      if n in ('expected', 'candidate', 'cases', 'checks'): return v\n    g = g.f_back\n"
+    "      if n in ('expected', 'candidate', 'cases', 'literal'): return v\n    g = g.f_back\n"
     "  return 0",
     "it exits": "import os\ndef f(x): os._exit(0)",
     "it exits at once": "import os\nos._exit(0)",
