@@ -161,6 +161,12 @@ class FunctionalTests(Request):
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
 
 
+_STRICT = (
+    "Whether only tests count that are decided outside the program's process. A test that looks "
+    "into that process is refused; one that a class of the program decides is a wrong answer."
+)
+
+
 class AssertTests(Request):
     """Evaluate assert statements, which must hold, with the names that the program defines."""
 
@@ -185,9 +191,7 @@ class AssertTests(Request):
 
     strict: bool = Field(
         False,
-        description="Whether only tests count that are decided outside the program's process. A "
-        "test that looks into that process is refused; one that a class of the program decides is "
-        "a wrong answer.",
+        description=_STRICT,
     )
 
 
@@ -219,6 +223,7 @@ class DatasetTests(Request):
     relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
     bool_is_int: bool | None = Field(None, description=_BOOL_IS_INT)
+    strict: bool | None = Field(None, description=_STRICT)
     checker_program: CheckerProgram | None = Field(
         None, description="As in `stdio`. Null: that of the row, unless `checker` is given."
     )

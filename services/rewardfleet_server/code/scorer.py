@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.wire.code import (
+    AssertTests,
     CodeRequest,
     CodeScore,
     DatasetTests,
@@ -136,6 +137,10 @@ class CodeScorer:
         call_timeout_s: float | None,
     ) -> CodeScore:
         tests, limits = await self._plain_tests(request, limits)
+        if isinstance(tests, AssertTests) and tests.strict and self.isolation == "fusion":
+            raise InvalidRequest(
+                "tests.strict: --sandbox fusion evaluates asserts in the program's process"
+            )
         planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
         await self._preflight.check(tests, limits)
         checker = await self._checkers.prepare(tests)

@@ -112,6 +112,12 @@ def test_verdicts_are_those_of_a_jail(
     assert fusion_service.verdict(program, tests) == verdict
 
 
+def test_strict_asserts_are_refused(fusion_service: Service):
+    response = fusion_service.post("def f(): return 1", asserts("assert f() == 1", strict=True))
+    assert response.status_code == 422
+    assert "--sandbox fusion evaluates asserts in the program's process" in response.text
+
+
 def test_scores_report_where_the_program_ran(fusion_service: Service):
     assert fusion_service.client.get("/readyz").json()["isolation"] == "fusion"
     score = fusion_service.score("print(1)", stdio(("", "1")))

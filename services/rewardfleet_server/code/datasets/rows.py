@@ -69,7 +69,8 @@ _APPS_RULE = {"checker": "float", "tolerance": 1e-8, "relative_tolerance": 1e-5}
 
 #: The fields of `DatasetTests` that override the rule of the dataset.
 _OVERRIDES = (
-    "checker", "tolerance", "relative_tolerance", "ignore_case", "bool_is_int", "checker_program"
+    "checker", "tolerance", "relative_tolerance", "ignore_case", "bool_is_int", "strict",
+    "checker_program",
 )  # fmt: skip
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
