@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 from .answers import MAX_PLAIN_INT, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
-from .descriptors import ALL_SEALS, Order, read_all, read_order, write_all
+from .descriptors import ALL_SEALS, Order, encode_order, read_all, read_order, write_all
 
 #: Bytes of a report for the lines of answers that are too large for it.
 REPORT_SPARE_BYTES = 2**17
@@ -39,6 +39,8 @@ PRINTS_LAST = re.compile(
     r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|type\(|__class__|detach|weakref|yield|async"
     r"|exec|eval|__import__|import_module"
 )
+#: CPython optimizes a function after eight calls, and its instructions after some more.
+_WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
 
 
@@ -76,6 +78,25 @@ def run_program(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     Program(order, files, lambda: confinement.apply(order.cpu_s, order.memory_bytes)).run()
 
 
+def warm_up() -> None:
+    """Run code of all runs so often that the interpreter has optimized it.
+
+    Otherwise each run would do so again, and copy the pages of memory that this changes.
+    """
+    order, code = os.memfd_create("order"), os.memfd_create("code", os.MFD_ALLOW_SEALING)
+    write_all(order, encode_order(Order(1.0, 1, 1, 1)))
+    write_all(code, marshal.dumps(compile("pass", "program.py", "exec")))
+    fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
+    for _ in range(_WARM_UPS):
+        files = ProgramFiles(order, os.dup(code), 0, 1, 2, -1, -1, ())
+        program = Program(read_order(order), files, lambda: None)
+        module = program.module()
+        program.run_source(program.compiled(), module.__dict__, None)
+        program.flush()
+    os.close(order)
+    os.close(code)
+
+
 class Program:
     """The process of a program.
 
@@ -101,12 +122,7 @@ class Program:
         is_module = bool(checks) or self.files.link >= 0  # tested programs are imported
         report_bytes = self.order.report_bytes if checks else 0
         limit(resource.RLIMIT_FSIZE, max(self.order.output_bytes, report_bytes) + 1)
-        name = "program" if is_module else "__main__"
-        module = types.ModuleType(name)
-        module.__dict__.update(__builtins__=builtins, __file__="program.py")
-        sys.modules[name] = module
-        linecache.cache["program.py"] = (self.source,)
-        sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
+        module = self.module("program" if is_module else "__main__")
         side = ProgramSide(self.files.link, module.__dict__) if self.files.link >= 0 else None
         status = self.run_source(code, module.__dict__, side)
         if is_module:
@@ -119,6 +135,15 @@ class Program:
             os._exit(status)
         del module, code  # or the program's objects would not be destroyed
         self.end(status)
+
+    def module(self, name: str = "program") -> types.ModuleType:
+        """Return the module of the program."""
+        module = types.ModuleType(name)
+        module.__dict__.update(__builtins__=builtins, __file__="program.py")
+        sys.modules[name] = module
+        linecache.cache["program.py"] = (self.source,)
+        sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
+        return module
 
     def end(self, status: int) -> NoReturn:
         """End as Python does: join threads, call exit functions, destroy the program's objects.

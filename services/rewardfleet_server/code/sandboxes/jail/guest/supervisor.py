@@ -39,7 +39,7 @@ from .confinement import (
     limit_all_runs,
     restrict_files,
 )
-from .program import NO_PROCESSES
+from .program import NO_PROCESSES, warm_up
 from .streams import open_streams
 
 LENGTHS = struct.Struct("!II")
@@ -85,6 +85,7 @@ def main() -> NoReturn:
     Filter.of(bytes(seccomp[:split])).install()
     run_filter = Filter.of(bytes(seccomp[split:]))
     confinement = Confinement(run_filter, config["processes"], base_bytes)
+    warm_up()
     gc.collect()
     gc.freeze()
     if not fork():
