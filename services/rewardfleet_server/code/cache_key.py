@@ -49,6 +49,7 @@ class CacheKeys:
     def __init__(self, provenance: Callable[[], Mapping[str, JsonValue]]) -> None:
         self._provenance = provenance
         self._harness = harness_version()
+        self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
         self._forms: OrderedDict[tuple[_Visibility, str], str] = OrderedDict()
 
     async def of(self, program: str, request: CodeRequest) -> str:
@@ -66,8 +67,11 @@ class CacheKeys:
                 self._forms.popitem(last=False)
         limits = request.limits.model_dump_json()
         given = sorted(request.limits.model_fields_set)  # a row's time limit replaces a default
-        base = json.dumps([dict(self._provenance()), self._harness], sort_keys=True)
-        parts = f"{base}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
+        provenance = dict(self._provenance())
+        if provenance != self._encoded[0]:
+            base = json.dumps([provenance, self._harness], sort_keys=True)
+            self._encoded = provenance, base
+        parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -58,6 +58,7 @@ class CodeScorer:
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
         ceilings = settings.model_dump(include=_CEILINGS)
+        self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
 
     async def plan(
@@ -119,7 +120,7 @@ class CodeScorer:
             InvalidRequest: A limit exceeds its ceiling.
         """
         for name, requested in limits:
-            ceiling = getattr(self._settings, f"max_{name}")
+            ceiling = self._ceilings[name]
             if requested > ceiling:
                 is_float = isinstance(requested, float)  # an integer may be too large for `:g`
                 got = f"{requested:g}" if is_float else str(requested)[:20]
@@ -281,8 +282,7 @@ def _audit_fields(mode: str, score: CodeScore) -> object:
 
 def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
     """Adapt the score of an equivalent program, or of the other mode, to this request."""
-    passed = sum(verdict.verdict is Outcome.ACCEPTED for verdict in score.verdicts)
-    rate = passed / len(score.verdicts)
+    rate = score.pass_rate
     components = {"pass_rate": rate}
     if request.original_passed is not None and submission.judgment is not None:
         right = request.original_passed == (submission.judgment == "correct")

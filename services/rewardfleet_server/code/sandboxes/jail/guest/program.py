@@ -93,6 +93,7 @@ def warm_up() -> None:
         module = program.module()
         program.run_source(program.compiled(), module.__dict__, None)
         program.flush()
+    del sys.modules["program"], linecache.cache["program.py"]
     os.close(order)
     os.close(code)
 
