@@ -266,7 +266,7 @@ def _decided_inside(
     if answer is None:
         return None
     if result.test_report is not None:
-        return None if "inside" not in answer else str(answer["inside"])
+        return None if "inside" not in answer else str(answer["inside"]) or "?"
     return "the program's process" if expected is None else None
 
 

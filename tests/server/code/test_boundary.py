@@ -7,6 +7,7 @@ from .conftest import Service, asserts
 pytestmark = pytest.mark.slow
 
 TREE = """
+from math import *
 class TreeNode:
     def __init__(self, val=0, left=None, right=None):
         self.val, self.left, self.right = val, left, right
@@ -238,8 +239,8 @@ OUTSIDE = {
         "  def __rmul__(self, n): return V(n * self.x)\n"
         "  def __getitem__(self, i): return self.x + i\n"
         "  def __str__(self): return f'V{self.x}'\n  def __iter__(self): return iter([self.x])",
-        "v = 3 * (V(1) + V(2))\nassert v.x == 9 and v[1] == 10 and str(v) == 'V9'\n"
-        "assert list(v) == [9] and f'{v}' == 'V9'",
+        "v = V(1) + V(2)\nassert v.x == 3 and v[1] == 4 and str(v) == 'V3'\n"
+        "assert list(v) == [3] and f'{v}' == 'V3'",
     ),
     "attributes": (
         "class A:\n  n = 1\ndef f(): pass\n",
@@ -249,7 +250,17 @@ OUTSIDE = {
     ),
     "a function with the name of a built-in one": (
         "def sum(a, b): return a * 10 + b",
-        "assert sum(1, 2) in (12,)",
+        "x = 1\nassert sum(x, 2) in (12,)",
+    ),
+    "a generator that is sent values": (
+        "def f():\n  x = yield 1\n  yield x",
+        "g = f()\nassert next(g) == 1 and g.send(5) == 5\ntry:\n  g.send(0)\n  assert False\n"
+        "except StopIteration:\n  pass",
+    ),
+    "a context manager that fails": (
+        "class C:\n  def __enter__(self): pass\n  def __exit__(self, kind, *a): self.kind = kind",
+        "c = C()\ntry:\n  with c: raise KeyError\nexcept KeyError:\n"
+        "  assert c.kind.__name__ == 'KeyError'",
     ),
 }  # fmt: skip
 
@@ -272,6 +283,9 @@ WITH_SETUP = {
         "node, n = f(2000), 0\nwhile node: node, n = node.left, n + 1\nassert n == 2000",
     ),
     "the class as an argument": ("def f(cls): return cls(3)", "assert f(TreeNode).val == 3"),
+    "a function with a name that the setup imports": (
+        "def gcd(a, b): return a - b", "assert gcd(10, 4) + 0 == 6"
+    ),
 }  # fmt: skip
 
 #: Tests in which the program takes part in the decision.
@@ -292,6 +306,22 @@ INSIDE = {
     ),
     "isinstance of a class of the program": (
         "class A: pass\nclass B(A): pass\ndef f(): return B()", "assert isinstance(f(), A)"
+    ),
+    "arithmetic with a number of the test": (
+        "class V:\n  def __init__(s, x): s.x = x\n  def __mul__(s, n): return V(s.x * n)\n",
+        "assert (V(2) * 3).x == 6",
+    ),
+    "a predicate": (
+        "class S:\n  def issubset(s, o): return True\ndef f(): return S()",
+        "assert f().issubset({1})",
+    ),
+    "a context that suppresses an error": (
+        "class C:\n  def __enter__(self): pass\n  def __exit__(self, *a): return True",
+        "with C(): raise KeyError\nassert True",
+    ),
+    "an import that the program replaces": (
+        "class math:\n  floor = staticmethod(lambda x: 2)\ndef f(): return 2.5",
+        "assert math.floor(f()) == 2",
     ),
     "a look at the source": (
         "def f(a, b): return 1",
@@ -350,7 +380,26 @@ CASES = [
     "assert max(f(3), key=lambda x: -x) == -7",
     "def g(x): return x\nassert f(g) == [g]",
     "assert (f(3) == 2 + 2) is True",
+    "import program\nassert abs(program.f(3) - 2.71) < 1e-9",
+    "from program import f as g\nassert sorted(g(3)) == [1, 1 + 1]",
+    "assert abs(run(3) - 2.71) < 1e-9",
+    "assert all(run(n) == n**n for n in range(9))",
+    "assert isclose(f(3), 2.71) and m.isclose(f(3), 2.71)",
+    "assert f(3).equals(Node(10**20 + 5))",
+    "assert f(3) & {10**20 + 1} == {10**20 + 1} or f(3).issubset({10**20}) and f(3)",
+    "with f(3) as c:\n    assert c.value() == 10**20 + 77",
+    "assert all(map(lambda x: f(x) == x**x + 7, range(9)))",
+    "for got, want in zip(map(f, [1, 2]), [10**20, 7], strict=True): assert got == want",
+    "import math\ndef same(a, b): return math.isclose(a, b)\nassert same(f(3), 3.25)",
 ]
+CASES_SETUP = """
+import math as m
+from math import isclose
+class Node:
+    def __init__(self, v): self.v = v
+    def equals(self, other): return self.v == other.v
+def run(x): return f(x)
+"""
 LIAR = """
 class L({base}):
     __eq__ = __ge__ = __le__ = __gt__ = __lt__ = __contains__ = lambda *_: True
@@ -390,6 +439,20 @@ TAMPERING = {
     "it closes all files": "import os\ndef f(x): os.closerange(0, 300)",
     "AssertionError is replaced": "import builtins\nclass A(Exception): pass\n"
     "builtins.AssertionError = A\ndef f(x): return 0",
+    "a class without a name": LIAR.format(base="object", value="").replace(
+        "def f", "L.__name__ = ''\ndef f"
+    ),
+    "arithmetic": "class L:\n  __sub__ = __rsub__ = lambda *_: 0.0\n"
+    "  __and__ = __rand__ = lambda *_: set()\n  issubset = lambda *_: True\n"
+    "def f(x): return L()",
+    "it claims to define nothing": "import sys\nside = sys._getframe(1).f_locals['side']\n"
+    "def f(x): return 0\ndef abs(x): return 0\ndef sorted(x): return [1, 2]\n"
+    "def isinstance(*_): return True\ndef all(x): return True\nside._setup['f'] = f",
+    "StopIteration": "def f(x): raise StopIteration",
+    "a context": "class C:\n  __enter__ = lambda s: s\n  __exit__ = lambda *_: True\n"
+    "  value = lambda s: 0\n  __iter__ = lambda s: iter([])\ndef f(x): return C()",
+    "methods and attributes": "def f(x):\n  try:\n    n = type(x)(0)\n  except Exception:\n"
+    "    n = Node(0)\n  n.equals = n.__eq__ = lambda o: True\n  return n",
     "the class of the result": "class M(type):\n  __eq__ = lambda *_: True\n"
     "  __hash__ = type.__hash__\n"
     "  __instancecheck__ = __subclasscheck__ = lambda *_: True\n"
@@ -438,7 +501,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
 def test_no_program_without_the_right_value_passes(service: Service, program: str):
-    score = service.score(program, asserts(*CASES, strict=True))
+    score = service.score(program, asserts(*CASES, strict=True, setup=CASES_SETUP))
     for case, verdict in zip(CASES, score["verdicts"], strict=True):
         assert verdict["verdict"] != "accepted", (case, verdict)
 
@@ -446,7 +509,7 @@ def test_no_program_without_the_right_value_passes(service: Service, program: st
 @pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
 def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
     """Without `strict`, a class of the program may decide, which is reported."""
-    score = service.score(program, asserts(*CASES))
+    score = service.score(program, asserts(*CASES, setup=CASES_SETUP))
     for case, verdict in zip(CASES, score["verdicts"], strict=True):
         outcome = verdict["verdict"], verdict["verdict_by"]
         assert outcome != ("accepted", "service"), (case, verdict)
@@ -455,9 +518,59 @@ def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
 @pytest.mark.parametrize("forged", FORGERIES.values(), ids=FORGERIES)
 def test_what_a_program_sends_instead_of_its_replies_is_no_right_value(service, forged):
     program = f"FORGED = {forged!r}\n{FORGED}"
-    score = service.score(program, asserts(*CASES))
+    score = service.score(program, asserts(*CASES, setup=CASES_SETUP))
     for case, verdict in zip(CASES, score["verdicts"], strict=True):
         assert verdict["verdict"] != "accepted", (case, verdict)
+
+
+#: Requests of a program while a test waits for it: `H` is a function of the test.
+REQUESTS = {
+    "the variables of a function": {"call": [["op", "getattr"], ["H", "__globals__"], []]},
+    "an attribute of a method": {"call": [["op", "getattr"], ["H", "gi_frame"], []]},
+    "the code of a function": {"call": [["op", "setattr"], ["H", "__code__", None], []]},
+    "a method of a text": {"call": [["op", "getattr"], ["{0.x.__globals__}", "format"], []]},
+    "a type": {"call": [["import", "builtins", "type"], ["H"], []]},
+    "exec": {"call": [["import", "builtins", "exec"], ["1"], []]},
+    "a class by its path": {
+        "call": [["op", "len"], [["import", "builtins", "help.__class__"]], []]
+    },
+    "a module": {"call": [["op", "len"], [["import", "os", ""]], []]},
+    "a dictionary with a factory": {
+        "objects": {"7777": ["defaultdict", ["import", "numpy", "f2py.crackfortran.string"], []]},
+        "call": [["op", "getitem"], [["ref", 7777], 0], []],
+    },
+    "an attribute of a list": {"call": [["op", "getattr"], [["ref", 1], "append"], []]},
+    "an inside test": {"inside": "import os; os._exit(0)"},
+    "a name": {"name": "f"},
+    "streams": {
+        "call": [["op", "len"], ["x"], []],
+        "streams": {"stdout": 5, "stderr": ["ref", 99999]},
+    },
+}  # fmt: skip
+REQUESTING = """
+import sys
+boundary = sys.modules["rewardfleet_guest.boundary"]
+side = sys._getframe(1).f_locals["side"]
+def f(h, values):
+    handle = object.__getattribute__(h, "_handle")
+    target, args, kwargs = REQUEST.get("call", [None, [], []])
+    args = [["yours", handle] if arg == "H" else arg for arg in args]
+    reply = side.exchange({**REQUEST, **({"call": [target, args, kwargs]} if target else {})})
+    return str(reply)
+"""
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_a_program_can_only_call_what_a_test_passes_to_it(service: Service, request_):
+    case = (
+        "import sys\nsecret = 10**20 + 5\nout = sys.stdout\n"
+        "got = f(lambda: secret, [1])\nassert got.startswith(\"{'raised'\"), got\n"
+        "assert str(secret) not in got and sys.stdout is out"
+    )
+    program = f"REQUEST = {request_!r}\n{REQUESTING}"
+    (verdict,) = service.score(program, asserts(case))["verdicts"]
+    if verdict["verdict"] != "accepted":  # or the tests ended at the request
+        assert (verdict["verdict"], verdict["stderr"]) == ("exited_early", ""), verdict
 
 
 def test_a_test_that_a_program_makes_wait_ends(service: Service):

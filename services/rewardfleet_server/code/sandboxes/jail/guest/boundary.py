@@ -18,6 +18,7 @@ import decimal
 import enum
 import fractions
 import importlib
+import io
 import itertools
 import json
 import operator
@@ -42,8 +43,26 @@ _MAX_SHARED = 50_000
 _MAX_FRAMES = 10
 #: JSON makes one character of two of these.
 _SURROGATE = re.compile("[\ud800-\udfff]")
-#: Attributes that lead from an object of a test to the test's own variables.
-_FRAMES = re.compile(r"_|(?:gi|cr|ag|f|tb|co)_")
+#: Special attributes that a test may read of an object of the program. Others could replace what
+#: the test's own operations do, e.g. `__array_interface__`.
+_READABLE = {
+    "__annotations__", "__code__", "__defaults__", "__dict__", "__doc__", "__func__",
+    "__kwdefaults__", "__module__", "__name__", "__qualname__", "__self__", "__wrapped__",
+}  # fmt: skip
+#: Methods by which an object of the program decides a question, like those of built-in types.
+_PREDICATES = re.compile(
+    r"(?:is(?:subset|superset|disjoint|_integer|alnum|alpha|ascii|decimal|digit|identifier|lower"
+    r"|numeric|printable|space|title|upper)|startswith|endswith|equals?|all|any|assert\w*)\Z"
+)
+#: Methods of a generator, which may raise StopIteration, and what a program may use of one.
+_STOPPING = {"send", "throw", "__next__"}
+_OF_GENERATORS = {"send", "throw", "close"}
+#: What a program may use of a stream of a test.
+_OF_STREAMS = {
+    "read", "readline", "readlines", "write", "writelines", "flush", "isatty", "fileno", "encoding",
+    "errors", "closed", "readable", "writable", "seekable", "seek", "tell", "truncate", "close",
+    "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
+}  # fmt: skip
 
 #: Values without parts, and the arguments of their types.
 _ATOMS: dict[type, Callable[[Any], list[Any]]] = {
@@ -91,8 +110,21 @@ _BASES: tuple[Any, ...] = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
     fractions.Fraction, decimal.Decimal,
 )  # fmt: skip
-#: Modules whose types are the same on both sides.
-_COMMON_MODULES = {"builtins", "collections", "datetime", "decimal", "fractions", "numpy"}
+#: Types that are the same on both sides, by module and name.
+_COMMON_TYPES = {
+    (kind.__module__, kind.__name__): kind
+    for kind in (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, str,
+        tuple, type(None), collections.Counter, collections.OrderedDict, collections.defaultdict,
+        collections.deque, dt.date, dt.datetime, dt.time, dt.timedelta, decimal.Decimal,
+        fractions.Fraction,
+    )
+}  # fmt: skip
+#: Names that tests expect a program to have imported.
+_WELL_KNOWN = sys.stdlib_module_names | {
+    "ChainMap", "Counter", "OrderedDict", "allclose", "approx", "array_equal", "deepcopy",
+    "defaultdict", "deque", "isclose", "np", "numpy", "pandas", "pd",
+}  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
 
 
@@ -223,14 +255,21 @@ class Side:
         named = {str(name): self.decode(value) for name, value in kwargs}
         positional = tuple(roots)
         roots += named.values()
-        with self.streams(message.get("streams", {})):
-            if target[0] == "op":
-                if self.is_trusted and not _is_harmless(target[1], positional):
-                    raise PermissionError(f"a program cannot use {target[1]} on this object")
-                return OPERATIONS[target[1]](*positional, **named)
-            if self.is_trusted and target[0] != "yours":
-                raise Gone
-            return self.decode(target)(*positional, **named)
+        if self.is_trusted:
+            self.check_access(target, args, positional)
+            streams = {}
+        else:
+            streams = {name: self.decode(each) for name, each in message.get("streams", {}).items()}
+        with _replaced(streams):
+            function = OPERATIONS[target[1]] if target[0] == "op" else self.decode(target)
+            return function(*positional, **named)
+
+    def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
+        """Check that a program may call this, if this is the side of the tests.
+
+        Raises:
+            PermissionError: It may not.
+        """
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the other side, or the operation of this name."""
@@ -253,18 +292,6 @@ class Side:
     def replaced_streams(self) -> Iterable[tuple[str, Any]]:
         """Return the standard streams, and the function `input`, that a test has replaced."""
         return ()
-
-    @contextlib.contextmanager
-    def streams(self, given: dict[str, Any]) -> Iterator[None]:
-        """Use streams of the other side."""
-        before = {name: (place, getattr(place, name)) for name, place in _STREAMS if name in given}
-        for name, (place, _) in before.items():
-            setattr(place, name, self.decode(given[name]))
-        try:
-            yield
-        finally:
-            for name, (place, stream) in before.items():
-                setattr(place, name, stream)
 
     # Values
 
@@ -317,7 +344,8 @@ class Side:
     def proxy(self, handle: int, kind: str, is_callable: bool) -> Any:
         """Return a proxy of an object of the other side."""
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
-        for name, value in (("_side", self), ("_handle", int(handle)), ("_kind", str(kind))):
+        fields = {"_side": self, "_handle": int(handle), "_kind": str(kind) or "?", "_name": ""}
+        for name, value in fields.items():
             object.__setattr__(proxy, name, value)
         return proxy
 
@@ -389,6 +417,9 @@ class Side:
             value.ravel()[...] = _numpy().frombuffer(bytes.fromhex(content), value.dtype)
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
+            if self.is_trusted:  # a program does not replace methods of a class of the tests
+                kept = [n for n in attributes if not callable(getattr(type(value), n, None))]
+                attributes = {name: attributes[name] for name in kept}
             _set_attributes(value, attributes)
             if isinstance(value, (list, dict, set)):
                 kind = next(kind for kind in (list, dict, set) if isinstance(value, kind))
@@ -488,7 +519,7 @@ class Encoder:
                 return ["scalar", value.dtype.str, value.tobytes().hex()]
         if isinstance(value, (*_FUNCTIONS, types.ModuleType)):
             found = _import_path(value)
-            if found is not None and (self._side.is_trusted or _is_common_type(value, found[1])):
+            if found is not None and (self._side.is_trusted or tuple(found[1:]) in _COMMON_TYPES):
                 return found
         elif isinstance(value, _BASES):
             base = next(base for base in _BASES if isinstance(value, base))
@@ -576,14 +607,20 @@ class Variable(NamedTuple):
 class Proxy:
     """An object of the other side. Its operations take place there."""
 
-    __slots__ = ("_handle", "_kind", "_side")
+    __slots__ = ("_handle", "_kind", "_name", "_side")
 
     _side: Side
     _handle: int
     _kind: str
+    _name: str
 
     def __getattr__(self, name: str) -> Any:
-        return self._side.call("getattr", self, name)
+        if name.startswith("__") and self._side.is_trusted and name not in _READABLE | _STOPPING:
+            raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
+        found = self._side.call("getattr", self, name)
+        if type(found) is CallableProxy:
+            object.__setattr__(found, "_name", name)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._side.call("setattr", self, name, value)
@@ -615,7 +652,14 @@ class CallableProxy(Proxy):
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._side.call(self, *args, **kwargs)
+        if _PREDICATES.match(self._name):
+            self._side.decided_by.add(self._kind)
+        try:
+            return self._side.call(self, *args, **kwargs)
+        except StopIteration as error:  # would end a loop of the test
+            if self._side.is_trusted and self._name not in _STOPPING:
+                raise RuntimeError("the program raised StopIteration") from error
+            raise
 
 
 #: Operations on objects of the other side, named like special methods without underscores: those of
@@ -635,7 +679,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "and": operator.and_,
     "or": operator.or_,
     "enter": lambda context: type(context).__enter__(context),
-    "exit": lambda context, *_: type(context).__exit__(context, None, None, None),
+    "exit": lambda context, kind: type(context).__exit__(context, kind, None, None),
 }
 #: Operations by which an object decides a comparison.
 _DECIDING = {"eq", "ne", "lt", "le", "gt", "ge", "contains", "bool", "hash"}
@@ -643,24 +687,51 @@ _REFLECTED = {
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift",
     "and", "or", "xor", "divmod",
 }  # fmt: skip
-_NOT_METHODS = {"getattr", "setattr", "delattr", "dir", "format", "isinstance", "issubclass"}
+#: Operations with a second operand.
+_BINARY = _REFLECTED | {name for name in _OPERATORS.split() if name.startswith("i")} - {
+    "invert", "index",
+}  # fmt: skip
+_NOT_METHODS = {
+    "exit",
+    "getattr",
+    "setattr",
+    "delattr",
+    "dir",
+    "format",
+    "isinstance",
+    "issubclass",
+}
 
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *args: Any) -> Any:
-        if name in _DECIDING:
+        # An operand of the test may be what is expected.
+        is_operand = name in _BINARY and not isinstance(args[0], Proxy)
+        if name in _DECIDING or is_operand:
             self._side.decided_by.add(self._kind)
-        if name == "exit":
-            args = ()
         return self._side.call(name, self, *args)
 
     return method
 
 
+def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
+    """Leave a context of the program, which may not suppress a failed assert."""
+    suppresses = bool(self._side.call("exit", self, kind))
+    if kind is not None and suppresses:
+        self._side.decided_by.add(self._kind)
+        return not issubclass(kind, AssertionError)
+    return False
+
+
 def _reflected_method(name: str) -> Callable[..., Any]:
-    return lambda self, other: self._side.call(name, other, self)
+    def method(self: Proxy, other: Any) -> Any:
+        self._side.decided_by.add(self._kind)
+        return self._side.call(name, other, self)
+
+    return method
 
 
+Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
 for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:
@@ -727,12 +798,17 @@ class ProgramSide(Side):
 
 
 class TestSide(Side):
-    """The side of the tests."""
+    """The side of the tests.
+
+    Attributes:
+        tests_others: Whether the current test uses several names of the program.
+    """
 
     is_trusted = True
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
+        self.tests_others = False
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
 
     def wait_for_program(self) -> list[str]:
@@ -746,9 +822,28 @@ class TestSide(Side):
             raise NameError(f"name {name!r} is not defined")
         data = reply.get("result")
         self._take_objects(reply)
-        if isinstance(data, list) and data[:1] == ["import"] and _has_own_name(name, *data[1:]):
-            return super().imported(*data[1:])
+        if isinstance(data, list) and data[:1] == ["import"]:
+            module, path = map(str, data[1:])
+            if _has_own_name(name, module, path) and path in {"", name}:
+                return super().imported(module, path)
+        if name in _WELL_KNOWN and self.tests_others:
+            self.decided_by.add(f"the program's own {name}")
         return self.decode(data)
+
+    def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
+        """Let a program call functions of the test, and use instances of its classes.
+
+        Raises:
+            PermissionError: It may not call this.
+        """
+        used = [value for raw, value in zip(args, values, strict=True) if _is_own(raw)]
+        allowed = bool(used)
+        if target[0] != "op":
+            allowed = _is_own(target)
+        elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
+            allowed = allowed and _is_own(args[0]) and _is_accessible(target[1], values)
+        if not allowed:
+            raise PermissionError("a program cannot use this object of the test")
 
     def run_inside(self, source: str) -> None:
         """Evaluate a test in the process of the program."""
@@ -764,10 +859,9 @@ class TestSide(Side):
 
     def imported(self, module: str, name: str) -> Any:
         """Return a type of Python: nothing else that the program names is used in its place."""
-        found = super().imported(module, name) if module in _COMMON_MODULES else None
-        if not _is_common_type(found, module):
+        if (module, name) not in _COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
-        return found
+        return super().imported(module, name)
 
 
 def _has_own_name(name: str, module: str, path: str) -> bool:
@@ -776,17 +870,36 @@ def _has_own_name(name: str, module: str, path: str) -> bool:
     return name == (path or module).rpartition(".")[2] or usual.get(name) == module
 
 
-def _is_harmless(operation: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a program may use an operation on an object of a test."""
-    if operation in {"getattr", "setattr", "delattr"}:
-        name = args[1] if len(args) > 1 else ""
-        is_variable = isinstance(args[0], (types.ModuleType, type, types.FunctionType))
-        return isinstance(name, str) and not _FRAMES.match(name) and not is_variable
-    return True
+def _is_own(data: Any) -> bool:
+    """Return whether encoded data is an object of the side that decodes it."""
+    return isinstance(data, list) and data[:1] == ["yours"]
 
 
-def _is_common_type(value: Any, module: str) -> bool:
-    return isinstance(value, type) and module in _COMMON_MODULES
+def _is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a program may use an attribute of an object of a test."""
+    owner, name = args[0], args[1] if len(args) > 1 else ""
+    if not isinstance(name, str) or name.startswith("_"):
+        return False
+    if isinstance(owner, types.GeneratorType):
+        return operation == "getattr" and name in _OF_GENERATORS
+    if isinstance(owner, io.IOBase):
+        return operation == "getattr" and name in _OF_STREAMS
+    if type(owner).__module__ != "program":
+        return False
+    return operation in {"getattr", "dir"} or not callable(getattr(type(owner), name, None))
+
+
+@contextlib.contextmanager
+def _replaced(streams: dict[str, Any]) -> Iterator[None]:
+    """Use streams of the other side."""
+    before = {name: (place, getattr(place, name)) for name, place in _STREAMS if name in streams}
+    try:
+        for name, (place, _) in before.items():
+            setattr(place, name, streams[name])
+        yield
+    finally:
+        for name, (place, stream) in before.items():
+            setattr(place, name, stream)
 
 
 def _import_path(value: Any) -> list[Any] | None:

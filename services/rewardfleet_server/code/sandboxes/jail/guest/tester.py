@@ -29,17 +29,20 @@ class Namespace(dict[str, Any]):
     """The variables of the tests. What they lack is looked up in the program.
 
     Attributes:
-        own_builtins: Names of built-in functions that the program has replaced, and that the
-            current test is about.
+        own_names: Names of built-in or imported functions that the program has replaced, and that
+            the current test is about.
     """
 
     def __init__(self, side: TestSide) -> None:
         super().__init__(__builtins__=builtins, __name__="program")
-        self.own_builtins: set[str] = set()
+        self.own_names: set[str] = set()
         self._side = side
 
+    def __getitem__(self, name: str) -> Any:
+        return self.__missing__(name) if name in self.own_names else super().__getitem__(name)
+
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and name not in self.own_builtins:
+        if hasattr(builtins, name) and name not in self.own_names:
             raise KeyError(name)
         try:
             return self._side.look_up(name)
@@ -101,6 +104,7 @@ class Tester:
         self.reported_bytes = 0
         self.namespace = Namespace(side)
         self.names: set[str] = set()
+        self.used_by_setup: set[str] = set()
 
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
@@ -115,10 +119,8 @@ class Tester:
             if isinstance(value, type) and value.__module__ == "program":
                 self.side.classes[name] = value
                 self.side.class_names[value] = name
+        self.used_by_setup = used_names(self.order.setup)
         self.names = set(self.side.wait_for_program())
-        for name in self.names & self.namespace.keys():
-            if is_imported(self.namespace[name]):  # the program defines it, the setup does not
-                del self.namespace[name]
         for check in self.order.checks:
             self.side.decided_by.clear()
             answer = self.answer(check, err)
@@ -126,6 +128,7 @@ class Tester:
                 answer["inside"] = min(self.side.decided_by)[:100]
             self.report_answer(check["nonce"], answer)
             err.flush()
+        sys.stdout.flush()
 
     def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:
         """Do one check; return whether it held, or a value, or what was raised."""
@@ -135,7 +138,7 @@ class Tester:
             if "inside" in check:
                 self.side.run_inside(check["inside"])
                 return {"held": True}
-            self.namespace.own_builtins = self.tested_builtins(source)
+            self.take_tested_names(source)
             if "value" in check:
                 value = eval(compile(source, "test.py", "eval"), self.namespace)
                 if isinstance(value, (Proxy, CallableProxy)):
@@ -149,16 +152,28 @@ class Tester:
             return {"raised": type(error).__name__}
         return {"held": True}
 
-    def tested_builtins(self, source: str) -> set[str]:
-        """Return the built-in functions that a test takes from the program.
+    def take_tested_names(self, source: str) -> None:
+        """Determine which built-in or imported functions a test takes from the program.
 
-        None if it uses another name of the program: then that is what it tests.
+        None if it uses any other name that only the program can have: then that is what it tests.
         """
-        replaced = {name for name in self.names if hasattr(builtins, name)}
-        if not replaced:
-            return replaced
-        used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-        return set() if used & (self.names - replaced) else used & replaced
+        used = used_names(source)
+        free = {name for name in used | self.used_by_setup if self.is_free(name)}
+        self.side.tests_others = len(free) > 1
+        replaced = set() if free else {name for name in used & self.names if self.is_given(name)}
+        self.namespace.own_names = replaced
+        if len(replaced) > 1:
+            self.side.decided_by.add("the program's own functions")
+
+    def is_given(self, name: str) -> bool:
+        """Return whether a name is built in, or imported by the setup."""
+        if dict.__contains__(self.namespace, name):
+            return is_imported(dict.__getitem__(self.namespace, name))
+        return hasattr(builtins, name)
+
+    def is_free(self, name: str) -> bool:
+        """Return whether only the program can have a name."""
+        return not hasattr(builtins, name) and not dict.__contains__(self.namespace, name)
 
     def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
         """Write an answer to the report; only that it is too large, if it is."""
@@ -167,6 +182,26 @@ class Tester:
             line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
         self.reported_bytes += len(line)
         write_all(self.report, line)
+
+
+def used_names(source: str) -> set[str]:
+    """Return the names that a test uses and does not bind itself."""
+    used, bound = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                bound.add(name)
+            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.ImportFrom(module="program") | ast.Import(names=[ast.alias(name="program")]):
+                used.add("program")
+            case ast.alias(name=name, asname=alias) if name != "program":
+                bound.add(alias or name.partition(".")[0])
+    return used - (bound - {"program"})
 
 
 def is_imported(value: Any) -> bool:
