@@ -12,7 +12,8 @@ from rewardfleet.wire.errors import InvalidRequest
 
 #: Tests that look into the process of the program, or need its event loop.
 _LOOKS_INSIDE = re.compile(
-    r"\b(?:inspect|gc|_getframe|settrace|asyncio|await|patch|mock|Mock|MagicMock|__main__|__code__)\b"
+    r"\b(?:inspect|doctest|gc|_getframe|settrace|asyncio|await|threading|concurrent|Thread\w*|patch|mock"
+    r"|Mock|MagicMock|__main__|__code__)\b"
     r"|\bsys\s*\.\s*modules\b"
 )
 _BUILTINS = frozenset(dir(builtins))

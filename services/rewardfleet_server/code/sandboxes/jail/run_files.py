@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+from contextlib import ExitStack
 
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun
 
@@ -21,23 +22,23 @@ class ProgramFiles:
     Attributes:
         source: Descriptor of the source code, which cannot be changed.
         code: Descriptor of a file for the compiled program, which the first run seals.
+
+    Raises:
+        OSError: The service has too many open files, or no memory.
     """
 
     def __init__(self, program: str) -> None:
-        self.source = _memory_file(program.encode(errors="surrogatepass"), sealable=True)
-        fcntl.fcntl(self.source, fcntl.F_ADD_SEALS, ALL_SEALS)
-        self.code = _memory_file(sealable=True)
+        with ExitStack() as files:
+            self.source = _memory_file(files, program.encode(errors="surrogatepass"), sealable=True)
+            fcntl.fcntl(self.source, fcntl.F_ADD_SEALS, ALL_SEALS)
+            self.code = _memory_file(files, sealable=True)
+            self.close = files.pop_all().close
 
     def reset(self) -> None:
         """Prepare for another attempt of the first run, whose jail died."""
         if fcntl.fcntl(self.code, fcntl.F_GET_SEALS) != ALL_SEALS:
             os.ftruncate(self.code, 0)
             os.lseek(self.code, 0, os.SEEK_SET)
-
-    def close(self) -> None:
-        """Close the files."""
-        os.close(self.source)
-        os.close(self.code)
 
 
 class RunFiles:
@@ -50,12 +51,14 @@ class RunFiles:
 
     Attributes:
         tests_apart: Whether the checks are made by a process of their own.
+
+    Raises:
+        OSError: The service has too many open files, or no memory.
     """
 
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
         self.tests_apart = any(check.kind in _TESTED_APART for check in run.checks)
-        self._limits = job.limits
-        limits = job.limits
+        self._limits = limits = job.limits
         order = Order(
             limits.cpu_s,
             limits.memory_bytes,
@@ -65,26 +68,29 @@ class RunFiles:
             [check.as_json() for check in run.checks],
         )
         own_order = order._replace(checks=(), tests_apart=True) if self.tests_apart else order
-        stdin = _memory_file(run.stdin)
-        self._out, self._err, self._report = (_memory_file() for _ in range(3))
-        first = [_memory_file(encode_order(own_order)), stdin, self._out, self._err]
-        self._own = [*first, self._report]
-        self._sent = [*first, program.source, program.code, self._report]
-        self._test_err = self._test_report = -1
         self._links: tuple[socket.socket, ...] = ()
-        if self.tests_apart:
-            self._add_tests(order)
-        else:
-            arguments = [_memory_file(file) for file in run.files]
-            self._own += arguments
-            self._sent += arguments
+        self._test_err = self._test_report = -1
+        with ExitStack() as files:
+            first = [_memory_file(files, each) for each in (encode_order(own_order), run.stdin)]
+            self._out, self._err, self._report = (_memory_file(files) for _ in range(3))
+            # An open file of its own: a position that a run leaves in it reaches no other one.
+            source = os.open(f"/proc/self/fd/{program.source}", os.O_RDONLY | os.O_CLOEXEC)
+            files.callback(os.close, source)
+            self._sent = [*first, self._out, self._err, source, program.code, self._report]
+            if self.tests_apart:
+                self._add_tests(files, order)
+            else:
+                self._sent += [_memory_file(files, file) for file in run.files]
+            self.close = files.pop_all().close
 
-    def _add_tests(self, order: Order) -> None:
+    def _add_tests(self, files: ExitStack, order: Order) -> None:
         self._links = socket.socketpair()
-        self._test_err, self._test_report = _memory_file(), _memory_file()
-        added = [_memory_file(encode_order(order)), self._test_err, self._test_report]
-        self._own += added
-        self._sent += [*(link.fileno() for link in self._links), *added]
+        for link in self._links:
+            files.enter_context(link)
+        test_order, stdin = _memory_file(files, encode_order(order)), _memory_file(files)
+        self._test_err, self._test_report = _memory_file(files), _memory_file(files)
+        self._sent += [link.fileno() for link in self._links]
+        self._sent += [test_order, stdin, self._test_err, self._test_report]
 
     def send(self, zygote: socket.socket) -> None:
         """Let a zygote start the processes of the run, in `zygote.ROLES`.
@@ -112,17 +118,11 @@ class RunFiles:
             "test_report": report,
         }
 
-    def close(self) -> None:
-        """Close the files."""
-        for link in self._links:
-            link.close()
-        for file in self._own:
-            os.close(file)
 
-
-def _memory_file(content: bytes = b"", *, sealable: bool = False) -> int:
+def _memory_file(files: ExitStack, content: bytes = b"", *, sealable: bool = False) -> int:
     flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
     file = os.memfd_create("run", flags)
+    files.callback(os.close, file)
     if content:
         write_all(file, content)
         os.lseek(file, 0, os.SEEK_SET)

@@ -194,6 +194,9 @@ class Worker:
             self.probe()  # if a new jail does not work either, it is not the program's fault
             on_result(RunResult(exit_code=-signal.SIGKILL, stopped="died"))
             return True
+        except OSError as error:
+            self.close()
+            raise JailUnavailable(f"no files for a run: {error}") from error
         except BaseException:
             self.close()  # its next message would belong to this job
             raise
@@ -201,9 +204,10 @@ class Worker:
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job. The next run is started before `on_result` sees the last one."""
         program = ProgramFiles(job.program)
-        files: RunFiles | None = self._send_run(program, job, job.runs[0])
+        files: RunFiles | None = None
         next_runs = [*job.runs[1:], None]
         try:
+            files = self._send_run(program, job, job.runs[0])
             for current, run in zip(job.runs, next_runs, strict=True):
                 assert files is not None  # noqa: S101 - there is a run
                 report, files = self._report_on(files, program, job, current)

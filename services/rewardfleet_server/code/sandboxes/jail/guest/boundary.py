@@ -246,7 +246,10 @@ class Side:
         for root in roots:  # arguments may have been changed
             encoder.encode(root)
         reply["objects"] = encoder.objects()
-        self.send(reply)
+        try:
+            self.send(reply)
+        except MemoryError as error:
+            self.send({"raised": self._encoded_exception(error, Encoder(self))})
 
     def do(self, message: dict[str, Any], roots: list[Any]) -> Any:
         """Return the result of a request; add the values that it may change to `roots`."""

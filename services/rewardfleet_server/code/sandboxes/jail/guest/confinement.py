@@ -48,15 +48,17 @@ class Confinement(NamedTuple):
         filter: Their seccomp filter.
         processes: Limit on the processes and threads of their user.
         base_bytes: Memory of the interpreter, which their limit does not count.
+        supervisor: The process id of their parent.
     """
 
     filter: Filter
     processes: int
     base_bytes: int
+    supervisor: int
 
     def apply(self, cpu_s: float, memory_bytes: int) -> None:
         """Confine this process."""
-        end_with_parent()
+        end_with(self.supervisor)
         limit(resource.RLIMIT_CPU, int(cpu_s) + 2)  # if the supervisor is late
         # Not the supervisor's limit: it must fork whatever other jails of the same user do.
         limit(resource.RLIMIT_NPROC, self.processes)
@@ -67,6 +69,13 @@ class Confinement(NamedTuple):
 def end_with_parent() -> None:
     """Let the kernel end this process together with its parent."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with(supervisor: int) -> None:
+    """Let the kernel end this process together with its parent; end it if that has ended."""
+    end_with_parent()
+    if os.getppid() != supervisor:
+        os._exit(1)
 
 
 def limit_all_runs() -> None:

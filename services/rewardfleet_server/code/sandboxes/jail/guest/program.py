@@ -93,7 +93,8 @@ def warm_up() -> None:
         module = program.module()
         program.run_source(program.compiled(), module.__dict__, None)
         program.flush()
-    del sys.modules["program"], linecache.cache["program.py"]
+    del sys.modules["program"]
+    linecache.clearcache()
     os.close(order)
     os.close(code)
 
@@ -143,6 +144,7 @@ class Program:
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules[name] = module
         linecache.cache["program.py"] = (self.source,)
+        linecache.cache["setup.py"] = (lambda: self.order.setup,)
         sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
         return module
 
@@ -263,7 +265,10 @@ class Program:
 
     def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
         """Write an answer to the report; only that it is too large, if it is."""
-        line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
+        try:
+            line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
+        except MemoryError:
+            line = b" " * REPORT_SPARE_BYTES * 64
         if self.reported_bytes + len(line) > self.order.report_bytes - REPORT_SPARE_BYTES:
             line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
         self.reported_bytes += len(line)

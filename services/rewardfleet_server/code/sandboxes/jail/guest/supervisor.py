@@ -84,7 +84,7 @@ def main() -> NoReturn:
     split = config["supervisor_filter_bytes"]
     Filter.of(bytes(seccomp[:split])).install()
     run_filter = Filter.of(bytes(seccomp[split:]))
-    confinement = Confinement(run_filter, config["processes"], base_bytes)
+    confinement = Confinement(run_filter, config["processes"], base_bytes, os.getpid())
     warm_up()
     gc.collect()
     gc.freeze()
@@ -196,13 +196,18 @@ class Process:
 
     Args:
         pid: Its id.
+
+    Attributes:
+        status: As in `os.wait4`, once it has ended.
+        usage: What it used, once it has ended.
+        was_idle: Whether it was ended because its tests had ended.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
-        self.has_ended = False
         self.status = 0
+        self.was_idle = False
         self.usage: resource.struct_rusage | None = None
         self._clock = (~pid << 3) | 2
 
@@ -215,7 +220,6 @@ class Process:
     def wait(self) -> None:
         """Wait for its end."""
         _, self.status, self.usage = os.wait4(self.pid, 0)
-        self.has_ended = True
         os.close(self.descriptor)
 
 
@@ -257,9 +261,9 @@ class Supervisor:
         is_unclean = self.clear()
         cleaned = time.monotonic()
         report = {
-            "exit": os.waitstatus_to_exitcode(processes[0].status),
+            "exit": 0 if processes[0].was_idle else os.waitstatus_to_exitcode(processes[0].status),
             "stopped": stopped,
-            "cpu_ms": sum(each.cpu_s() for each in processes) * 1000,
+            "cpu_ms": max(each.cpu_s() for each in processes) * 1000,
             "fork_ms": (forked - started) * 1000,
             "run_ms": (ended - forked - paused) * 1000,
             "clean_ms": (cleaned - ended) * 1000,
@@ -296,7 +300,8 @@ class Supervisor:
             if events:
                 receive(self.channel)
                 stopped = "caller"
-            now, cpu = time.monotonic(), sum(each.cpu_s() for each in processes)
+            now, used_s = time.monotonic(), [each.cpu_s() for each in processes]
+            cpu = sum(used_s)
             if not stopped and now - looked >= LONGEST_LOOK_S:
                 was_asleep, asleep = asleep, cpu - used < ASLEEP_BELOW * (now - looked)
                 if asleep and not was_asleep:
@@ -305,7 +310,7 @@ class Supervisor:
                     stopped = "" if self.wait_for_core(processes) else "caller"
                     paused += time.monotonic() - now
                 looked, used = time.monotonic(), cpu
-            cpu_left = order["cpu_s"] - cpu
+            cpu_left = order["cpu_s"] - max(used_s)
             wall_left = started + paused + order["wall_s"] - time.monotonic()
             if min(cpu_left, wall_left) <= 0:
                 stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
@@ -320,7 +325,8 @@ class Supervisor:
             poll = select.poll()
             poll.register(process.descriptor, select.POLLIN)
             # Without its tests, a program has nothing to do but to write what is in its buffers.
-            if stopped or not poll.poll(LONGEST_FLUSH_S * 1000):
+            process.was_idle = not stopped and not poll.poll(LONGEST_FLUSH_S * 1000)
+            if stopped or process.was_idle:
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -22,27 +22,28 @@ from .program import REPORT_SPARE_BYTES, close_others, show
 
 #: Descriptors that precede those of this process.
 _OF_PROGRAM = 8
-_STDIN = 1
 
 
 class Namespace(dict[str, Any]):
     """The variables of the tests. What they lack is looked up in the program.
 
     Attributes:
+        program_has_run: Whether there are names to look up.
         own_names: Names of built-in or imported functions that the program has replaced, and that
             the current test is about.
     """
 
     def __init__(self, side: TestSide) -> None:
-        super().__init__(__builtins__=builtins, __name__="program")
+        super().__init__(__builtins__=builtins, __name__="program", __file__="program.py")
         self.own_names: set[str] = set()
+        self.program_has_run = False
         self._side = side
 
     def __getitem__(self, name: str) -> Any:
         return self.__missing__(name) if name in self.own_names else super().__getitem__(name)
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and name not in self.own_names:
+        if not self.program_has_run or (hasattr(builtins, name) and name not in self.own_names):
             raise KeyError(name)
         try:
             return self._side.look_up(name)
@@ -58,23 +59,25 @@ class Namespace(dict[str, Any]):
 
 
 class ProgramModule(types.ModuleType):
-    """The program, as tests import it."""
+    """The program, as tests import it; `unittest.main` also finds the tests in it."""
 
     def __init__(self, namespace: Namespace) -> None:
         super().__init__("program")
         self.__dict__["_namespace"] = namespace
 
+    def __dir__(self) -> list[str]:
+        return list(self.__dict__["_namespace"])
+
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["_namespace"].__missing__(name)
+            return self.__dict__["_namespace"][name]
         except KeyError:
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
 
 
 def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     """Evaluate the tests of a run; see `worker.Worker` for the descriptors."""
-    stdin = descriptors[_STDIN]
-    link, order_file, err, report = descriptors[_OF_PROGRAM:]
+    link, order_file, stdin, err, report = descriptors[_OF_PROGRAM:]
     order = read_order(order_file)
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
@@ -109,7 +112,9 @@ class Tester:
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
         err = sys.stderr
-        sys.modules["program"] = ProgramModule(self.namespace)
+        sys.modules["program"] = sys.modules["__main__"] = ProgramModule(self.namespace)
+        sys.argv = ["program.py"]
+        linecache.cache["setup.py"] = (lambda: self.order.setup,)
         try:
             exec(compile(self.order.setup, "setup.py", "exec"), self.namespace)
         except BaseException as error:
@@ -121,6 +126,7 @@ class Tester:
                 self.side.class_names[value] = name
         self.used_by_setup = used_names(self.order.setup)
         self.names = set(self.side.wait_for_program())
+        self.namespace.program_has_run = True
         for check in self.order.checks:
             self.side.decided_by.clear()
             answer = self.answer(check, err)
@@ -147,6 +153,10 @@ class Tester:
             exec(compile(source, "test.py", "exec"), self.namespace)
         except Gone:
             raise
+        except SystemExit as error:  # of `unittest.main`, not of the program
+            if hasattr(error, "_text") or error.code:
+                show(error, err)
+                return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
             show(error, err)
             return {"raised": type(error).__name__}

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import NoReturn
 
-from .confinement import Confinement, end_with_parent, libc
+from .confinement import Confinement, end_with, libc
 from .program import run_program
 from .tester import run_tests
 
@@ -37,7 +37,7 @@ def serve(orders: socket.socket, pids: int, confinement: Confinement) -> NoRetur
         pids: Where the ids are written: 4 bytes each.
         confinement: Of the processes.
     """
-    end_with_parent()
+    end_with(confinement.supervisor)
     clone = _CLONE[platform.machine()]
     while True:
         message, files, _, _ = socket.recv_fds(orders, 1, _MAX_DESCRIPTORS)
