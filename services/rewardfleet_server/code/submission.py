@@ -107,7 +107,7 @@ class SubmissionRun:
         self.timing = CodeTiming()
         self.undecided: list[tuple[int, CheckerFiles]] = []
         self.paused = False
-        self._planned = planned
+        self._planned = list(planned)
         self._done = 0
         self._stop_at_failure = stop_at_failure
         # A wrong program should not run on all tests before the first decision.
@@ -142,6 +142,11 @@ class SubmissionRun:
     def on_result(self, result: RunResult) -> bool:
         """Judge the result of a run; return whether to continue with the next one."""
         judged = self._planned[self._done].judge(result, self.limits)
+        self._cpu_ms_left -= result.cpu_ms
+        if judged.again is not None and self.seconds_left > 0:
+            self._planned[self._done] = judged.again
+            self.paused = True
+            return False
         self._done += 1
         index = len(self.verdicts)
         self.suspicions += [f"test {index + 1}: {each}" for each in judged.suspicions]
@@ -149,8 +154,6 @@ class SubmissionRun:
         self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
         self.timing.run = round(self.timing.run + result.run_ms, 3)
         self.timing.clean = round(self.timing.clean + result.clean_ms, 3)
-        # A program that times out in all tests must still get its verdicts before the deadline.
-        self._cpu_ms_left -= result.cpu_ms
         outcomes = {verdict.verdict for verdict in judged.verdicts}
         failed = outcomes != {Outcome.ACCEPTED}
         if judged.undecided is not None:

@@ -8,8 +8,8 @@ import keyword
 import re
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rewardfleet.wire.code import (
@@ -75,11 +75,13 @@ class RunVerdicts:
         verdicts: One per test of the run.
         suspicions: Signs of tampering.
         undecided: What the checker program must decide on, if the verdict is its.
+        again: The run to make in its place, if there is time.
     """
 
     verdicts: list[Verdict]
     suspicions: list[str] = field(default_factory=list)
     undecided: CheckerFiles | None = None
+    again: "TestRun | None" = None
 
 
 class TestRun(Protocol):
@@ -124,7 +126,7 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
 def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
     rule = _equality(tests, as_json=False)
     # What one process evaluates, it evaluates in order.
-    is_apart = any(each.kind != "eval" for each in asserts)
+    is_apart = any(each.kind in {"value", "assert"} for each in asserts)
     checks = tuple(
         Check(
             "value" if is_apart and each.kind == "eval" else each.kind,
@@ -136,7 +138,8 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
     expected = tuple(
         None if each.expected is None else ExpectedValue(each.expected[0], rule) for each in asserts
     )
-    return CallRun(ProgramRun(setup=tests.setup, checks=checks), expected, strict=tests.strict)
+    run = ProgramRun(setup=tests.setup, checks=checks)
+    return CallRun(run, expected, tests.strict, tuple(asserts))
 
 
 def encoded(text: str) -> bytes:
@@ -211,11 +214,15 @@ class CallRun:
         run: The run, with its checks.
         expected: One per check; None if the complete assert is evaluated in the jail.
         strict: Whether what is decided in the program's process is a wrong answer.
+        asserts: What the checks were made of. One per check.
+        known: Verdicts that an earlier run has found. One per check.
     """
 
     run: ProgramRun
     expected: tuple[ExpectedValue | None, ...]
     strict: bool = False
+    asserts: tuple[ParsedAssert, ...] = ()
+    known: tuple[Verdict | None, ...] = ()
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
         nonces = {check.nonce for check in self.run.checks}
@@ -233,6 +240,8 @@ class CallRun:
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected)
             inside = _decided_inside(answer, expected, result)
+            if self.known:
+                inside = "the program's process"
             if inside and self.strict and outcome is Outcome.ACCEPTED:
                 outcome = Outcome.WRONG_ANSWER
                 suspicions.append(f"decided by {inside}, which `strict` rejects")
@@ -242,7 +251,36 @@ class CallRun:
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
         if len(answers) == len(nonces):
             suspicions = [each for each in suspicions if each != _EARLY]
-        return RunVerdicts(verdicts, suspicions)
+        if self.known:
+            pairs = zip(self.known, verdicts, strict=True)
+            return RunVerdicts([known or found for known, found in pairs], suspicions)
+        return RunVerdicts(verdicts, suspicions, again=self._again(answers, verdicts))
+
+    def _again(
+        self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]
+    ) -> "CallRun | None":
+        """Return a run in the program's process, where a test may depend on the boundary.
+
+        That is a test that did not pass and used objects of classes of the program, or one that
+        asks for their types or identity. Its verdict is `jail`.
+        """
+        if self.strict:
+            return None
+        known: list[Verdict | None] = []
+        for check, verdict, each in zip(self.run.checks, verdicts, self.asserts, strict=False):
+            crossed = answers.get(check.nonce, {}).get("objects") is True
+            passed = verdict.verdict is Outcome.ACCEPTED
+            doubtful = crossed and (each.is_sensitive or not passed)
+            doubtful |= each.asks_identity == ("is not" if passed else "is")
+            doubtful &= each.kind in {"value", "assert"}
+            known.append(None if doubtful else verdict)
+        if all(known):
+            return None
+        checks = tuple(
+            replace(check, kind="eval" if check.kind == "value" else "inside")
+            for check in self.run.checks
+        )
+        return CallRun(replace(self.run, checks=checks), self.expected, known=tuple(known))
 
 
 def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]], bool]:

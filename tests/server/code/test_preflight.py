@@ -57,7 +57,7 @@ def test_imports_that_are_sure_to_run_are_found(source, statements):
 
 
 async def test_the_same_imports_are_checked_once():
-    sandbox = FakeSandbox()
+    sandbox = FakeSandbox(RunResult(test_report=b'{"held": true}'))
     check = Preflight(sandbox, CodeSettings())
     cases = [{"stdin": "", "stdout": ""}]
     for tests in (
@@ -251,7 +251,8 @@ async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then
     class Sandbox(FakeSandbox):
         async def run(self, job, on_result, timing):
             stderr = b"ModuleNotFoundError: No module named 'rf_absent'\n"
-            self._result = RunResult() if ready else RunResult(exit_code=1, stderr=stderr)
+            held = RunResult(test_report=b'{"held": true}')
+            self._result = held if ready else RunResult(exit_code=1, stderr=stderr)
             await super().run(job, on_result, timing)
 
     check = Preflight(Sandbox(), CodeSettings())

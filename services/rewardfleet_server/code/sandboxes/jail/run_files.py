@@ -10,7 +10,7 @@ from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun
 from .guest.descriptors import ALL_SEALS, Order, contents, encode_order, write_all
 
 #: Checks that are made by a process of their own.
-_TESTED_APART = {"assert", "value", "inside"}
+_TESTED_APART = {"assert", "value"}
 
 
 class ProgramFiles:

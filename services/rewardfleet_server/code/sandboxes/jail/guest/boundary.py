@@ -57,6 +57,12 @@ _PREDICATES = re.compile(
 #: Methods of a generator, which may raise StopIteration, and what a program may use of one.
 _STOPPING = {"send", "throw", "__next__"}
 _OF_GENERATORS = {"send", "throw", "close"}
+#: Types of functions, by name.
+_FUNCTION_KINDS = {"function", "builtin_function_or_method", "method"}
+#: Objects that are compared with those of the other side at each call, if they are not more.
+_MAX_COMPARED = 200
+#: What a program may read of a function of a test, e.g. in a decorator.
+_OF_FUNCTIONS = {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"}
 #: What a program may use of a stream of a test.
 _OF_STREAMS = {
     "read", "readline", "readlines", "write", "writelines", "flush", "isatty", "fileno", "encoding",
@@ -78,6 +84,7 @@ _ATOMS: dict[type, Callable[[Any], list[Any]]] = {
     type(...): lambda _: [],
     type(NotImplemented): lambda _: [],
 }
+_TIMEZONES = {None, dt.UTC}
 _ATOM_NAMES = {kind.__name__: kind for kind in _ATOMS}
 _FROM_PARTS: dict[type, Callable[..., Any]] = {
     complex: lambda real, imag: complex(float(real), float(imag)),
@@ -128,8 +135,16 @@ _WELL_KNOWN = sys.stdlib_module_names | {
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
 
 
+#: Exceptions with more than arguments and attributes.
+_STATEFUL_EXCEPTIONS = (OSError, UnicodeError, ImportError, SyntaxError, BaseExceptionGroup)
+
+
 class Gone(BaseException):
-    """The process on the other side has ended."""
+    """The process on the other side has ended; with arguments, it sent what is not valid."""
+
+
+class TooLarge(MemoryError):
+    """A message is too large."""
 
 
 class Side:
@@ -141,12 +156,14 @@ class Side:
     Attributes:
         classes: Classes that both sides have, by name: those of the setup.
         decided_by: Classes of the other side that decided a comparison.
+        objects_crossed: Whether an object of a class of the other side was used.
     """
 
     def __init__(self, link: int) -> None:
         self.classes: dict[str, type] = {}
         self.class_names: dict[type, str] = {}
         self.decided_by: set[str] = set()
+        self.objects_crossed = False
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -160,6 +177,8 @@ class Side:
         self._shared: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._synced: dict[int, int] = {}
+        #: Objects that are being filled: to fill a set, the other side may have to hash its items.
+        self._incomplete: set[int] = set()
 
     @property
     def is_trusted(self) -> bool:
@@ -171,6 +190,8 @@ class Side:
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
         text = json.dumps(message).encode()
+        if len(text) > _MAX_MESSAGE_BYTES:
+            raise TooLarge("a value is too large to be sent")
         try:
             self._socket.sendall(b"".join((_LENGTH.pack(len(text)), text)))
         except OSError:
@@ -184,13 +205,13 @@ class Side:
         """
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > _MAX_MESSAGE_BYTES:
-            raise Gone
+            raise Gone("the message is too large")
         try:
             message = json.loads(self._receive_exactly(size))
-        except (ValueError, RecursionError):
-            raise Gone from None
+        except (ValueError, RecursionError) as error:
+            raise Gone(str(error)) from None
         if not isinstance(message, dict):
-            raise Gone
+            raise Gone("the message is not an object")
         return message
 
     def _receive_exactly(self, size: int) -> bytes:
@@ -243,12 +264,12 @@ class Side:
         except BaseException as error:
             encoder = Encoder(self)
             reply = {"raised": self._encoded_exception(error, encoder)}
-        for root in roots:  # arguments may have been changed
-            encoder.encode(root)
-        reply["objects"] = encoder.objects()
         try:
+            for root in roots:  # arguments may have been changed
+                encoder.encode(root)
+            reply["objects"] = encoder.objects()
             self.send(reply)
-        except MemoryError as error:
+        except (MemoryError, RecursionError) as error:
             self.send({"raised": self._encoded_exception(error, Encoder(self))})
 
     def do(self, message: dict[str, Any], roots: list[Any]) -> Any:
@@ -346,6 +367,7 @@ class Side:
 
     def proxy(self, handle: int, kind: str, is_callable: bool) -> Any:
         """Return a proxy of an object of the other side."""
+        self.objects_crossed = True
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
         fields = {"_side": self, "_handle": int(handle), "_kind": str(kind) or "?", "_name": ""}
         for name, value in fields.items():
@@ -361,6 +383,7 @@ class Side:
 
     def _subclass_instance(self, value: Any, handle: int, kind: str) -> Any:
         """Return a value of a built-in type, whose other attributes are on the other side."""
+        self.objects_crossed = True
         base: Any = type(value)
         if base not in self._subclasses:
             attributes = {"__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name)}
@@ -379,9 +402,13 @@ class Side:
                 self._share(number, self._empty(tag, meta))
         # Sets and keys of dictionaries are hashed, for which their own content must be there.
         hashed = {"set", *_MAPPINGS}
+        self._incomplete |= objects.keys()
         for number, entry in sorted(objects.items(), key=lambda item: item[1][0] in hashed):
             self._fill(self._shared[number], entry[0], entry[2])
-            self._synced[number] = hash(repr(entry))
+        encoder = Encoder(self)
+        for number in objects:  # as this side would send them
+            self._synced[number] = hash(repr(encoder.entry(self._shared[number])))
+        self._incomplete -= objects.keys()
 
     def _share(self, number: int, value: Any) -> None:
         self._shared[number] = value
@@ -417,7 +444,8 @@ class Side:
         elif tag == "bytearray":
             value[:] = bytes.fromhex(content)
         elif tag == "array":
-            value.ravel()[...] = _numpy().frombuffer(bytes.fromhex(content), value.dtype)
+            numbers = _numpy().frombuffer(bytes.fromhex(content), value.dtype)
+            value[...] = numbers.reshape(value.shape)
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
             if self.is_trusted:  # a program does not replace methods of a class of the tests
@@ -439,17 +467,26 @@ class Side:
         return [names, encoder.encode(tuple(error.args)), _text(error), attributes, place]
 
     def _exception_names(self, kind: type) -> list[str]:
-        names = [each.__name__ for each in kind.__mro__ if issubclass(each, BaseException)]
-        return names[: 1 + next(n for n, name in enumerate(names) if _is_exception(name))]
+        """Return the names of a class and its bases, the last one as both sides can import it."""
+        names: list[str] = []
+        for each in kind.__mro__:
+            found = _import_path(each)
+            if found is None or issubclass(each, _STATEFUL_EXCEPTIONS):
+                self.objects_crossed = True
+            if found is not None:
+                return [*names, ".".join(found[1:])]
+            names.append(each.__name__)
+        return [*names, "builtins.Exception"]
 
     def _exception_class(self, names: Iterable[str]) -> type[BaseException]:
         """Return the class with this name, and bases of these names; the last one is built in."""
         key = tuple(map(str, names))
         if len(key) == 1:
-            return getattr(builtins, key[0]) if _is_exception(key[0]) else Exception
+            return _imported_exception(key[0])
         own = self.classes.get(key[0])
         if own is not None and issubclass(own, BaseException):
             return own
+        self.objects_crossed = True
         if key not in self._exceptions:
             text = {"__str__": lambda error: vars(error)["_text"]}
             self._exceptions[key] = type(key[0], (self._exception_class(key[1:]),), text)
@@ -457,6 +494,8 @@ class Side:
 
     def _exception(self, data: list[Any]) -> BaseException:
         kind, args = self._exception_class(data[0]), self.decode(data[1])
+        if issubclass(kind, _STATEFUL_EXCEPTIONS):
+            self.objects_crossed = True
         error = kind.__new__(kind, *args)
         error.args = args
         if isinstance(error, (SystemExit, StopIteration)):
@@ -504,7 +543,7 @@ class Encoder:
             return self._variable(value)
         if kind in {tuple, frozenset}:
             return [kind.__name__, *map(self.encode, value)]
-        if kind in _ATOMS:
+        if kind in _ATOMS and getattr(value, "tzinfo", None) in _TIMEZONES:
             return ["atom", kind.__name__, _ATOMS[kind](value)]
         if kind in _COLLECTIONS or kind in side.class_names:
             if isinstance(value, enum.Enum):
@@ -535,6 +574,7 @@ class Encoder:
         return self._remote(value)
 
     def _remote(self, value: Any) -> list[Any]:
+        self._side.objects_crossed = True  # the other side sees a proxy
         return ["mine", self._side.export(value), type(value).__name__, callable(value)]
 
     def _variable(self, variable: "Variable") -> Any:
@@ -549,9 +589,14 @@ class Encoder:
     def objects(self) -> dict[int, Any]:
         """Return the objects of the message that the other side does not have as they are."""
         found = {}
+        if len(self._side._shared) <= _MAX_COMPARED:
+            self._queue += self._side._shared.keys() - self._seen
+            self._seen |= self._side._shared.keys()
         while self._queue:
             number = self._queue.pop()
-            entry = self._entry(self._side._shared[number])
+            if number in self._side._incomplete:
+                continue
+            entry = self.entry(self._side._shared[number])
             digest = hash(repr(entry))
             if self._side._synced.get(number) != digest:
                 self._side._synced[number] = digest
@@ -571,7 +616,7 @@ class Encoder:
             self._queue.append(number)
         return ["ref", number]
 
-    def _entry(self, value: Any) -> list[Any]:
+    def entry(self, value: Any) -> list[Any]:
         """Return the kind of an object, what is needed to create it, and its content."""
         kind = type(value)
         name = _COLLECTIONS.get(kind)
@@ -620,10 +665,16 @@ class Proxy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self._side.is_trusted and name not in _READABLE | _STOPPING:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
+        crossed = self._side.objects_crossed
         found = self._side.call("getattr", self, name)
         if type(found) is CallableProxy:
             object.__setattr__(found, "_name", name)
+            self._side.objects_crossed = crossed
         return found
+
+    @property
+    def __doc__(self) -> Any:  # type: ignore[override] # that of the object
+        return self._side.call("getattr", self, "__doc__")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._side.call("setattr", self, name, value)
@@ -661,6 +712,7 @@ class CallableProxy(Proxy):
             return self._side.call(self, *args, **kwargs)
         except StopIteration as error:  # would end a loop of the test
             if self._side.is_trusted and self._name not in _STOPPING:
+                self._side.objects_crossed = True
                 raise RuntimeError("the program raised StopIteration") from error
             raise
 
@@ -831,7 +883,12 @@ class TestSide(Side):
                 return super().imported(module, path)
         if name in _WELL_KNOWN and self.tests_others:
             self.decided_by.add(f"the program's own {name}")
-        return self.decode(data)
+        crossed = self.objects_crossed
+        value = self.decode(data)
+        if type(value) is CallableProxy:
+            kind = object.__getattribute__(value, "_kind")
+            self.objects_crossed = crossed or kind not in _FUNCTION_KINDS
+        return value
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
         """Let a program call functions of the test, and use instances of its classes.
@@ -846,7 +903,9 @@ class TestSide(Side):
         elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
             allowed = allowed and _is_own(args[0]) and _is_accessible(target[1], values)
         if not allowed:
-            raise PermissionError("a program cannot use this object of the test")
+            self.objects_crossed = True
+            kind = AttributeError if target[1:2] == ["getattr"] else PermissionError
+            raise kind("a program cannot use this object of the test")
 
     def run_inside(self, source: str) -> None:
         """Evaluate a test in the process of the program."""
@@ -881,8 +940,10 @@ def _is_own(data: Any) -> bool:
 def _is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
     """Return whether a program may use an attribute of an object of a test."""
     owner, name = args[0], args[1] if len(args) > 1 else ""
-    if not isinstance(name, str) or name.startswith("_"):
+    if not isinstance(name, str) or (name.startswith("_") and name not in _OF_FUNCTIONS):
         return False
+    if isinstance(owner, types.FunctionType) and name in _OF_FUNCTIONS:
+        return operation == "getattr"
     if isinstance(owner, types.GeneratorType):
         return operation == "getattr" and name in _OF_GENERATORS
     if isinstance(owner, io.IOBase):
@@ -922,9 +983,14 @@ def _import_path(value: Any) -> list[Any] | None:
     return ["import", module, name] if imported is value else None
 
 
-def _is_exception(name: str) -> bool:
-    found = getattr(builtins, name, None)
-    return isinstance(found, type) and issubclass(found, BaseException)
+def _imported_exception(path: str) -> type[BaseException]:
+    """Return an exception of Python or of numpy."""
+    module, _, name = path.rpartition(".")
+    if module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}:
+        found = getattr(importlib.import_module(module), name, None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return found
+    return Exception
 
 
 def _text_entry(value: str) -> list[Any]:

@@ -29,6 +29,9 @@ from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
 from .descriptors import ALL_SEALS, Order, encode_order, read_all, read_order, write_all
 
+#: The program may replace these.
+BUILTINS = dict(vars(builtins))
+COMPILE, EVAL, EXEC = compile, eval, exec
 #: Bytes of a report for the lines of answers that are too large for it.
 REPORT_SPARE_BYTES = 2**17
 #: The exit status of Python if its last output could not be written.
@@ -129,8 +132,9 @@ class Program:
         status = self.run_source(code, module.__dict__, side)
         if is_module:
             if not status and side is not None:
-                side.serve()
+                status = self.serve(side)
             elif not status:
+                module.__dict__["__builtins__"] = BUILTINS
                 for check in checks:
                     self.report_answer(check["nonce"], self.answer(check, module.__dict__))
             self.flush()
@@ -171,6 +175,16 @@ class Program:
             libc.fflush(None)
         self.flush()
         os._exit(status)
+
+    def serve(self, side: ProgramSide) -> int:
+        """Answer the tests; return the exit status."""
+        try:
+            side.serve()
+        except MemoryError as error:
+            self.report({"failed": "memory"})
+            self.show(error)
+            return 1
+        return 0
 
     def prints_last(self) -> bool:
         """Return whether the program may print when its objects are destroyed."""
@@ -235,10 +249,10 @@ class Program:
             if "call" in check:
                 value = find(namespace, check["call"])(*check["args"])
             elif (source := check.get("eval") or check.get("value")) is not None:
-                value = eval(compile(source, "test.py", "eval"), namespace)
+                value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
                 source = check.get("assert") or check["inside"]
-                exec(compile(source, "test.py", "exec"), namespace)
+                EXEC(COMPILE(source, "test.py", "exec"), namespace)
                 return {"held": True}
             return {"value": plain(value)}
         except BaseException as error:

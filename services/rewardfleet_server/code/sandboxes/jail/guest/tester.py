@@ -6,11 +6,13 @@ boundary.
 
 import ast
 import builtins
+import contextlib
 import json
 import linecache
 import os
 import resource
 import sys
+import traceback
 import types
 from typing import Any, NoReturn
 
@@ -50,6 +52,11 @@ class Namespace(dict[str, Any]):
         except NameError:
             raise KeyError(name) from None
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and self.get(name, self) is not self
+        )
+
     def get(self, name: str, default: Any = None) -> Any:
         """Return a variable, of the program as well."""
         try:
@@ -79,6 +86,8 @@ def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     """Evaluate the tests of a run; see `worker.Worker` for the descriptors."""
     link, order_file, stdin, err, report = descriptors[_OF_PROGRAM:]
     order = read_order(order_file)
+    # The values that cross are in the memory of both processes, and here also as JSON.
+    order = order._replace(memory_bytes=2 * order.memory_bytes)
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
     close_others((link, report))
@@ -129,14 +138,16 @@ class Tester:
         self.namespace.program_has_run = True
         for check in self.order.checks:
             self.side.decided_by.clear()
+            self.side.objects_crossed = False
             answer = self.answer(check, err)
+            answer["objects"] = self.side.objects_crossed
             if self.side.decided_by:
                 answer["inside"] = min(self.side.decided_by)[:100]
             self.report_answer(check["nonce"], answer)
             err.flush()
         sys.stdout.flush()
 
-    def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:
+    def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:  # noqa: PLR0911 - one for each end
         """Do one check; return whether it held, or a value, or what was raised."""
         source = check.get("value") or check.get("assert") or ""
         linecache.cache["test.py"] = (lambda: source,)
@@ -151,13 +162,20 @@ class Tester:
                     return {"value": {"other": object.__getattribute__(value, "_kind")}}
                 return {"value": plain(value)}
             exec(compile(source, "test.py", "exec"), self.namespace)
-        except Gone:
-            raise
+        except Gone as gone:
+            if not gone.args:
+                raise
+            self.side.objects_crossed = True
+            return {"raised": "RuntimeError"}
         except SystemExit as error:  # of `unittest.main`, not of the program
             if hasattr(error, "_text") or error.code:
                 show(error, err)
                 return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
+            if isinstance(error, (NameError, RecursionError, PermissionError)) or (
+                is_of_boundary(error)
+            ):
+                self.side.objects_crossed = True
             show(error, err)
             return {"raised": type(error).__name__}
         return {"held": True}
@@ -167,11 +185,18 @@ class Tester:
 
         None if it uses any other name that only the program can have: then that is what it tests.
         """
+        tree = ast.parse(source)
         used = used_names(source)
         free = {name for name in used | self.used_by_setup if self.is_free(name)}
         self.side.tests_others = len(free) > 1
         replaced = set() if free else {name for name in used & self.names if self.is_given(name)}
         self.namespace.own_names = replaced
+        if bound_names(tree) & (self.names | vars(builtins).keys()):  # they may be the program's
+            self.side.objects_crossed = True
+        if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
+            for name in free:  # Python does not look up the names in the body of a class
+                with contextlib.suppress(KeyError):
+                    self.namespace[name] = self.namespace[name]
         if len(replaced) > 1:
             self.side.decided_by.add("the program's own functions")
 
@@ -192,6 +217,27 @@ class Tester:
             line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
         self.reported_bytes += len(line)
         write_all(self.report, line)
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Return the variables that a test assigns, outside its functions and classes."""
+    return {
+        node.id
+        for statement in tree.body
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    } | {
+        statement.name
+        for statement in tree.body
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+    }
+
+
+def is_of_boundary(error: BaseException) -> bool:
+    """Return whether an error is due to the boundary itself, and not of the program."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not hasattr(error, "_text") and any(each.filename == "boundary.py" for each in frames)
 
 
 def used_names(source: str) -> set[str]:
