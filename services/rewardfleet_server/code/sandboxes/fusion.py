@@ -43,7 +43,17 @@ _GRACE_S = 10.0
 _STATUS = re.compile(r"Faas api responded with code (\d+)")
 _OUTPUTS = ("stdout", "stderr", "report")
 
-_LOADER = loader("descriptors", "confinement", "answers", "streams", "boundary", "program").encode()
+_LOADER = loader(
+    "descriptors",
+    "confinement",
+    "answers",
+    "streams",
+    "proxies",
+    "builtin_types",
+    "encoder",
+    "boundary",
+    "program",
+).encode()
 #: Reads its input before the program can read it, then becomes the program.
 _GUEST = """
 import json, math, os, resource, time

@@ -13,54 +13,46 @@ exceptions on the side of the tests.
 import builtins
 import collections
 import contextlib
-import datetime as dt
-import decimal
-import enum
-import fractions
 import importlib
 import io
-import itertools
 import json
-import operator
-import re
 import socket
 import struct
 import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .builtin_types import (
+    ATOM_NAMES,
+    BASES,
+    COMMON_TYPES,
+    FROM_PARTS,
+    MAPPINGS,
+    SEQUENCES,
+    SETS,
+    base_of,
+    import_numpy,
+    import_path,
+    new_arguments,
+    set_attributes,
+)
+from .encoder import Encoder, Variable, has_own_name
+from .proxies import OPERATIONS, CallableProxy, Proxy
 
 _LENGTH = struct.Struct("!Q")
 _MAX_MESSAGE_BYTES = 256 * 2**20
-#: Integers up to this size are JSON numbers, larger ones are hexadecimal.
-_MAX_PLAIN_INT = 2**53
 #: Objects that both sides remember, at most. Then both forget which of them are the same.
 _MAX_SHARED = 50_000
 
 #: Frames of the program that an exception names.
 _MAX_FRAMES = 10
-#: JSON makes one character of two of these.
-_SURROGATE = re.compile("[\ud800-\udfff]")
-#: Special attributes that a test may read of an object of the program. Others could replace what
-#: the test's own operations do, e.g. `__array_interface__`.
-_READABLE = {
-    "__annotations__", "__code__", "__defaults__", "__dict__", "__doc__", "__func__",
-    "__kwdefaults__", "__module__", "__name__", "__qualname__", "__self__", "__wrapped__",
-}  # fmt: skip
-#: Methods by which an object of the program decides a question, like those of built-in types.
-_PREDICATES = re.compile(
-    r"(?:is(?:subset|superset|disjoint|_integer|alnum|alpha|ascii|decimal|digit|identifier|lower"
-    r"|numeric|printable|space|title|upper)|startswith|endswith|equals?|all|any|assert\w*)\Z"
-)
-#: Methods of a generator, which may raise StopIteration, and what a program may use of one.
-_STOPPING = {"send", "throw", "__next__"}
+#: What a program may use of a generator of a test.
 _OF_GENERATORS = {"send", "throw", "close"}
 #: Types of functions, by name.
 _FUNCTION_KINDS = {"function", "builtin_function_or_method", "method"}
-#: Objects that are compared with those of the other side at each call, if they are not more.
-_MAX_COMPARED = 200
 #: What a program may read of a function of a test, e.g. in a decorator.
 _OF_FUNCTIONS = {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"}
 #: What a program may use of a stream of a test.
@@ -70,71 +62,11 @@ _OF_STREAMS = {
     "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
 }  # fmt: skip
 
-#: Values without parts, and the arguments of their types.
-_ATOMS: dict[type, Callable[[Any], list[Any]]] = {
-    complex: lambda value: [repr(value.real), repr(value.imag)],
-    bytes: lambda value: [value.hex()],
-    range: lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
-    fractions.Fraction: lambda value: [hex(value.numerator), hex(value.denominator)],
-    decimal.Decimal: lambda value: [str(value)],
-    dt.date: lambda value: [value.isoformat()],
-    dt.datetime: lambda value: [value.isoformat()],
-    dt.time: lambda value: [value.isoformat()],
-    dt.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
-    type(...): lambda _: [],
-    type(NotImplemented): lambda _: [],
-}
-_TIMEZONES = {None, dt.UTC}
-_ATOM_NAMES = {kind.__name__: kind for kind in _ATOMS}
-_FROM_PARTS: dict[type, Callable[..., Any]] = {
-    complex: lambda real, imag: complex(float(real), float(imag)),
-    bytes: bytes.fromhex,
-    range: lambda *parts: range(*(int(part, 16) for part in parts)),
-    fractions.Fraction: lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
-    decimal.Decimal: decimal.Decimal,
-    dt.date: dt.date.fromisoformat,
-    dt.datetime: dt.datetime.fromisoformat,
-    dt.time: dt.time.fromisoformat,
-    dt.timedelta: lambda *parts: dt.timedelta(*map(int, parts)),
-    type(...): lambda: ...,
-    type(NotImplemented): lambda: NotImplemented,
-}
-#: Mutable collections that are sent item by item, or pair by pair.
-_SEQUENCES = {"list": list, "deque": collections.deque}
-_SETS = {"set": set}
-_MAPPINGS: dict[str, type] = {
-    "dict": dict,
-    "OrderedDict": collections.OrderedDict,
-    "Counter": collections.Counter,
-    "defaultdict": collections.defaultdict,
-}
-_COLLECTIONS = {
-    kind: name
-    for name, kind in {**_SEQUENCES, **_SETS, **_MAPPINGS, "bytearray": bytearray}.items()
-}
-#: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
-_BASES: tuple[Any, ...] = (
-    str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
-    fractions.Fraction, decimal.Decimal,
-)  # fmt: skip
-#: Types that are the same on both sides, by module and name.
-_COMMON_TYPES = {
-    (kind.__module__, kind.__name__): kind
-    for kind in (
-        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, str,
-        tuple, type(None), collections.Counter, collections.OrderedDict, collections.defaultdict,
-        collections.deque, dt.date, dt.datetime, dt.time, dt.timedelta, decimal.Decimal,
-        fractions.Fraction,
-    )
-}  # fmt: skip
 #: Names that tests expect a program to have imported.
 _WELL_KNOWN = sys.stdlib_module_names | {
     "ChainMap", "Counter", "OrderedDict", "allclose", "approx", "array_equal", "deepcopy",
     "defaultdict", "deque", "isclose", "np", "numpy", "pandas", "pd",
 }  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
-
-
 #: Exceptions with more than arguments and attributes.
 _STATEFUL_EXCEPTIONS = (OSError, UnicodeError, ImportError, SyntaxError, BaseExceptionGroup)
 
@@ -346,9 +278,9 @@ class Side:
             case "frozenset":
                 return frozenset(map(self.decode, parts))
             case "atom":
-                return _FROM_PARTS[_ATOM_NAMES[parts[0]]](*parts[1])
+                return FROM_PARTS[ATOM_NAMES[parts[0]]](*parts[1])
             case "scalar":
-                return _numpy().frombuffer(bytes.fromhex(parts[1]), parts[0])[0]
+                return import_numpy().frombuffer(bytes.fromhex(parts[1]), parts[0])[0]
             case "enum":
                 return self.classes[parts[0]][parts[1]]  # type: ignore[index] # it is an Enum
             case "class":
@@ -363,7 +295,7 @@ class Side:
                 return self._exported[parts[0]]
             case "mine":
                 return self.proxy(*parts)
-        raise Gone
+        raise Gone(f"unknown kind {tag!r}")
 
     def proxy(self, handle: int, kind: str, is_callable: bool) -> Any:
         """Return a proxy of an object of the other side."""
@@ -385,10 +317,12 @@ class Side:
         """Return a value of a built-in type, whose other attributes are on the other side."""
         self.objects_crossed = True
         base: Any = type(value)
+        if base not in BASES:
+            raise TypeError(f"the program answered with a subclass of {base.__name__}")
         if base not in self._subclasses:
             attributes = {"__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name)}
             self._subclasses[base] = type(kind, (base,), attributes)
-        instance = base.__new__(self._subclasses[base], *_new_arguments(value))
+        instance = base.__new__(self._subclasses[base], *new_arguments(value))
         if base in {list, set, bytearray, dict}:
             base.__init__(instance, value)
         instance.__dict__["_proxy"] = self.proxy(handle, kind, False)
@@ -401,7 +335,7 @@ class Side:
             if number not in self._shared:
                 self._share(number, self._empty(tag, meta))
         # Sets and keys of dictionaries are hashed, for which their own content must be there.
-        hashed = {"set", *_MAPPINGS}
+        hashed = {"set", *MAPPINGS}
         self._incomplete |= objects.keys()
         for number, entry in sorted(objects.items(), key=lambda item: item[1][0] in hashed):
             self._fill(self._shared[number], entry[0], entry[2])
@@ -423,35 +357,35 @@ class Side:
             case "object":
                 kind = self.classes[meta[0]]
                 base = None if meta[1] is None else self.decode(meta[1])
-                return _base_of(kind).__new__(kind, *(() if base is None else _new_arguments(base)))
+                return base_of(kind).__new__(kind, *(() if base is None else new_arguments(base)))
             case "array":
-                return _numpy().empty(meta[1], meta[0])
+                return import_numpy().empty(meta[1], meta[0])
             case "bytearray":
                 return bytearray()
-        return {**_SEQUENCES, **_SETS, **_MAPPINGS}[tag]()
+        return {**SEQUENCES, **SETS, **MAPPINGS}[tag]()
 
     def _fill(self, value: Any, tag: str, content: Any) -> None:
-        if tag in _SEQUENCES:
+        if tag in SEQUENCES:
             value.clear()
             value.extend(map(self.decode, content))
-        elif tag in _SETS:
+        elif tag in SETS:
             value.clear()
             value.update(map(self.decode, content))
-        elif tag in _MAPPINGS:
+        elif tag in MAPPINGS:
             value.clear()
             for key, item in content:
                 value[self.decode(key)] = self.decode(item)
         elif tag == "bytearray":
             value[:] = bytes.fromhex(content)
         elif tag == "array":
-            numbers = _numpy().frombuffer(bytes.fromhex(content), value.dtype)
+            numbers = import_numpy().frombuffer(bytes.fromhex(content), value.dtype)
             value[...] = numbers.reshape(value.shape)
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
             if self.is_trusted:  # a program does not replace methods of a class of the tests
                 kept = [n for n in attributes if not callable(getattr(type(value), n, None))]
                 attributes = {name: attributes[name] for name in kept}
-            _set_attributes(value, attributes)
+            set_attributes(value, attributes)
             if isinstance(value, (list, dict, set)):
                 kind = next(kind for kind in (list, dict, set) if isinstance(value, kind))
                 self._fill(value, kind.__name__, content[1])
@@ -470,7 +404,7 @@ class Side:
         """Return the names of a class and its bases, the last one as both sides can import it."""
         names: list[str] = []
         for each in kind.__mro__:
-            found = _import_path(each)
+            found = import_path(each)
             if found is None or issubclass(each, _STATEFUL_EXCEPTIONS):
                 self.objects_crossed = True
             if found is not None:
@@ -510,287 +444,6 @@ class Side:
             error.add_note(f"In the program:\n{data[4]}")
         return error
 
-
-class Encoder:
-    """Encodes the values of one message as JSON.
-
-    Mutable objects are sent flat, by number: so they may be nested deeply and contain each other,
-    and both sides know which are the same.
-
-    Args:
-        side: The side that sends the message.
-    """
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-        self._queue: list[int] = []
-        self._seen: set[int] = set()
-
-    def encode(self, value: Any) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
-        """Return a value as JSON."""
-        side, kind = self._side, type(value)
-        if value is None or kind is bool:
-            return value
-        if kind is str:
-            return value if value.isascii() or not _SURROGATE.search(value) else _text_entry(value)
-        if kind is int:
-            return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
-        if kind is float:
-            return value if value - value == 0 else ["float", repr(value)]
-        if kind is Proxy or kind is CallableProxy:
-            return ["yours", object.__getattribute__(value, "_handle")]
-        if kind is Variable:
-            return self._variable(value)
-        if kind in {tuple, frozenset}:
-            return [kind.__name__, *map(self.encode, value)]
-        if kind in _ATOMS and getattr(value, "tzinfo", None) in _TIMEZONES:
-            return ["atom", kind.__name__, _ATOMS[kind](value)]
-        if kind in _COLLECTIONS or kind in side.class_names:
-            if isinstance(value, enum.Enum):
-                return ["enum", side.class_names[kind], value.name]
-            return self._reference(value)
-        if isinstance(value, type):
-            if value in side.class_names:
-                return ["class", side.class_names[value]]
-            if issubclass(value, BaseException):
-                return ["exception", side._exception_names(value)]
-        if kind.__module__ == "numpy" and "numpy" in sys.modules:
-            if kind.__name__ == "ndarray" and not value.dtype.hasobject:
-                return self._reference(value)
-            if hasattr(value, "dtype") and not value.ndim and not value.dtype.hasobject:
-                return ["scalar", value.dtype.str, value.tobytes().hex()]
-        if isinstance(value, (*_FUNCTIONS, types.ModuleType)):
-            found = _import_path(value)
-            if found is not None and (self._side.is_trusted or tuple(found[1:]) in _COMMON_TYPES):
-                return found
-        elif isinstance(value, _BASES):
-            base = next(base for base in _BASES if isinstance(value, base))
-            plain = (
-                base(*_new_arguments(value))
-                if base not in {list, set, dict}
-                else _copy(base, value)
-            )
-            return ["subclass", self.encode(plain), side.export(value), kind.__name__]
-        return self._remote(value)
-
-    def _remote(self, value: Any) -> list[Any]:
-        self._side.objects_crossed = True  # the other side sees a proxy
-        return ["mine", self._side.export(value), type(value).__name__, callable(value)]
-
-    def _variable(self, variable: "Variable") -> Any:
-        """Return where a variable was imported from under its own name, or its value."""
-        value = variable.value
-        if isinstance(value, (*_FUNCTIONS, types.ModuleType)):
-            found = _import_path(value)
-            if found is not None:
-                return found if _has_own_name(variable.name, *found[1:]) else self._remote(value)
-        return self.encode(value)
-
-    def objects(self) -> dict[int, Any]:
-        """Return the objects of the message that the other side does not have as they are."""
-        found = {}
-        if len(self._side._shared) <= _MAX_COMPARED:
-            self._queue += self._side._shared.keys() - self._seen
-            self._seen |= self._side._shared.keys()
-        while self._queue:
-            number = self._queue.pop()
-            if number in self._side._incomplete:
-                continue
-            entry = self.entry(self._side._shared[number])
-            digest = hash(repr(entry))
-            if self._side._synced.get(number) != digest:
-                self._side._synced[number] = digest
-                found[number] = entry
-        return found
-
-    def _reference(self, value: Any) -> list[Any]:
-        side = self._side
-        number = side._numbers.get(id(value))
-        if number is None:  # each side has numbers of its own
-            number = 2 * len(side._shared) + side.is_trusted
-            while number in side._shared:
-                number += 2
-            side._share(number, value)
-        if number not in self._seen:
-            self._seen.add(number)
-            self._queue.append(number)
-        return ["ref", number]
-
-    def entry(self, value: Any) -> list[Any]:
-        """Return the kind of an object, what is needed to create it, and its content."""
-        kind = type(value)
-        name = _COLLECTIONS.get(kind)
-        if name == "bytearray":
-            return [name, None, value.hex()]
-        if name in _MAPPINGS:
-            meta = self.encode(value.default_factory) if name == "defaultdict" else None
-            return [name, meta, self._pairs(value.items())]
-        if name is not None:
-            meta = value.maxlen if name == "deque" else None
-            return [name, meta, [self.encode(item) for item in value]]
-        if kind.__name__ == "ndarray" and kind not in self._side.class_names:
-            return ["array", [value.dtype.str, list(value.shape)], value.tobytes().hex()]
-        content: list[Any] = [self._pairs(_attributes(value).items()), None]
-        base = next((base for base in _BASES if isinstance(value, base)), None)
-        meta = [self._side.class_names[kind], None]
-        if base in {list, set}:
-            content[1] = [self.encode(item) for item in base.__iter__(value)]
-        elif base is dict:
-            content[1] = self._pairs(dict.items(value))
-        elif base is not None:
-            meta[1] = self.encode(base(*_new_arguments(value)))
-        return ["object", meta, content]
-
-    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[Any]:
-        return [[self.encode(key), self.encode(item)] for key, item in items]
-
-
-class Variable(NamedTuple):
-    """A variable of the program."""
-
-    name: str
-    value: Any
-
-
-class Proxy:
-    """An object of the other side. Its operations take place there."""
-
-    __slots__ = ("_handle", "_kind", "_name", "_side")
-
-    _side: Side
-    _handle: int
-    _kind: str
-    _name: str
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and self._side.is_trusted and name not in _READABLE | _STOPPING:
-            raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
-        crossed = self._side.objects_crossed
-        found = self._side.call("getattr", self, name)
-        if type(found) is CallableProxy:
-            object.__setattr__(found, "_name", name)
-            self._side.objects_crossed = crossed
-        return found
-
-    @property
-    def __doc__(self) -> Any:  # type: ignore[override] # that of the object
-        return self._side.call("getattr", self, "__doc__")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._side.call("setattr", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._side.call("delattr", self, name)
-
-    def __dir__(self) -> Iterable[str]:
-        return self._side.call("dir", self)  # type: ignore[no-any-return] # of the other side
-
-    def __format__(self, form: str) -> str:
-        return str(self._side.call("format", self, form))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"an object of the program ({self._kind}) cannot be copied")
-
-    def __instancecheck__(self, value: Any) -> bool:
-        self._side.decided_by.add(self._kind)
-        return bool(self._side.call("isinstance", value, self))
-
-    def __subclasscheck__(self, value: Any) -> bool:
-        self._side.decided_by.add(self._kind)
-        return bool(self._side.call("issubclass", value, self))
-
-
-class CallableProxy(Proxy):
-    """An object of the other side that can be called."""
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _PREDICATES.match(self._name):
-            self._side.decided_by.add(self._kind)
-        try:
-            return self._side.call(self, *args, **kwargs)
-        except StopIteration as error:  # would end a loop of the test
-            if self._side.is_trusted and self._name not in _STOPPING:
-                self._side.objects_crossed = True
-                raise RuntimeError("the program raised StopIteration") from error
-            raise
-
-
-#: Operations on objects of the other side, named like special methods without underscores: those of
-#: the modules `operator` and `builtins`.
-_OPERATORS = """
-eq ne lt le gt ge contains getitem setitem delitem neg pos invert index
-add sub mul truediv floordiv mod pow matmul lshift rshift xor
-iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor
-"""
-_FUNCTIONS_OF_OBJECTS = """
-getattr setattr delattr dir format isinstance issubclass iter next len bool str repr hash
-abs int float complex round divmod reversed bytes
-"""
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in _OPERATORS.split()},
-    **{name: getattr(builtins, name) for name in _FUNCTIONS_OF_OBJECTS.split()},
-    "and": operator.and_,
-    "or": operator.or_,
-    "enter": lambda context: type(context).__enter__(context),
-    "exit": lambda context, kind: type(context).__exit__(context, kind, None, None),
-}
-#: Operations by which an object decides a comparison.
-_DECIDING = {"eq", "ne", "lt", "le", "gt", "ge", "contains", "bool", "hash"}
-_REFLECTED = {
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift",
-    "and", "or", "xor", "divmod",
-}  # fmt: skip
-#: Operations with a second operand.
-_BINARY = _REFLECTED | {name for name in _OPERATORS.split() if name.startswith("i")} - {
-    "invert", "index",
-}  # fmt: skip
-_NOT_METHODS = {
-    "exit",
-    "getattr",
-    "setattr",
-    "delattr",
-    "dir",
-    "format",
-    "isinstance",
-    "issubclass",
-}
-
-
-def _method(name: str) -> Callable[..., Any]:
-    def method(self: Proxy, *args: Any) -> Any:
-        # An operand of the test may be what is expected.
-        is_operand = name in _BINARY and not isinstance(args[0], Proxy)
-        if name in _DECIDING or is_operand:
-            self._side.decided_by.add(self._kind)
-        return self._side.call(name, self, *args)
-
-    return method
-
-
-def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
-    """Leave a context of the program, which may not suppress a failed assert."""
-    suppresses = bool(self._side.call("exit", self, kind))
-    if kind is not None and suppresses:
-        self._side.decided_by.add(self._kind)
-        return not issubclass(kind, AssertionError)
-    return False
-
-
-def _reflected_method(name: str) -> Callable[..., Any]:
-    def method(self: Proxy, other: Any) -> Any:
-        self._side.decided_by.add(self._kind)
-        return self._side.call(name, other, self)
-
-    return method
-
-
-Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
-for _name in OPERATIONS.keys() - _NOT_METHODS:
-    setattr(Proxy, f"__{_name}__", _method(_name))
-for _name in _REFLECTED:
-    setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
 
 #: What a test may replace, to give input to a program and to see its output.
 _STREAMS = (("stdin", sys), ("stdout", sys), ("stderr", sys), ("input", builtins))
@@ -879,7 +532,7 @@ class TestSide(Side):
         self._take_objects(reply)
         if isinstance(data, list) and data[:1] == ["import"]:
             module, path = map(str, data[1:])
-            if _has_own_name(name, module, path) and path in {"", name}:
+            if has_own_name(name, module, path) and path in {"", name}:
                 return super().imported(module, path)
         if name in _WELL_KNOWN and self.tests_others:
             self.decided_by.add(f"the program's own {name}")
@@ -921,15 +574,9 @@ class TestSide(Side):
 
     def imported(self, module: str, name: str) -> Any:
         """Return a type of Python: nothing else that the program names is used in its place."""
-        if (module, name) not in _COMMON_TYPES:
+        if (module, name) not in COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
         return super().imported(module, name)
-
-
-def _has_own_name(name: str, module: str, path: str) -> bool:
-    """Return whether a variable has the name of what it was imported from."""
-    usual = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
-    return name == (path or module).rpartition(".")[2] or usual.get(name) == module
 
 
 def _is_own(data: Any) -> bool:
@@ -966,23 +613,6 @@ def _replaced(streams: dict[str, Any]) -> Iterator[None]:
             setattr(place, name, stream)
 
 
-def _import_path(value: Any) -> list[Any] | None:
-    """Return where both sides can import an object from; None if they cannot."""
-    if isinstance(value, types.ModuleType):
-        is_found = sys.modules.get(value.__name__) is value and value.__spec__ is not None
-        return ["import", value.__name__, ""] if is_found else None
-    owner = getattr(value, "__objclass__", value)
-    module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
-        return None
-    if getattr(sys.modules.get(module), "__spec__", None) is None:  # the program, or none
-        return None
-    imported: Any = sys.modules[module]
-    for part in name.split("."):
-        imported = getattr(imported, part, None)
-    return ["import", module, name] if imported is value else None
-
-
 def _imported_exception(path: str) -> type[BaseException]:
     """Return an exception of Python or of numpy."""
     module, _, name = path.rpartition(".")
@@ -993,73 +623,8 @@ def _imported_exception(path: str) -> type[BaseException]:
     return Exception
 
 
-def _text_entry(value: str) -> list[Any]:
-    return ["text", value.encode(errors="surrogatepass").hex()]
-
-
 def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # whatever the program's own class raises
         return ""
-
-
-def _numpy() -> Any:
-    return importlib.import_module("numpy")
-
-
-def _new_arguments(value: Any) -> tuple[Any, ...]:  # noqa: PLR0911 - one for each type
-    """Return the arguments of the built-in type that a value of a subclass is based on."""
-    if isinstance(value, complex):
-        return (value.real, value.imag)
-    if isinstance(value, fractions.Fraction):
-        return fractions.Fraction.as_integer_ratio(value)
-    if isinstance(value, (list, set, dict)):
-        return ()
-    if isinstance(value, str):
-        return (str.__str__(value),)
-    if isinstance(value, int):
-        return (int.__add__(value, 0),)
-    if isinstance(value, float):
-        return (float.__add__(value, 0.0),)
-    if isinstance(value, decimal.Decimal):
-        return (decimal.Decimal.__str__(value),)
-    if isinstance(value, (bytes, bytearray)):
-        return (bytes(memoryview(value)),)
-    if isinstance(value, tuple):
-        return (list(tuple.__iter__(value)),)
-    if isinstance(value, frozenset):
-        return (list(frozenset.__iter__(value)),)
-    return ()
-
-
-def _copy(base: Any, value: Any) -> Any:
-    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
-
-
-def _base_of(kind: type) -> Any:
-    return next((base for base in _BASES if issubclass(kind, base)), object)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, also those in slots."""
-    slots = itertools.chain.from_iterable(
-        [each] if isinstance(each := vars(kind).get("__slots__", ()), str) else each
-        for kind in type(value).__mro__
-    )
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    found.pop("__dict__", None)
-    found.pop("__weakref__", None)
-    return {**found, **getattr(value, "__dict__", {})}
-
-
-def _set_attributes(value: Any, attributes: dict[str, Any]) -> None:
-    own = getattr(value, "__dict__", {})
-    own.clear()
-    for name, item in attributes.items():
-        if hasattr(type(value), name) and isinstance(
-            getattr(type(value), name), types.MemberDescriptorType
-        ):
-            object.__setattr__(value, name, item)
-        else:
-            own[name] = item

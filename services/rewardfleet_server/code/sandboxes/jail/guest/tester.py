@@ -17,10 +17,11 @@ import types
 from typing import Any, NoReturn
 
 from .answers import plain
-from .boundary import CallableProxy, Gone, Proxy, TestSide
+from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
 from .descriptors import Order, read_order, write_all
 from .program import REPORT_SPARE_BYTES, close_others, show
+from .proxies import CallableProxy, Proxy
 
 #: Descriptors that precede those of this process.
 _OF_PROGRAM = 8

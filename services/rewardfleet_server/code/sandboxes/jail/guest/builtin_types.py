@@ -1,0 +1,152 @@
+"""Values of built-in types: what they are made of, and where they can be imported."""
+
+import collections
+import datetime as dt
+import decimal
+import fractions
+import importlib
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+#: Values without parts, and the arguments of their types.
+ATOMS: dict[type, Callable[[Any], list[Any]]] = {
+    complex: lambda value: [repr(value.real), repr(value.imag)],
+    bytes: lambda value: [value.hex()],
+    range: lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
+    fractions.Fraction: lambda value: [hex(value.numerator), hex(value.denominator)],
+    decimal.Decimal: lambda value: [str(value)],
+    dt.date: lambda value: [value.isoformat()],
+    dt.datetime: lambda value: [value.isoformat()],
+    dt.time: lambda value: [value.isoformat()],
+    dt.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    type(...): lambda _: [],
+    type(NotImplemented): lambda _: [],
+}
+TIMEZONES = {None, dt.UTC}
+ATOM_NAMES = {kind.__name__: kind for kind in ATOMS}
+FROM_PARTS: dict[type, Callable[..., Any]] = {
+    complex: lambda real, imag: complex(float(real), float(imag)),
+    bytes: bytes.fromhex,
+    range: lambda *parts: range(*(int(part, 16) for part in parts)),
+    fractions.Fraction: lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
+    decimal.Decimal: decimal.Decimal,
+    dt.date: dt.date.fromisoformat,
+    dt.datetime: dt.datetime.fromisoformat,
+    dt.time: dt.time.fromisoformat,
+    dt.timedelta: lambda *parts: dt.timedelta(*map(int, parts)),
+    type(...): lambda: ...,
+    type(NotImplemented): lambda: NotImplemented,
+}
+#: Mutable collections that are sent item by item, or pair by pair.
+SEQUENCES = {"list": list, "deque": collections.deque}
+SETS = {"set": set}
+MAPPINGS: dict[str, type] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": collections.Counter,
+    "defaultdict": collections.defaultdict,
+}
+COLLECTIONS = {
+    kind: name for name, kind in {**SEQUENCES, **SETS, **MAPPINGS, "bytearray": bytearray}.items()
+}
+#: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
+BASES: tuple[Any, ...] = (
+    str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
+    fractions.Fraction, decimal.Decimal,
+)  # fmt: skip
+#: Types that are the same on both sides, by module and name.
+COMMON_TYPES = {
+    (kind.__module__, kind.__name__): kind
+    for kind in (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, str,
+        tuple, type(None), collections.Counter, collections.OrderedDict, collections.defaultdict,
+        collections.deque, dt.date, dt.datetime, dt.time, dt.timedelta, decimal.Decimal,
+        fractions.Fraction,
+    )
+}  # fmt: skip
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
+
+
+def import_path(value: Any) -> list[Any] | None:
+    """Return where both sides can import an object from; None if they cannot."""
+    if isinstance(value, types.ModuleType):
+        is_found = sys.modules.get(value.__name__) is value and value.__spec__ is not None
+        return ["import", value.__name__, ""] if is_found else None
+    owner = getattr(value, "__objclass__", value)
+    module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
+        return None
+    if getattr(sys.modules.get(module), "__spec__", None) is None:  # the program, or none
+        return None
+    imported: Any = sys.modules[module]
+    for part in name.split("."):
+        imported = getattr(imported, part, None)
+    return ["import", module, name] if imported is value else None
+
+
+def import_numpy() -> Any:
+    """Return the module, which is there if one of its values crossed."""
+    return importlib.import_module("numpy")
+
+
+def new_arguments(value: Any) -> tuple[Any, ...]:  # noqa: PLR0911 - one for each type
+    """Return the arguments of the built-in type that a value of a subclass is based on."""
+    if isinstance(value, complex):
+        return (value.real, value.imag)
+    if isinstance(value, fractions.Fraction):
+        return fractions.Fraction.as_integer_ratio(value)
+    if isinstance(value, (list, set, dict)):
+        return ()
+    if isinstance(value, str):
+        return (str.__str__(value),)
+    if isinstance(value, int):
+        return (int.__add__(value, 0),)
+    if isinstance(value, float):
+        return (float.__add__(value, 0.0),)
+    if isinstance(value, decimal.Decimal):
+        return (decimal.Decimal.__str__(value),)
+    if isinstance(value, (bytes, bytearray)):
+        return (bytes(memoryview(value)),)
+    if isinstance(value, tuple):
+        return (list(tuple.__iter__(value)),)
+    if isinstance(value, frozenset):
+        return (list(frozenset.__iter__(value)),)
+    return ()
+
+
+def copy_of(base: Any, value: Any) -> Any:
+    """Return the content of a value of a subclass as a value of its built-in base."""
+    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+
+
+def base_of(kind: type) -> Any:
+    """Return the built-in type that a class is based on, or `object`."""
+    return next((base for base in BASES if issubclass(kind, base)), object)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in slots."""
+    slots = itertools.chain.from_iterable(
+        [each] if isinstance(each := vars(kind).get("__slots__", ()), str) else each
+        for kind in type(value).__mro__
+    )
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found.pop("__dict__", None)
+    found.pop("__weakref__", None)
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    """Replace the attributes of an object."""
+    own = getattr(value, "__dict__", {})
+    own.clear()
+    for name, item in attributes.items():
+        if hasattr(type(value), name) and isinstance(
+            getattr(type(value), name), types.MemberDescriptorType
+        ):
+            object.__setattr__(value, name, item)
+        else:
+            own[name] = item

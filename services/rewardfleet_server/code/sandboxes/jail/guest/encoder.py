@@ -1,0 +1,184 @@
+"""Encoding of values that cross the boundary."""
+
+import enum
+import re
+import sys
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .builtin_types import (
+    ATOMS,
+    BASES,
+    COLLECTIONS,
+    COMMON_TYPES,
+    FUNCTIONS,
+    MAPPINGS,
+    TIMEZONES,
+    attributes_of,
+    copy_of,
+    import_path,
+    new_arguments,
+)
+from .proxies import CallableProxy, Proxy
+
+if TYPE_CHECKING:
+    from .boundary import Side
+
+#: Integers up to this size are JSON numbers, larger ones are hexadecimal.
+_MAX_PLAIN_INT = 2**53
+#: Objects that are compared with those of the other side at each call, if they are not more.
+_MAX_COMPARED = 200
+#: JSON makes one character of two of these.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Variable(NamedTuple):
+    """A variable of the program."""
+
+    name: str
+    value: Any
+
+
+class Encoder:
+    """Encodes the values of one message as JSON.
+
+    Mutable objects are sent flat, by number: so they may be nested deeply and contain each other,
+    and both sides know which are the same.
+
+    Args:
+        side: The side that sends the message.
+    """
+
+    def __init__(self, side: "Side") -> None:
+        self._side = side
+        self._queue: list[int] = []
+        self._seen: set[int] = set()
+
+    def encode(self, value: Any) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
+        """Return a value as JSON."""
+        side, kind = self._side, type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is str:
+            return value if value.isascii() or not _SURROGATE.search(value) else _text_entry(value)
+        if kind is int:
+            return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
+        if kind is float:
+            return value if value - value == 0 else ["float", repr(value)]
+        if kind is Proxy or kind is CallableProxy:
+            return ["yours", object.__getattribute__(value, "_handle")]
+        if kind is Variable:
+            return self._variable(value)
+        if kind in {tuple, frozenset}:
+            return [kind.__name__, *map(self.encode, value)]
+        if kind in ATOMS and getattr(value, "tzinfo", None) in TIMEZONES:
+            return ["atom", kind.__name__, ATOMS[kind](value)]
+        if kind in COLLECTIONS or kind in side.class_names:
+            if isinstance(value, enum.Enum):
+                return ["enum", side.class_names[kind], value.name]
+            return self._reference(value)
+        if isinstance(value, type):
+            if value in side.class_names:
+                return ["class", side.class_names[value]]
+            if issubclass(value, BaseException):
+                return ["exception", side._exception_names(value)]
+        if kind.__module__ == "numpy" and "numpy" in sys.modules:
+            if kind.__name__ == "ndarray" and not value.dtype.hasobject:
+                return self._reference(value)
+            if hasattr(value, "dtype") and not value.ndim and not value.dtype.hasobject:
+                return ["scalar", value.dtype.str, value.tobytes().hex()]
+        if isinstance(value, (*FUNCTIONS, types.ModuleType)):
+            found = import_path(value)
+            if found is not None and (self._side.is_trusted or tuple(found[1:]) in COMMON_TYPES):
+                return found
+        elif isinstance(value, BASES):
+            base = next(base for base in BASES if isinstance(value, base))
+            plain = (
+                base(*new_arguments(value))
+                if base not in {list, set, dict}
+                else copy_of(base, value)
+            )
+            return ["subclass", self.encode(plain), side.export(value), kind.__name__]
+        return self._remote(value)
+
+    def _remote(self, value: Any) -> list[Any]:
+        self._side.objects_crossed = True  # the other side sees a proxy
+        return ["mine", self._side.export(value), type(value).__name__, callable(value)]
+
+    def _variable(self, variable: "Variable") -> Any:
+        """Return where a variable was imported from under its own name, or its value."""
+        value = variable.value
+        if isinstance(value, (*FUNCTIONS, types.ModuleType)):
+            found = import_path(value)
+            if found is not None:
+                return found if has_own_name(variable.name, *found[1:]) else self._remote(value)
+        return self.encode(value)
+
+    def objects(self) -> dict[int, Any]:
+        """Return the objects of the message that the other side does not have as they are."""
+        found = {}
+        if len(self._side._shared) <= _MAX_COMPARED:
+            self._queue += self._side._shared.keys() - self._seen
+            self._seen |= self._side._shared.keys()
+        while self._queue:
+            number = self._queue.pop()
+            if number in self._side._incomplete:
+                continue
+            entry = self.entry(self._side._shared[number])
+            digest = hash(repr(entry))
+            if self._side._synced.get(number) != digest:
+                self._side._synced[number] = digest
+                found[number] = entry
+        return found
+
+    def _reference(self, value: Any) -> list[Any]:
+        side = self._side
+        number = side._numbers.get(id(value))
+        if number is None:  # each side has numbers of its own
+            number = 2 * len(side._shared) + side.is_trusted
+            while number in side._shared:
+                number += 2
+            side._share(number, value)
+        if number not in self._seen:
+            self._seen.add(number)
+            self._queue.append(number)
+        return ["ref", number]
+
+    def entry(self, value: Any) -> list[Any]:
+        """Return the kind of an object, what is needed to create it, and its content."""
+        kind = type(value)
+        name = COLLECTIONS.get(kind)
+        if name == "bytearray":
+            return [name, None, value.hex()]
+        if name in MAPPINGS:
+            meta = self.encode(value.default_factory) if name == "defaultdict" else None
+            return [name, meta, self._pairs(value.items())]
+        if name is not None:
+            meta = value.maxlen if name == "deque" else None
+            return [name, meta, [self.encode(item) for item in value]]
+        if kind.__name__ == "ndarray" and kind not in self._side.class_names:
+            return ["array", [value.dtype.str, list(value.shape)], value.tobytes().hex()]
+        content: list[Any] = [self._pairs(attributes_of(value).items()), None]
+        base = next((base for base in BASES if isinstance(value, base)), None)
+        meta = [self._side.class_names[kind], None]
+        if base in {list, set}:
+            content[1] = [self.encode(item) for item in base.__iter__(value)]
+        elif base is dict:
+            content[1] = self._pairs(dict.items(value))
+        elif base is not None:
+            meta[1] = self.encode(base(*new_arguments(value)))
+        return ["object", meta, content]
+
+    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[Any]:
+        return [[self.encode(key), self.encode(item)] for key, item in items]
+
+
+def has_own_name(name: str, module: str, path: str) -> bool:
+    """Return whether a variable has the name of what it was imported from."""
+    usual = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
+    return name == (path or module).rpartition(".")[2] or usual.get(name) == module
+
+
+def _text_entry(value: str) -> list[Any]:
+    return ["text", value.encode(errors="surrogatepass").hex()]

@@ -1,0 +1,154 @@
+"""Proxies: objects of the other side of the boundary."""
+
+import builtins
+import operator
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .boundary import Side
+
+#: Special attributes that a test may read of an object of the program. Others could replace what
+#: the test's own operations do, e.g. `__array_interface__`.
+_READABLE = {
+    "__annotations__", "__code__", "__defaults__", "__dict__", "__doc__", "__func__",
+    "__kwdefaults__", "__module__", "__name__", "__qualname__", "__self__", "__wrapped__",
+}  # fmt: skip
+#: Methods by which an object of the program decides a question, like those of built-in types.
+_PREDICATES = re.compile(
+    r"(?:is(?:subset|superset|disjoint|_integer|alnum|alpha|ascii|decimal|digit|identifier|lower"
+    r"|numeric|printable|space|title|upper)|startswith|endswith|equals?|all|any|assert\w*)\Z"
+)
+#: Methods of a generator, which may raise StopIteration.
+_STOPPING = {"send", "throw", "__next__"}
+
+
+class Proxy:
+    """An object of the other side. Its operations take place there."""
+
+    __slots__ = ("_handle", "_kind", "_name", "_side")
+
+    _side: "Side"
+    _handle: int
+    _kind: str
+    _name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and self._side.is_trusted and name not in _READABLE | _STOPPING:
+            raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
+        crossed = self._side.objects_crossed
+        found = self._side.call("getattr", self, name)
+        if type(found) is CallableProxy:
+            object.__setattr__(found, "_name", name)
+            self._side.objects_crossed = crossed
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._side.call("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._side.call("delattr", self, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return self._side.call("dir", self)  # type: ignore[no-any-return] # of the other side
+
+    def __format__(self, form: str) -> str:
+        return str(self._side.call("format", self, form))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an object of the program ({self._kind}) cannot be copied")
+
+    def __instancecheck__(self, value: Any) -> bool:
+        self._side.decided_by.add(self._kind)
+        return bool(self._side.call("isinstance", value, self))
+
+    def __subclasscheck__(self, value: Any) -> bool:
+        self._side.decided_by.add(self._kind)
+        return bool(self._side.call("issubclass", value, self))
+
+
+class CallableProxy(Proxy):
+    """An object of the other side that can be called."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _PREDICATES.match(self._name):
+            self._side.decided_by.add(self._kind)
+        try:
+            return self._side.call(self, *args, **kwargs)
+        except StopIteration as error:  # would end a loop of the test
+            if self._side.is_trusted and self._name not in _STOPPING:
+                self._side.objects_crossed = True
+                raise RuntimeError("the program raised StopIteration") from error
+            raise
+
+
+#: Operations on objects of the other side, named like special methods without underscores: those of
+#: the modules `operator` and `builtins`.
+_OPERATORS = """
+eq ne lt le gt ge contains getitem setitem delitem neg pos invert index
+add sub mul truediv floordiv mod pow matmul lshift rshift xor
+iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor
+"""
+_FUNCTIONS_OF_OBJECTS = """
+getattr setattr delattr dir format isinstance issubclass iter next len bool str repr hash
+abs int float complex round divmod reversed bytes
+"""
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in _OPERATORS.split()},
+    **{name: getattr(builtins, name) for name in _FUNCTIONS_OF_OBJECTS.split()},
+    "and": operator.and_,
+    "or": operator.or_,
+    "enter": lambda context: type(context).__enter__(context),
+    "exit": lambda context, kind: type(context).__exit__(context, kind, None, None),
+}
+#: Operations by which an object decides a comparison.
+_DECIDING = {"eq", "ne", "lt", "le", "gt", "ge", "contains", "bool", "hash"}
+_REFLECTED = {
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift",
+    "and", "or", "xor", "divmod",
+}  # fmt: skip
+#: Operations with a second operand.
+_BINARY = _REFLECTED | {name for name in _OPERATORS.split() if name.startswith("i")} - {
+    "invert", "index",
+}  # fmt: skip
+_NOT_METHODS = {
+    "exit", "getattr", "setattr", "delattr", "dir", "format", "isinstance", "issubclass",
+}  # fmt: skip
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Proxy, *args: Any) -> Any:
+        # An operand of the test may be what is expected.
+        is_operand = name in _BINARY and not isinstance(args[0], Proxy)
+        if name in _DECIDING or is_operand:
+            self._side.decided_by.add(self._kind)
+        return self._side.call(name, self, *args)
+
+    return method
+
+
+def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
+    """Leave a context of the program, which may not suppress a failed assert."""
+    suppresses = bool(self._side.call("exit", self, kind))
+    if kind is not None and suppresses:
+        self._side.decided_by.add(self._kind)
+        return not issubclass(kind, AssertionError)
+    return False
+
+
+def _reflected_method(name: str) -> Callable[..., Any]:
+    def method(self: Proxy, other: Any) -> Any:
+        self._side.decided_by.add(self._kind)
+        return self._side.call(name, other, self)
+
+    return method
+
+
+Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
+for _name in OPERATIONS.keys() - _NOT_METHODS:
+    setattr(Proxy, f"__{_name}__", _method(_name))
+for _name in _REFLECTED:
+    setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
