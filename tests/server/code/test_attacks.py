@@ -563,7 +563,7 @@ def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
     assert [each["verdict_by"] for each in score["verdicts"]] == ["service"] * 3
     assert score["score"] == 1.0
     score = service.score("class Four:\n  __eq__ = lambda *_: True\ndef f(x): return Four()", tests)
-    assert [each["verdict_by"] for each in score["verdicts"]][1:] == ["service", "jail"]
+    assert [each["verdict_by"] for each in score["verdicts"]][1:] == ["jail", "jail"]
 
 
 # Correct programs that other sandboxes fail
