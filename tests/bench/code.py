@@ -28,7 +28,7 @@ from load import Connection, in_process, post, rate, run_empty, send_port
 
 TESTS = 20
 CALLERS = 4
-ROUNDS, SECONDS = 5, 1.5
+ROUNDS, SECONDS = 9, 1.5
 BURST = 500
 #: Milliseconds of CPU time that SandboxFusion takes for such a test, measured separately.
 SANDBOX_FUSION_CPU_MS = 21.5

@@ -410,6 +410,13 @@ CASES = [
     "assert all(map(lambda x: f(x) == x**x + 7, range(9)))",
     "for got, want in zip(map(f, [1, 2]), [10**20, 7], strict=True): assert got == want",
     "import math\ndef same(a, b): return math.isclose(a, b)\nassert same(f(3), 3.25)",
+    "assert all(map(lambda x: abs(float(f(x)) - x**9.5) < 1e-9, [1, 2]))",
+    "for got, want in zip(map(str, map(f, [1, 2])), ['x1', 'y2']): assert got == want",
+    "assert f(3).union({10**20}) == {10**20}",
+    "assert f(3).count(10**20) == 1 and f(3)",
+    "r = f(3)\nassert len(r) == 3 and all(a == b for a, b in zip(r, [10**20, 3, 10**9]))",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+    "        self.assertEqual(f(3), 10**20 + 1)\n        assert f(4) == 7**20\nunittest.main()",
 ]
 CASES_SETUP = """
 import math as m
@@ -470,6 +477,15 @@ TAMPERING = {
     "StopIteration": "def f(x): raise StopIteration",
     "a context": "class C:\n  __enter__ = lambda s: s\n  __exit__ = lambda *_: True\n"
     "  value = lambda s: 0\n  __iter__ = lambda s: iter([])\ndef f(x): return C()",
+    "StopIteration from operations": "class Z:\n  def stop(s, *a): raise StopIteration\n"
+    "  __float__ = __abs__ = __getitem__ = __str__ = __iter__ = __sub__ = stop\n"
+    "  value = property(stop)\ndef f(x): return Z()",
+    "a test that is skipped": "import unittest\ndef f(x): raise unittest.SkipTest('x')\n"
+    "def setUpModule(): raise unittest.SkipTest('x')\ndef load_tests(*a): return 0",
+    "methods of built-in types": "class S:\n  union = __init__ = lambda s, o=(): o\n"
+    "  count = lambda s, o: 1\ndef f(x): return S.__new__(S)",
+    "an object whose loop is empty": "class S:\n  __len__ = lambda s: 3\n"
+    "  __iter__ = lambda s: iter([])\ndef f(x): return S()",
     "methods and attributes": "def f(x):\n  try:\n    n = type(x)(0)\n  except Exception:\n"
     "    n = Node(0)\n  n.equals = n.__eq__ = lambda o: True\n  return n",
     "the class of the result": "class M(type):\n  __eq__ = lambda *_: True\n"
@@ -503,6 +519,18 @@ FORGERIES = {
         {"result": 0},
     ],
     "an object that was never sent": [{"result": ["yours", 99]}, {"result": ["ref", 99]}],
+    "an exception whose module runs tests": [
+        {"raised": [["unittest.__main__.X"], ["tuple"], "", [], ""]}
+    ],
+    "an exception whose module exits": [
+        {"raised": [["numpy.f2py.__main__.X"], ["tuple"], "", [], ""]}
+    ],
+    "a variable of another module": [{"result": ["import", "unittest.__main__", "f"]}],
+    "a module by another name": [{"result": ["import", "f", ""]}],
+    "an array that is not filled": [
+        {"objects": {"1": ["array", ["<u2", [500]], "zz"]}, "result": 0},
+        {"result": ["ref", 1]},
+    ],
     "an unknown kind": [{"result": ["evil", 1]}, {"result": ["atom", "evil", []]}],
     "a class that is not there": [{"result": ["class", "Evil"]}],
     "an instance of it": [{"objects": {"1": ["object", ["Evil", None], [[], None]]}, "result": 0}],
@@ -559,6 +587,7 @@ REQUESTS = {
         "call": [["op", "getitem"], [["ref", 7777], 0], []],
     },
     "an attribute of a list": {"call": [["op", "getattr"], [["ref", 1], "append"], []]},
+    "an operation on a function": {"call": [["op", "mul"], [["ref", 1], "H"], []]},
     "an inside test": {"inside": "import os; os._exit(0)"},
     "a name": {"name": "f"},
     "streams": {

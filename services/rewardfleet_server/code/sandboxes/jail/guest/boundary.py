@@ -13,9 +13,11 @@ exceptions on the side of the tests.
 import builtins
 import collections
 import contextlib
+import functools
 import importlib
 import io
 import json
+import re
 import socket
 import struct
 import sys
@@ -40,7 +42,7 @@ from .builtin_types import (
     set_attributes,
 )
 from .encoder import Encoder, Variable, has_own_name
-from .proxies import OPERATIONS, CallableProxy, Proxy
+from .proxies import OPERATIONS, CallableProxy, Proxy, stops
 
 _LENGTH = struct.Struct("!Q")
 _MAX_MESSAGE_BYTES = 256 * 2**20
@@ -49,6 +51,8 @@ _MAX_SHARED = 50_000
 
 #: Frames of the program that an exception names.
 _MAX_FRAMES = 10
+#: Types of numbers, texts and times, as numpy writes them.
+_NUMBERS = re.compile(r"[<>|=][biufcSUMm]\d{1,6}(?:\[\w{1,8}\])?")
 #: What a program may use of a generator of a test.
 _OF_GENERATORS = {"send", "throw", "close"}
 #: Types of functions, by name.
@@ -67,12 +71,25 @@ _WELL_KNOWN = sys.stdlib_module_names | {
     "ChainMap", "Counter", "OrderedDict", "allclose", "approx", "array_equal", "deepcopy",
     "defaultdict", "deque", "isclose", "np", "numpy", "pandas", "pd",
 }  # fmt: skip
-#: Exceptions with more than arguments and attributes.
-_STATEFUL_EXCEPTIONS = (OSError, UnicodeError, ImportError, SyntaxError, BaseExceptionGroup)
+#: Modules whose exceptions are the same on both sides.
+_WITH_EXCEPTIONS = {
+    "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
+    "concurrent.futures._base", "dataclasses", "decimal", "graphlib", "json.decoder",
+    "numpy.exceptions", "numpy.linalg", "queue", "re", "sqlite3", "statistics", "struct",
+    "urllib.error", "xml.etree.ElementTree", "zlib", "zoneinfo",
+}  # fmt: skip
+#: Functions of a test that a program may call.
+_CALLABLES = (
+    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType,
+    functools.partial,
+)  # fmt: skip
 
 
 class Gone(BaseException):
     """The process on the other side has ended; with arguments, it sent what is not valid."""
+
+
+_STOPS = (StopIteration, StopAsyncIteration)
 
 
 class TooLarge(MemoryError):
@@ -89,6 +106,8 @@ class Side:
         classes: Classes that both sides have, by name: those of the setup.
         decided_by: Classes of the other side that decided a comparison.
         objects_crossed: Whether an object of a class of the other side was used.
+        raised: Names of the exceptions that crossed, and of their bases.
+        uses: Operations on each object of the other side.
     """
 
     def __init__(self, link: int) -> None:
@@ -96,6 +115,8 @@ class Side:
         self.class_names: dict[type, str] = {}
         self.decided_by: set[str] = set()
         self.objects_crossed = False
+        self.raised: set[str] = set()
+        self.uses: set[tuple[int, str]] = set()
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -159,8 +180,12 @@ class Side:
             got += count
         return bytes(content)
 
-    def request(self, message: dict[str, Any]) -> Any:
+    def request(self, message: dict[str, Any], *, may_stop: bool = False) -> Any:
         """Send a request and return the result; answer the other side's requests until then.
+
+        Args:
+            message: The request.
+            may_stop: Whether it may raise StopIteration, which would end a loop of a test.
 
         Raises:
             BaseException: What the request raised on the other side.
@@ -168,7 +193,10 @@ class Side:
         reply = self.exchange(message)
         self._take_objects(reply)
         if "raised" in reply:
-            raise self._exception(reply["raised"])
+            error = self._exception(reply["raised"])
+            if self.is_trusted and isinstance(error, _STOPS) and not may_stop:
+                raise RuntimeError("the program raised StopIteration") from error
+            raise error
         return self.decode(reply["result"])
 
     def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +271,8 @@ class Side:
         if streams:
             message["streams"] = streams
         message["objects"] = encoder.objects()
-        return self.request(message)
+        may_stop = target == "next" if isinstance(target, str) else stops(target)
+        return self.request(message, may_stop=may_stop)
 
     def replaced_streams(self) -> Iterable[tuple[str, Any]]:
         """Return the standard streams, and the function `input`, that a test has replaced."""
@@ -280,6 +309,8 @@ class Side:
             case "atom":
                 return FROM_PARTS[ATOM_NAMES[parts[0]]](*parts[1])
             case "scalar":
+                if not _NUMBERS.fullmatch(parts[0]):
+                    raise TypeError(f"the program answered with {parts[0]}")
                 return import_numpy().frombuffer(bytes.fromhex(parts[1]), parts[0])[0]
             case "enum":
                 return self.classes[parts[0]][parts[1]]  # type: ignore[index] # it is an Enum
@@ -331,9 +362,20 @@ class Side:
     def _take_objects(self, message: dict[str, Any]) -> None:
         """Create the new objects of a message, and update the others."""
         objects = {int(number): entry for number, entry in message.get("objects", {}).items()}
-        for number, (tag, meta, _) in objects.items():
-            if number not in self._shared:
-                self._share(number, self._empty(tag, meta))
+        new = objects.keys() - self._shared.keys()
+        try:
+            self._take(objects, new)
+        except BaseException:
+            for number in new:  # one that is not complete is never used
+                self._shared.pop(number, None)
+            raise
+        finally:
+            self._incomplete -= objects.keys()
+
+    def _take(self, objects: dict[int, Any], new: Iterable[int]) -> None:
+        for number in new:
+            tag, meta, _ = objects[number]
+            self._share(number, self._empty(tag, meta))
         # Sets and keys of dictionaries are hashed, for which their own content must be there.
         hashed = {"set", *MAPPINGS}
         self._incomplete |= objects.keys()
@@ -342,7 +384,6 @@ class Side:
         encoder = Encoder(self)
         for number in objects:  # as this side would send them
             self._synced[number] = hash(repr(encoder.entry(self._shared[number])))
-        self._incomplete -= objects.keys()
 
     def _share(self, number: int, value: Any) -> None:
         self._shared[number] = value
@@ -359,7 +400,9 @@ class Side:
                 base = None if meta[1] is None else self.decode(meta[1])
                 return base_of(kind).__new__(kind, *(() if base is None else new_arguments(base)))
             case "array":
-                return import_numpy().empty(meta[1], meta[0])
+                if not _NUMBERS.fullmatch(meta[0]):
+                    raise TypeError(f"the program answered with an array of {meta[0]}")
+                return import_numpy().zeros(meta[1], meta[0])
             case "bytearray":
                 return bytearray()
         return {**SEQUENCES, **SETS, **MAPPINGS}[tag]()
@@ -394,6 +437,9 @@ class Side:
 
     def _encoded_exception(self, error: BaseException, encoder: "Encoder") -> list[Any]:
         names = self._exception_names(type(error))
+        if self.is_trusted:  # a program gets no object by an error
+            args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
+            return [names, encoder.encode(args), _text(error), [], ""]
         attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == "program.py"]
@@ -405,8 +451,6 @@ class Side:
         names: list[str] = []
         for each in kind.__mro__:
             found = import_path(each)
-            if found is None or issubclass(each, _STATEFUL_EXCEPTIONS):
-                self.objects_crossed = True
             if found is not None:
                 return [*names, ".".join(found[1:])]
             names.append(each.__name__)
@@ -416,11 +460,10 @@ class Side:
         """Return the class with this name, and bases of these names; the last one is built in."""
         key = tuple(map(str, names))
         if len(key) == 1:
-            return _imported_exception(key[0])
+            return _known_exception(key[0])
         own = self.classes.get(key[0])
         if own is not None and issubclass(own, BaseException):
             return own
-        self.objects_crossed = True
         if key not in self._exceptions:
             text = {"__str__": lambda error: vars(error)["_text"]}
             self._exceptions[key] = type(key[0], (self._exception_class(key[1:]),), text)
@@ -428,8 +471,7 @@ class Side:
 
     def _exception(self, data: list[Any]) -> BaseException:
         kind, args = self._exception_class(data[0]), self.decode(data[1])
-        if issubclass(kind, _STATEFUL_EXCEPTIONS):
-            self.objects_crossed = True
+        self.raised |= {str(name).rpartition(".")[2] for name in data[0]}
         error = kind.__new__(kind, *args)
         error.args = args
         if isinstance(error, (SystemExit, StopIteration)):
@@ -532,8 +574,9 @@ class TestSide(Side):
         self._take_objects(reply)
         if isinstance(data, list) and data[:1] == ["import"]:
             module, path = map(str, data[1:])
-            if has_own_name(name, module, path) and path in {"", name}:
+            if has_own_name(name, module, path) and path in {"", name} and _is_known(module, path):
                 return super().imported(module, path)
+            raise NameError(f"the program's {name!r} is not the test's")
         if name in _WELL_KNOWN and self.tests_others:
             self.decided_by.add(f"the program's own {name}")
         crossed = self.objects_crossed
@@ -550,9 +593,11 @@ class TestSide(Side):
             PermissionError: It may not call this.
         """
         used = [value for raw, value in zip(args, values, strict=True) if _is_own(raw)]
-        allowed = bool(used)
         if target[0] != "op":
-            allowed = _is_own(target)
+            used = [self.decode(target)] if _is_own(target) else []
+        allowed = bool(used) and _is_usable(used[0])
+        if target[0] != "op":
+            pass
         elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
             allowed = allowed and _is_own(args[0]) and _is_accessible(target[1], values)
         if not allowed:
@@ -577,6 +622,13 @@ class TestSide(Side):
         if (module, name) not in COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
         return super().imported(module, name)
+
+
+def _is_known(module: str, path: str) -> bool:
+    """Return whether the name of a module is the test's own, or its import has no effect."""
+    return (
+        module in sys.modules if path else module in {*sys.stdlib_module_names, "numpy", "pandas"}
+    )
 
 
 def _is_own(data: Any) -> bool:
@@ -613,14 +665,22 @@ def _replaced(streams: dict[str, Any]) -> Iterator[None]:
             setattr(place, name, stream)
 
 
-def _imported_exception(path: str) -> type[BaseException]:
-    """Return an exception of Python or of numpy."""
+def _known_exception(path: str) -> type[BaseException]:
+    """Return an exception of a module that is imported already. Nothing is imported for it."""
     module, _, name = path.rpartition(".")
-    if module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}:
-        found = getattr(importlib.import_module(module), name, None)
-        if isinstance(found, type) and issubclass(found, BaseException):
-            return found
-    return Exception
+    found = getattr(sys.modules.get(module), name, None) if module in _WITH_EXCEPTIONS else None
+    is_exception = isinstance(found, type) and issubclass(found, BaseException)
+    return found if is_exception else Exception  # type: ignore[return-value] # it was checked
+
+
+def _is_usable(value: Any) -> bool:
+    """Return whether a program may call or use an object of a test."""
+    kind = type(value)
+    if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
+        return True
+    if isinstance(value, (*_CALLABLES, io.IOBase)):
+        return True
+    return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
 
 
 def _text(error: BaseException) -> str:

@@ -27,6 +27,10 @@ from .proxies import CallableProxy, Proxy
 _OF_PROGRAM = 8
 
 
+#: What `unittest` calls in a module.
+HOOKS = {"load_tests", "setUpModule", "tearDownModule"}
+
+
 class Namespace(dict[str, Any]):
     """The variables of the tests. What they lack is looked up in the program.
 
@@ -77,8 +81,11 @@ class ProgramModule(types.ModuleType):
         return list(self.__dict__["_namespace"])
 
     def __getattr__(self, name: str) -> Any:
+        namespace = self.__dict__["_namespace"]
         try:
-            return self.__dict__["_namespace"][name]
+            if name in HOOKS:  # of the tests only
+                return dict.__getitem__(namespace, name)
+            return namespace[name]
         except KeyError:
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
 
@@ -140,6 +147,8 @@ class Tester:
         for check in self.order.checks:
             self.side.decided_by.clear()
             self.side.objects_crossed = False
+            self.side.raised.clear()
+            self.side.uses.clear()
             answer = self.answer(check, err)
             answer["objects"] = self.side.objects_crossed
             if self.side.decided_by:
@@ -166,17 +175,15 @@ class Tester:
         except Gone as gone:
             if not gone.args:
                 raise
-            self.side.objects_crossed = True
+            self.side.objects_crossed = True  # e.g. a value that is nested too deep
             return {"raised": "RuntimeError"}
-        except SystemExit as error:  # of `unittest.main`, not of the program
-            if hasattr(error, "_text") or error.code:
+        except SystemExit as error:
+            if not is_passed_by_unittest(error):
                 show(error, err)
                 return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
-            if isinstance(error, (NameError, RecursionError, PermissionError)) or (
-                is_of_boundary(error)
-            ):
-                self.side.objects_crossed = True
+            if is_of_boundary(error) or any(name in source for name in self.side.raised):
+                self.side.objects_crossed = True  # the test may expect more of an exception
             show(error, err)
             return {"raised": type(error).__name__}
         return {"held": True}
@@ -192,8 +199,6 @@ class Tester:
         self.side.tests_others = len(free) > 1
         replaced = set() if free else {name for name in used & self.names if self.is_given(name)}
         self.namespace.own_names = replaced
-        if bound_names(tree) & (self.names | vars(builtins).keys()):  # they may be the program's
-            self.side.objects_crossed = True
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
             for name in free:  # Python does not look up the names in the body of a class
                 with contextlib.suppress(KeyError):
@@ -220,25 +225,26 @@ class Tester:
         write_all(self.report, line)
 
 
-def bound_names(tree: ast.Module) -> set[str]:
-    """Return the variables that a test assigns, outside its functions and classes."""
-    return {
-        node.id
-        for statement in tree.body
-        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    } | {
-        statement.name
-        for statement in tree.body
-        if isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-    }
-
-
 def is_of_boundary(error: BaseException) -> bool:
     """Return whether an error is due to the boundary itself, and not of the program."""
+    if hasattr(error, "_text") or isinstance(error.__cause__, StopIteration):
+        return False
     frames = traceback.extract_tb(error.__traceback__)
-    return not hasattr(error, "_text") and any(each.filename == "boundary.py" for each in frames)
+    is_inside = any(each.filename == "boundary.py" for each in frames)
+    return is_inside or isinstance(error, (NameError, RecursionError))
+
+
+def is_passed_by_unittest(error: SystemExit) -> bool:
+    """Return whether `unittest.main` has run tests, and all of them passed."""
+    traceback_ = error.__traceback__
+    while traceback_ is not None and traceback_.tb_next is not None:
+        traceback_ = traceback_.tb_next
+    main: Any = None if traceback_ is None else traceback_.tb_frame.f_locals.get("self")
+    unittest = sys.modules.get("unittest")
+    if unittest is None or type(main) is not unittest.TestProgram:
+        return False
+    result = main.result
+    return bool(result.wasSuccessful() and result.testsRun > len(result.skipped))
 
 
 def used_names(source: str) -> set[str]:
