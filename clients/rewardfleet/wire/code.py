@@ -188,11 +188,7 @@ class AssertTests(Request):
         description="Whether all cases are evaluated in one run of the program, within the limits "
         "of one run. Otherwise each case has its own run.",
     )
-
-    strict: bool = Field(
-        False,
-        description=_STRICT,
-    )
+    strict: bool = Field(False, description=_STRICT)
 
 
 class DatasetTests(Request):

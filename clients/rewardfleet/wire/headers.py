@@ -4,7 +4,7 @@
 SERVICE_HEADER = "x-rewardfleet-service"
 #: In a request: seconds until its deadline.
 TIMEOUT_HEADER = "x-request-timeout"
-#: In a request: seconds of the complete call, if this is not its first attempt.
+#: In a request: seconds of the complete call, retries included.
 CALL_TIMEOUT_HEADER = "x-call-timeout"
 #: In a request and its response: the id under which it is logged.
 REQUEST_ID_HEADER = "x-request-id"

@@ -61,8 +61,9 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     shared = _shared_state(setup), classes
     found = [_parsed(case, f"tests.cases.{n}", given, shared) for n, case in enumerate(tests.cases)]
     if tests.strict:
+        setup_looks_inside = _LOOKS_INSIDE.search(tests.setup) is not None
         for index, each in enumerate(found):
-            if each.kind == "inside" or _LOOKS_INSIDE.search(tests.setup):
+            if each.kind == "inside" or setup_looks_inside:
                 raise InvalidRequest(
                     f"tests.cases.{index}: it looks into the program's process, where the program "
                     "can tamper with it, which `strict` does not allow"

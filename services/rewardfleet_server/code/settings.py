@@ -85,7 +85,7 @@ class CodeSettings(ServerSettings):
     testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
-    max_memory_mb: PositiveInt = setting(4096, "Largest limits.memory_mb of a request. The machine should have this much for each worker, and for up to three more programs that sleep.", group="Ceilings")
+    max_memory_mb: PositiveInt = setting(4096, "Largest limits.memory_mb of a request. The machine should have this much for each worker, and for up to three more programs that sleep. The process of a program's tests may use twice as much.", group="Ceilings")
     max_output_kb: PositiveInt = setting(65_536, "Largest limits.output_kb of a request.", group="Ceilings")
     max_submission_s: PositiveFloat = setting(60.0, "Seconds of CPU for all tests of a submission, and 1.5 times as many of wall time; at most half of the caller's timeout. Further tests are skipped.", group="Ceilings")
     fusion_url: HttpUrl | None = setting(None, "Base URL of the SandboxFusion server of --sandbox fusion, e.g. http://127.0.0.1:8080.", group="SandboxFusion")

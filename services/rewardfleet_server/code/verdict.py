@@ -75,7 +75,7 @@ class RunVerdicts:
         verdicts: One per test of the run.
         suspicions: Signs of tampering.
         undecided: What the checker program must decide on, if the verdict is its.
-        again: The run to make in its place, if there is time.
+        again: A run that replaces this one, if the submission has time left.
     """
 
     verdicts: list[Verdict]
@@ -304,7 +304,7 @@ def _decided_inside(
     if answer is None:
         return None
     if result.test_report is not None:
-        return None if "inside" not in answer else str(answer["inside"]) or "?"
+        return None if "inside" not in answer else str(answer["inside"])
     return "the program's process" if expected is None else None
 
 

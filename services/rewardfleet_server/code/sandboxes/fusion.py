@@ -43,17 +43,7 @@ _GRACE_S = 10.0
 _STATUS = re.compile(r"Faas api responded with code (\d+)")
 _OUTPUTS = ("stdout", "stderr", "report")
 
-_LOADER = loader(
-    "descriptors",
-    "confinement",
-    "answers",
-    "streams",
-    "proxies",
-    "builtin_types",
-    "encoder",
-    "boundary",
-    "program",
-).encode()
+_LOADER = loader("program").encode()
 #: Reads its input before the program can read it, then becomes the program.
 _GUEST = """
 import json, math, os, resource, time
@@ -75,7 +65,8 @@ def confine():
 class Guest(program.Program):
     def flush(self):
         super().flush()
-        self.report({"cpu_ms": time.process_time() * 1000})
+        line = json.dumps({"cpu_ms": time.process_time() * 1000})
+        descriptors.write_all(self.files.report, line.encode() + b"\\n")
 
 given = b"".join(iter(lambda: os.read(0, 1 << 20), b""))
 text, _, stdin = given.partition(b"\\n")

@@ -1,6 +1,5 @@
 """One jail, as seen from outside. All calls block."""
 
-import contextlib
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from .seccomp import Filters
 log = logging.getLogger(__name__)
 
 #: What a jail runs.
-_GUEST = f"{guest.loader()}\npackage.supervisor.main()\n".encode()
+_GUEST = f"{guest.loader('supervisor')}\npackage.supervisor.main()\n".encode()
 _LENGTHS = struct.Struct("!II")
 _START_TIMEOUT_S = 20.0
 #: Seconds that a busy host may take in addition to the wall time limit of a run.
@@ -335,9 +334,11 @@ class Worker:
             "wall_s": limits.wall_s,
         }
         channel.settimeout(limits.wall_s + _GRACE_S)
-        with contextlib.suppress(OSError, JailDied):
+        try:
             files.send(zygote)
             self._send_order(channel, order)
+        except (OSError, JailDied):
+            self.close()  # if only one of the two has died, the other would wait
 
     def _send_order(self, channel: socket.socket, message: Mapping[str, Any]) -> None:
         with self._sending:

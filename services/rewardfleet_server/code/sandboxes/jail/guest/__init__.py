@@ -36,7 +36,8 @@ for name, source in SOURCES.items():
 """
 
 
-def loader(*modules: str) -> str:
-    """Return a program that loads modules of this package as `rewardfleet_guest.NAME`."""
-    sources = {name: (_FOLDER / f"{name}.py").read_text() for name in modules or MODULES}
+def loader(module: str) -> str:
+    """Return a program that loads a module, and those before it, as `rewardfleet_guest.NAME`."""
+    names = MODULES[: MODULES.index(module) + 1]
+    sources = {name: (_FOLDER / f"{name}.py").read_text() for name in names}
     return f"SOURCES = {sources!r}{_LOADER}"

@@ -3,9 +3,14 @@
 import collections
 import decimal
 import fractions
+import json
 import types
 from typing import Any
 
+from .descriptors import write_all
+
+#: Bytes of a report for the lines of answers that are too large for it.
+SPARE_BYTES = 2**17
 #: How deep a value may be nested.
 MAX_DEPTH = 250
 #: Integers up to this size are JSON numbers, larger ones are hexadecimal.
@@ -22,6 +27,38 @@ BASES: tuple[tuple[Any, str], ...] = (
     (set, "set"),
     (frozenset, "set"),
 )
+
+
+class Report:
+    """A file with answers, one per line.
+
+    Args:
+        file: Its descriptor.
+        max_bytes: Its size.
+    """
+
+    def __init__(self, file: int, max_bytes: int) -> None:
+        self._file = file
+        self._bytes_left = max_bytes - SPARE_BYTES
+
+    def add(self, nonce: str, answer: dict[str, Any]) -> None:
+        """Write the answer to a check; only that it is too large, if it is."""
+        try:
+            line = _line({"nonce": nonce, **answer})
+        except MemoryError:
+            line = None
+        if line is None or len(line) > self._bytes_left:
+            line = _line({"nonce": nonce, "too_large": True})
+        self._bytes_left -= len(line)
+        write_all(self._file, line)
+
+    def fail(self, reason: str) -> None:
+        """Write why there are no answers."""
+        write_all(self._file, _line({"failed": reason}))
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
 
 
 def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind

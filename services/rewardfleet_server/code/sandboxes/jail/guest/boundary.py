@@ -25,13 +25,13 @@ import threading
 import traceback
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from .builtin_types import (
     ATOM_NAMES,
+    ATOMS,
     BASES,
     COMMON_TYPES,
-    FROM_PARTS,
     MAPPINGS,
     SEQUENCES,
     SETS,
@@ -108,7 +108,10 @@ class Side:
         objects_crossed: Whether an object of a class of the other side was used.
         raised: Names of the exceptions that crossed, and of their bases.
         uses: Operations on each object of the other side.
+        is_trusted: Whether this is the side of the tests.
     """
+
+    is_trusted: ClassVar[bool]
 
     def __init__(self, link: int) -> None:
         self.classes: dict[str, type] = {}
@@ -132,11 +135,6 @@ class Side:
         self._synced: dict[int, int] = {}
         #: Objects that are being filled: to fill a set, the other side may have to hash its items.
         self._incomplete: set[int] = set()
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether this is the side of the tests."""
-        raise NotImplementedError
 
     # Messages
 
@@ -307,7 +305,7 @@ class Side:
             case "frozenset":
                 return frozenset(map(self.decode, parts))
             case "atom":
-                return FROM_PARTS[ATOM_NAMES[parts[0]]](*parts[1])
+                return ATOMS[ATOM_NAMES[parts[0]]][1](*parts[1])
             case "scalar":
                 if not _NUMBERS.fullmatch(parts[0]):
                     raise TypeError(f"the program answered with {parts[0]}")
@@ -435,7 +433,7 @@ class Side:
 
     # Exceptions
 
-    def _encoded_exception(self, error: BaseException, encoder: "Encoder") -> list[Any]:
+    def _encoded_exception(self, error: BaseException, encoder: Encoder) -> list[Any]:
         names = self._exception_names(type(error))
         if self.is_trusted:  # a program gets no object by an error
             args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
@@ -618,10 +616,10 @@ class TestSide(Side):
                 yield name, stream
 
     def imported(self, module: str, name: str) -> Any:
-        """Return a type of Python: nothing else that the program names is used in its place."""
+        """Return a built-in type. Nothing is imported at the request of the program."""
         if (module, name) not in COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
-        return super().imported(module, name)
+        return COMMON_TYPES[module, name]
 
 
 def _is_known(module: str, path: str) -> bool:

@@ -11,35 +11,35 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-#: Values without parts, and the arguments of their types.
-ATOMS: dict[type, Callable[[Any], list[Any]]] = {
-    complex: lambda value: [repr(value.real), repr(value.imag)],
-    bytes: lambda value: [value.hex()],
-    range: lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
-    fractions.Fraction: lambda value: [hex(value.numerator), hex(value.denominator)],
-    decimal.Decimal: lambda value: [str(value)],
-    dt.date: lambda value: [value.isoformat()],
-    dt.datetime: lambda value: [value.isoformat()],
-    dt.time: lambda value: [value.isoformat()],
-    dt.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
-    type(...): lambda _: [],
-    type(NotImplemented): lambda _: [],
+#: Values without identity: the parts of one as JSON, and the value of parts.
+ATOMS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    complex: (
+        lambda value: [repr(value.real), repr(value.imag)],
+        lambda real, imag: complex(float(real), float(imag)),
+    ),
+    bytes: (lambda value: [value.hex()], bytes.fromhex),
+    range: (
+        lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
+        lambda *parts: range(*(int(part, 16) for part in parts)),
+    ),
+    fractions.Fraction: (
+        lambda value: [hex(value.numerator), hex(value.denominator)],
+        lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
+    ),
+    decimal.Decimal: (lambda value: [str(value)], decimal.Decimal),
+    dt.date: (lambda value: [value.isoformat()], dt.date.fromisoformat),
+    dt.datetime: (lambda value: [value.isoformat()], dt.datetime.fromisoformat),
+    dt.time: (lambda value: [value.isoformat()], dt.time.fromisoformat),
+    dt.timedelta: (
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda *parts: dt.timedelta(*map(int, parts)),
+    ),
+    type(...): (lambda _: [], lambda: ...),
+    type(NotImplemented): (lambda _: [], lambda: NotImplemented),
 }
-TIMEZONES = {None, dt.UTC}
 ATOM_NAMES = {kind.__name__: kind for kind in ATOMS}
-FROM_PARTS: dict[type, Callable[..., Any]] = {
-    complex: lambda real, imag: complex(float(real), float(imag)),
-    bytes: bytes.fromhex,
-    range: lambda *parts: range(*(int(part, 16) for part in parts)),
-    fractions.Fraction: lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
-    decimal.Decimal: decimal.Decimal,
-    dt.date: dt.date.fromisoformat,
-    dt.datetime: dt.datetime.fromisoformat,
-    dt.time: dt.time.fromisoformat,
-    dt.timedelta: lambda *parts: dt.timedelta(*map(int, parts)),
-    type(...): lambda: ...,
-    type(NotImplemented): lambda: NotImplemented,
-}
+#: Time zones that the text of a time tells.
+TIMEZONES = {None, dt.UTC}
 #: Mutable collections that are sent item by item, or pair by pair.
 SEQUENCES = {"list": list, "deque": collections.deque}
 SETS = {"set": set}

@@ -61,7 +61,9 @@ class Encoder:
         if value is None or kind is bool:
             return value
         if kind is str:
-            return value if value.isascii() or not _SURROGATE.search(value) else _text_entry(value)
+            if value.isascii() or not _SURROGATE.search(value):
+                return value
+            return ["text", value.encode(errors="surrogatepass").hex()]
         if kind is int:
             return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
         if kind is float:
@@ -73,7 +75,7 @@ class Encoder:
         if kind in {tuple, frozenset}:
             return [kind.__name__, *map(self.encode, value)]
         if kind in ATOMS and getattr(value, "tzinfo", None) in TIMEZONES:
-            return ["atom", kind.__name__, ATOMS[kind](value)]
+            return ["atom", kind.__name__, ATOMS[kind][0](value)]
         if kind in COLLECTIONS or kind in side.class_names:
             if isinstance(value, enum.Enum):
                 return ["enum", side.class_names[kind], value.name]
@@ -106,7 +108,7 @@ class Encoder:
         self._side.objects_crossed = True  # the other side sees a proxy
         return ["mine", self._side.export(value), type(value).__name__, callable(value)]
 
-    def _variable(self, variable: "Variable") -> Any:
+    def _variable(self, variable: Variable) -> Any:
         """Return where a variable was imported from under its own name, or its value."""
         value = variable.value
         if isinstance(value, (*FUNCTIONS, types.ModuleType)):
@@ -178,7 +180,3 @@ def has_own_name(name: str, module: str, path: str) -> bool:
     """Return whether a variable has the name of what it was imported from."""
     usual = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
     return name == (path or module).rpartition(".")[2] or usual.get(name) == module
-
-
-def _text_entry(value: str) -> list[Any]:
-    return ["text", value.encode(errors="surrogatepass").hex()]

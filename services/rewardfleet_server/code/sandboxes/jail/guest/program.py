@@ -11,7 +11,6 @@ import fcntl
 import functools
 import gc
 import itertools
-import json
 import linecache
 import marshal
 import os
@@ -24,7 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from .answers import MAX_PLAIN_INT, plain
+from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
 from .descriptors import ALL_SEALS, Order, encode_order, read_all, read_order, write_all
@@ -32,8 +31,6 @@ from .descriptors import ALL_SEALS, Order, encode_order, read_all, read_order, w
 #: The program may replace these.
 BUILTINS = dict(vars(builtins))
 COMPILE, EVAL, EXEC = compile, eval, exec
-#: Bytes of a report for the lines of answers that are too large for it.
-REPORT_SPARE_BYTES = 2**17
 #: The exit status of Python if its last output could not be written.
 LOST_OUTPUT = 120
 #: Programs whose objects may print when they are destroyed, e.g. files and generators. Destroying
@@ -72,7 +69,7 @@ class ProgramFiles(NamedTuple):
 
 
 def run_program(confinement: Confinement, descriptors: list[int]) -> NoReturn:
-    """Become the program; see `worker.Worker` for the descriptors."""
+    """Become the program; see `run_files.RunFiles` for the descriptors."""
     order = read_order(descriptors[0])
     stdin, out, err, source, code, report, *others = descriptors[1:]
     link = others[0] if order.tests_apart else -1
@@ -116,7 +113,7 @@ class Program:
         self.files = files
         self.confine = confine
         self.out, self.err = sys.stdout, sys.stderr
-        self.reported_bytes = 0
+        self.report = Report(files.report, order.report_bytes)
 
     def run(self) -> NoReturn:
         """Run the program and its checks, and end."""
@@ -136,7 +133,7 @@ class Program:
             elif not status:
                 module.__dict__["__builtins__"] = BUILTINS
                 for check in checks:
-                    self.report_answer(check["nonce"], self.answer(check, module.__dict__))
+                    self.report.add(check["nonce"], self.answer(check, module.__dict__))
             self.flush()
             os._exit(status)
         del module, code  # or the program's objects would not be destroyed
@@ -181,7 +178,7 @@ class Program:
         try:
             side.serve()
         except MemoryError as error:
-            self.report({"failed": "memory"})
+            self.report.fail("memory")
             self.show(error)
             return 1
         return 0
@@ -207,7 +204,7 @@ class Program:
         try:
             code = compile(self.source(), "program.py", "exec", dont_inherit=True)
         except Exception as error:  # whatever the compiler raises
-            self.report({"failed": "compile"})
+            self.report.fail("compile")
             self.show(error)
             os._exit(1)
         if file >= 0:
@@ -230,7 +227,7 @@ class Program:
             exec(code, namespace)
         except SystemExit as exit_:
             if namespace["__name__"] != "__main__":
-                self.report({"failed": "exit"})
+                self.report.fail("exit")
                 return 1
             if exit_.code is None or isinstance(exit_.code, int):
                 number = exit_.code or 0
@@ -238,7 +235,7 @@ class Program:
             print(exit_.code, file=self.err)
             return 1
         except BaseException as error:
-            self.report({"failed": "memory" if isinstance(error, MemoryError) else "exception"})
+            self.report.fail("memory" if isinstance(error, MemoryError) else "exception")
             self.show(error)
             return 1
         return 0
@@ -276,21 +273,6 @@ class Program:
             except BaseException:
                 is_written = False
         return is_written
-
-    def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
-        """Write an answer to the report; only that it is too large, if it is."""
-        try:
-            line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
-        except MemoryError:
-            line = b" " * REPORT_SPARE_BYTES * 64
-        if self.reported_bytes + len(line) > self.order.report_bytes - REPORT_SPARE_BYTES:
-            line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
-        self.reported_bytes += len(line)
-        write_all(self.files.report, line)
-
-    def report(self, line: dict[str, Any]) -> None:
-        """Write a line to the report."""
-        write_all(self.files.report, json.dumps(line).encode() + b"\n")
 
     def show(self, error: BaseException) -> None:
         """Print a traceback that begins with the first line of the program."""

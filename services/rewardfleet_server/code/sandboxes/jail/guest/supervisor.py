@@ -1,9 +1,9 @@
 """The supervisor of a jail. It starts the runs, watches them, and removes what they leave behind.
 
 It never receives programs or outputs: the service puts them into files, whose descriptors go to the
-zygote. A message on the channel is a length and a JSON object. From outside come runs and, during
-one, an empty object to stop it. The supervisor reports when a program falls asleep, and when it
-wakes up: then it is paused until a core is granted.
+zygote. A message on the channel is two lengths, a JSON object and bytes. From outside come runs
+and, during one, an empty object to stop it. The supervisor reports when a program falls asleep, and
+when it wakes up: then it is paused until a core is granted.
 """
 
 import contextlib

@@ -7,7 +7,6 @@ boundary.
 import ast
 import builtins
 import contextlib
-import json
 import linecache
 import os
 import resource
@@ -16,12 +15,12 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from .answers import plain
+from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
-from .descriptors import Order, read_order, write_all
-from .program import REPORT_SPARE_BYTES, close_others, show
-from .proxies import CallableProxy, Proxy
+from .descriptors import Order, read_order
+from .program import close_others, show
+from .proxies import Proxy
 
 #: Descriptors that precede those of this process.
 _OF_PROGRAM = 8
@@ -91,7 +90,7 @@ class ProgramModule(types.ModuleType):
 
 
 def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
-    """Evaluate the tests of a run; see `worker.Worker` for the descriptors."""
+    """Evaluate the tests of a run; see `run_files.RunFiles` for the descriptors."""
     link, order_file, stdin, err, report = descriptors[_OF_PROGRAM:]
     order = read_order(order_file)
     # The values that cross are in the memory of both processes, and here also as JSON.
@@ -101,10 +100,9 @@ def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     close_others((link, report))
     confinement.apply(order.cpu_s, order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
-    try:
+    with contextlib.suppress(Gone):  # the program has ended
         Tester(order, TestSide(link), report).run()
-    except Gone:  # the program has ended
-        sys.stderr.flush()
+    sys.stdout.flush()
     os._exit(0)
 
 
@@ -120,8 +118,7 @@ class Tester:
     def __init__(self, order: Order, side: TestSide, report: int) -> None:
         self.order = order
         self.side = side
-        self.report = report
-        self.reported_bytes = 0
+        self.report = Report(report, order.report_bytes)
         self.namespace = Namespace(side)
         self.names: set[str] = set()
         self.used_by_setup: set[str] = set()
@@ -153,9 +150,8 @@ class Tester:
             answer["objects"] = self.side.objects_crossed
             if self.side.decided_by:
                 answer["inside"] = min(self.side.decided_by)[:100]
-            self.report_answer(check["nonce"], answer)
+            self.report.add(check["nonce"], answer)
             err.flush()
-        sys.stdout.flush()
 
     def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:  # noqa: PLR0911 - one for each end
         """Do one check; return whether it held, or a value, or what was raised."""
@@ -168,7 +164,7 @@ class Tester:
             self.take_tested_names(source)
             if "value" in check:
                 value = eval(compile(source, "test.py", "eval"), self.namespace)
-                if isinstance(value, (Proxy, CallableProxy)):
+                if isinstance(value, Proxy):
                     return {"value": {"other": object.__getattribute__(value, "_kind")}}
                 return {"value": plain(value)}
             exec(compile(source, "test.py", "exec"), self.namespace)
@@ -215,14 +211,6 @@ class Tester:
     def is_free(self, name: str) -> bool:
         """Return whether only the program can have a name."""
         return not hasattr(builtins, name) and not dict.__contains__(self.namespace, name)
-
-    def report_answer(self, nonce: str, answer: dict[str, Any]) -> None:
-        """Write an answer to the report; only that it is too large, if it is."""
-        line = json.dumps({"nonce": nonce, **answer}).encode() + b"\n"
-        if self.reported_bytes + len(line) > self.order.report_bytes - REPORT_SPARE_BYTES:
-            line = json.dumps({"nonce": nonce, "too_large": True}).encode() + b"\n"
-        self.reported_bytes += len(line)
-        write_all(self.report, line)
 
 
 def is_of_boundary(error: BaseException) -> bool:
