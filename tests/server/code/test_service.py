@@ -246,6 +246,24 @@ def test_a_program_whose_jail_dies_twice_has_failed(level: str):
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_jail_whose_zygote_has_died_is_replaced_at_once(level: str):
+    def command(pid: int) -> bytes:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    with served_code(level, workers=1) as service:
+        before = service.verdict("print(1)", stdio(("", "1")))
+        supervisors = {pid for pid in descendants() if b"\0utf8\0-\0" in command(pid)}
+        forks = {fork for pid in supervisors for fork in descendants(pid, depth=1) & supervisors}
+        zygotes = {fork for fork in forks if not descendants(fork)}
+        for pid in zygotes:
+            os.kill(pid, signal.SIGKILL)
+        started = time.monotonic()
+        after = service.verdict("print(2)", stdio(("", "2")), limits={**LIMITS, "wall_s": 30})
+        assert (before, after) == ("accepted", "accepted")
+        assert zygotes and time.monotonic() - started < 10
+
+
 def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.MonkeyPatch):
     """It is retryable, without a score, and ends as soon as a jail can start again."""
     before = descendants()
