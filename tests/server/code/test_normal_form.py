@@ -30,6 +30,9 @@ import pytest
 
 from rewardfleet_server.code.normal_form import LARGEST, eyes, normal_form
 
+#: Before any program has run here: some of them add a name, e.g. `_`.
+BUILT_IN = frozenset(dir(builtins))
+
 DATA = Path(__file__).parents[2] / "data" / "normal_form"
 
 
@@ -234,9 +237,7 @@ class Bytecode:
         self.renamed: set[str] = set()
         if level == "stdin":
             self.renamed = {
-                name
-                for name in stored(code)
-                if not hasattr(builtins, name) and not name.startswith("__")
+                name for name in stored(code) if name not in BUILT_IN and not name.startswith("__")
             }
         self.lines = list(self.read(code, {}, public=True))
 
