@@ -11,7 +11,7 @@ import hashlib
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
@@ -21,6 +21,7 @@ from rewardfleet_server.cache.single_flight import SingleFlight
 from .packages import how_to_add
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
 from .settings import CodeSettings
+from .submission import SHORT_TEXT
 from .verdict import encoded, failure
 
 #: Tests that worked, whose digests are held in memory.
@@ -72,18 +73,15 @@ class Preflight:
             Unavailable: Their jail died.
         """
         cases = tests.cases if isinstance(tests, AssertTests) else []
-        sources = {
-            f"tests.cases.{index}": case for index, case in enumerate(cases) if _WORDS.search(case)
-        }
-        if not sources and not tests.setup:
+        if not tests.setup and not cases:
             return
-        script = await asyncio.to_thread(_script, sources, tests.setup)
         stdin = encoded(tests.cases[0].stdin) if isinstance(tests, StdioTests) else b""
-        digest = hashlib.sha256(f"{limits} {len(stdin)} {len(tests.setup)}".encode())
-        for part in (stdin, encoded(tests.setup), encoded(script)):
-            digest.update(part)
-        key = digest.hexdigest()
-        if key in self._checked:
+        if sum(map(len, (tests.setup, stdin, *cases))) <= SHORT_TEXT:
+            prepared = _prepare(cases, tests.setup, stdin, limits)
+        else:
+            prepared = await asyncio.to_thread(_prepare, cases, tests.setup, stdin, limits)
+        key, script = prepared
+        if not script or key in self._checked:
             return
         if isinstance(tests, StdioTests):
             job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
@@ -127,10 +125,20 @@ class Preflight:
         return f"{message}; to add a package: {how_to_add(self._settings, module[1])}"
 
 
-def _script(sources: Mapping[str, str], setup: str) -> str:
-    """Return a program that compiles sources, by their names, and makes all imports."""
+def _prepare(cases: Sequence[str], setup: str, stdin: bytes, limits: RunLimits) -> tuple[str, str]:
+    """Return a digest of tests, and a program that compiles the cases and makes all imports.
+
+    The program is empty if nothing can fail.
+    """
+    sources = {f"tests.cases.{n}": case for n, case in enumerate(cases) if _WORDS.search(case)}
+    if not sources and not setup:
+        return "", ""
     compiled = [f"compile({source!r}, {name!r}, 'exec')" for name, source in sources.items()]
-    return "\n".join([*compiled, import_statements([setup, *sources.values()])])
+    script = "\n".join([*compiled, import_statements([setup, *sources.values()])])
+    digest = hashlib.sha256(f"{limits} {len(stdin)} {len(setup)}".encode())
+    for part in (stdin, encoded(setup), encoded(script)):
+        digest.update(part)
+    return digest.hexdigest(), script
 
 
 def import_statements(sources: Iterable[str]) -> str:

@@ -31,15 +31,13 @@ from .datasets.rows import read_row
 from .preflight import Preflight
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
-from .submission import Submission, SubmissionRun, why_no_program
+from .submission import SHORT_TEXT, Submission, SubmissionRun, why_no_program
 from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 #: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
 #: Maximum number of suspicions that one score lists.
 _MAX_SUSPICIONS = 20
-#: Characters of texts that are parsed on the event loop, which takes less than a millisecond.
-_SHORT_TEXT = 20_000
 
 
 class CodeScorer:
@@ -72,7 +70,7 @@ class CodeScorer:
             InvalidRequest: A limit exceeds its ceiling.
         """
         texts = (request.revision, request.critique or "", request.original_program or "")
-        if sum(map(len, texts)) <= _SHORT_TEXT:
+        if sum(map(len, texts)) <= SHORT_TEXT:
             submission = Submission.of(request)
         else:
             submission = await asyncio.to_thread(Submission.of, request)

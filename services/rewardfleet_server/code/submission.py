@@ -13,6 +13,8 @@ from .extract import extract_program
 from .sandboxes import ProgramRun, RunLimits, RunResult
 from .verdict import CheckerFiles, TestRun
 
+#: Characters of texts that are parsed on the event loop, which takes less than a millisecond.
+SHORT_TEXT = 20_000
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
 #: Wall time of all runs, as a multiple of their CPU time.
