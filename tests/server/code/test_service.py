@@ -18,13 +18,21 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, blocking, code_request
+from rewardfleet.wire.code import CodeTiming
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cli import main
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail import isolation, pool
-from rewardfleet_server.code.sandboxes.jail.guest.supervisor import Supervisor, receive
+from rewardfleet_server.code.sandboxes.jail.guest.descriptors import ORDER
+from rewardfleet_server.code.sandboxes.jail.guest.supervisor import Supervisor
+from rewardfleet_server.code.sandboxes.jail.guest.zygote import STARTED
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
-from rewardfleet_server.code.sandboxes.jail.worker import JailUnavailable, Worker, WorkerConfig
+from rewardfleet_server.code.sandboxes.jail.worker import (
+    JailUnavailable,
+    Worker,
+    WorkerConfig,
+    _send,
+)
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
@@ -285,20 +293,44 @@ def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.Mon
 def test_a_fork_that_fails_is_an_internal_failure():
     ours, theirs = socket.socketpair()
     orders, zygote = socket.socketpair()
-    pids, writer = os.pipe()
-    os.write(writer, (-1).to_bytes(4, "little", signed=True))  # as the zygote then reports
+    runs, writer = os.pipe()
     worker = Worker(WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
     worker._channel, worker._zygote = ours, orders
+
+    def fail_and_serve() -> None:
+        message, files, _, _ = socket.recv_fds(zygote, ORDER.size, 16)
+        for file in files:
+            os.close(file)
+        os.write(writer, message + STARTED.pack(0, -1, 0))  # as the zygote then reports
+        Supervisor(theirs, runs, [], []).serve()
+
     with ThreadPoolExecutor(1) as threads:
-        served = threads.submit(lambda: Supervisor(theirs, pids, [], []).serve(receive(theirs)[0]))
+        served = threads.submit(fail_and_serve)
         with pytest.raises(JailUnavailable, match="no process can be made now"):
             worker.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
         served.result()
     for end in (theirs, zygote):
         end.close()
-    os.close(pids)
+    os.close(runs)
     os.close(writer)
     assert worker._channel is None  # the next job gets a new jail
+
+
+async def test_a_stop_that_overtakes_its_run_ends_it():
+    """The run goes through the zygote, and the stop straight to the supervisor."""
+    jails = pool.build(CodeSettings(isolation="landlock", workers=1))
+    worker = jails._workers[0]
+    results: list[RunResult] = []
+    job = Job("while True: pass", [ProgramRun()], RunLimits(60, 60, 2**28, 2**20))
+    try:
+        for number in (worker._run_number, worker._run_number + 1):  # an earlier run, and the next
+            _send(worker._channel, {"stop": number})
+        started = time.monotonic()
+        await jails.run(job, lambda result: results.append(result) is None, CodeTiming())
+    finally:
+        await jails.aclose()
+    assert results[0].stopped == "caller"
+    assert time.monotonic() - started < 10
 
 
 def test_a_sandbox_that_fails_is_an_error_without_a_score():

@@ -30,6 +30,7 @@ from rewardfleet_server.tracing import stage
 
 from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
 from .jail.guest import loader
+from .jail.run_files import prints_last
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +81,9 @@ outputs = map(opened, ("stdout", "stderr", "report"))
 files = program.ProgramFiles(source, -1, stdin_file, *outputs, -1, arguments)
 del given, text, stdin
 streams.open_streams()
-order = descriptors.Order(**fields)
-Guest(order, files, confine).run()
+script = descriptors.Script(fields.pop("setup"), fields.pop("checks"))
+order = descriptors.Order(number=0, tests_apart=False, has_script=True, **fields)
+Guest(order, script, files, confine).run()
 """
 #: The line that the guest appends to the report.
 _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')
@@ -193,10 +195,12 @@ class Fusion:
         limits = job.limits
         order = {
             "source": job.program,
+            "wall_s": limits.wall_s,
             "cpu_s": limits.cpu_s,
             "memory_bytes": limits.memory_bytes,
             "output_bytes": limits.output_bytes,
             "report_bytes": MAX_REPORT_BYTES,
+            "prints_last": prints_last(job.program + run.setup),
             "setup": run.setup,
             "checks": [check.as_json() for check in run.checks],
             "arguments": list(arguments),

@@ -1,19 +1,53 @@
 """The files of a run, in memory. Their descriptors are all that a jail gets of a submission."""
 
 import fcntl
+import json
 import os
+import re
 import socket
-from contextlib import ExitStack
+from collections.abc import Sequence
 
-from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Job, ProgramRun
+from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Job, ProgramRun
 
-from .guest.descriptors import ALL_SEALS, Order, contents, encode_order, write_all
+from .guest.descriptors import ALL_SEALS, ORDER, Order, contents, write_all
 
 #: Checks that are made by a process of their own.
 _TESTED_APART = {"assert", "value"}
+#: Programs whose objects may print when they are destroyed, e.g. files and generators. Destroying
+#: the objects of all others would take some of them a third of their time, for nothing.
+_PRINTS_LAST = re.compile(
+    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|type\(|__class__|detach|weakref|yield|async"
+    r"|exec|eval|__import__|import_module"
+)
 
 
-class ProgramFiles:
+class MemoryFiles:
+    """Files in memory, which are closed together."""
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+
+    def add(self, content: bytes = b"", *, sealable: bool = False) -> int:
+        """Return the descriptor of a new file.
+
+        Raises:
+            OSError: The service has too many open files, or no memory.
+        """
+        flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
+        file = os.memfd_create("run", flags)
+        self._opened.append(file)
+        if content:
+            write_all(file, content)
+            os.lseek(file, 0, os.SEEK_SET)
+        return file
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._opened:
+            os.close(self._opened.pop())
+
+
+class ProgramFiles(MemoryFiles):
     """The files that all runs of a program share.
 
     Args:
@@ -22,17 +56,22 @@ class ProgramFiles:
     Attributes:
         source: Descriptor of the source code, which cannot be changed.
         code: Descriptor of a file for the compiled program, which the first run seals.
+        prints_last: Whether the program may print when its objects are destroyed.
 
     Raises:
         OSError: The service has too many open files, or no memory.
     """
 
     def __init__(self, program: str) -> None:
-        with ExitStack() as files:
-            self.source = _memory_file(files, program.encode(errors="surrogatepass"), sealable=True)
+        super().__init__()
+        self.prints_last = prints_last(program)
+        try:
+            self.source = self.add(program.encode(errors="surrogatepass"), sealable=True)
             fcntl.fcntl(self.source, fcntl.F_ADD_SEALS, ALL_SEALS)
-            self.code = _memory_file(files, sealable=True)
-            self.close = files.pop_all().close
+            self.code = self.add(sealable=True)
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self) -> None:
         """Prepare for another attempt of the first run, whose jail died."""
@@ -41,7 +80,7 @@ class ProgramFiles:
             os.lseek(self.code, 0, os.SEEK_SET)
 
 
-class RunFiles:
+class RunFiles(MemoryFiles):
     """The files of one run. What it writes can be read once it has ended.
 
     Args:
@@ -49,56 +88,68 @@ class RunFiles:
         job: Has its limits.
         run: Its input and checks.
 
-    Attributes:
-        tests_apart: Whether the checks are made by a process of their own.
-
     Raises:
         OSError: The service has too many open files, or no memory.
     """
 
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
-        self.tests_apart = any(check.kind in _TESTED_APART for check in run.checks)
-        self._limits = limits = job.limits
-        order = Order(
-            limits.cpu_s,
-            limits.memory_bytes,
-            limits.output_bytes,
-            MAX_REPORT_BYTES,
-            run.setup,
-            [check.as_json() for check in run.checks],
-        )
-        own_order = order._replace(checks=(), tests_apart=True) if self.tests_apart else order
+        super().__init__()
+        self._limits = job.limits
+        self._tests_apart = any(check.kind in _TESTED_APART for check in run.checks)
+        own_checks = () if self._tests_apart else run.checks
+        self._has_script = bool(run.setup or own_checks)
+        self._prints_last = program.prints_last or prints_last(run.setup)
         self._links: tuple[socket.socket, ...] = ()
-        self._test_err = self._test_report = -1
-        with ExitStack() as files:
-            first = [_memory_file(files, each) for each in (encode_order(own_order), run.stdin)]
-            self._out, self._err, self._report = (_memory_file(files) for _ in range(3))
-            # An open file of its own: a position that a run leaves in it reaches no other one.
-            source = os.open(f"/proc/self/fd/{program.source}", os.O_RDONLY | os.O_CLOEXEC)
-            files.callback(os.close, source)
-            self._sent = [*first, self._out, self._err, source, program.code, self._report]
-            if self.tests_apart:
-                self._add_tests(files, order)
+        try:
+            stdin = self.add(run.stdin)
+            self._out, self._err, self._report = self.add(), self.add(), self.add()
+            self._sent = [stdin, self._out, self._err, program.source, program.code, self._report]
+            if self._has_script:
+                self._sent.append(self.add(_script(run.setup, own_checks)))
+            if self._tests_apart:
+                self._add_tests(run)
             else:
-                self._sent += [_memory_file(files, file) for file in run.files]
-            self.close = files.pop_all().close
+                self._sent += map(self.add, run.files)
+        except BaseException:
+            self.close()
+            raise
 
-    def _add_tests(self, files: ExitStack, order: Order) -> None:
+    def _add_tests(self, run: ProgramRun) -> None:
+        script, stdin = self.add(_script(run.setup, run.checks)), self.add()
+        self._test_err, self._test_report = self.add(), self.add()
         self._links = socket.socketpair()
-        for link in self._links:
-            files.enter_context(link)
-        test_order, stdin = _memory_file(files, encode_order(order)), _memory_file(files)
-        self._test_err, self._test_report = _memory_file(files), _memory_file(files)
         self._sent += [link.fileno() for link in self._links]
-        self._sent += [test_order, stdin, self._test_err, self._test_report]
+        self._sent += [script, stdin, self._test_err, self._test_report]
 
-    def send(self, zygote: socket.socket) -> None:
-        """Let a zygote start the processes of the run, in `zygote.ROLES`.
+    def close(self) -> None:
+        """Close all files."""
+        super().close()
+        for link in self._links:
+            link.close()
+
+    def send(self, zygote: socket.socket, number: int) -> None:
+        """Let a zygote start the processes of the run.
+
+        Args:
+            zygote: Leads to the zygote.
+            number: Of the run, for those who stop it.
 
         Raises:
             OSError: The zygote has ended.
         """
-        socket.send_fds(zygote, [b"t" if self.tests_apart else b"p"], self._sent)
+        limits = self._limits
+        order = Order(
+            number,
+            self._tests_apart,
+            self._has_script,
+            self._prints_last,
+            limits.wall_s,
+            limits.cpu_s,
+            limits.memory_bytes,
+            limits.output_bytes,
+            MAX_REPORT_BYTES,
+        )
+        socket.send_fds(zygote, [ORDER.pack(*order)], self._sent)
         for link in self._links:  # so that each process notices the end of the other
             link.close()
 
@@ -106,7 +157,7 @@ class RunFiles:
         """Return what the run wrote, by the fields of a `RunResult`."""
         most = self._limits.output_bytes + 1
         stderr = contents(self._err, most)
-        if not self.tests_apart:
+        if not self._tests_apart:
             report: bytes | None = None
         else:
             stderr += contents(self._test_err, most)
@@ -119,11 +170,10 @@ class RunFiles:
         }
 
 
-def _memory_file(files: ExitStack, content: bytes = b"", *, sealable: bool = False) -> int:
-    flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
-    file = os.memfd_create("run", flags)
-    files.callback(os.close, file)
-    if content:
-        write_all(file, content)
-        os.lseek(file, 0, os.SEEK_SET)
-    return file
+def prints_last(source: str) -> bool:
+    """Return whether a program may print when its objects are destroyed."""
+    return _PRINTS_LAST.search(source) is not None
+
+
+def _script(setup: str, checks: Sequence[Check]) -> bytes:
+    return json.dumps([setup, [check.as_json() for check in checks]]).encode()

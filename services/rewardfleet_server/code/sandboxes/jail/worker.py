@@ -102,7 +102,7 @@ class Worker:
         self._channel: socket.socket | None = None
         self._zygote: socket.socket | None = None
         self._stopped = threading.Event()
-        self._sending = threading.Lock()
+        self._run_number = 0
         self._turn: Turn | None = None
         self.handshake: Mapping[str, Any] = {}
 
@@ -296,14 +296,11 @@ class Worker:
 
     def _send_stop(self) -> None:
         channel = self._channel
-        # If another thread is sending, it checks `_stopped` afterwards.
-        if channel is not None and self._sending.acquire(blocking=False):
+        if channel is not None:
             try:
-                _send(channel, {})
+                _send(channel, {"stop": self._run_number})
             except JailDied:
                 log.debug("the jail to stop has ended already")
-            finally:
-                self._sending.release()
 
     def close(self) -> None:
         """End the jail."""
@@ -321,30 +318,18 @@ class Worker:
         if self._turn is not None and self._turn.is_lent:  # the last run slept when it ended
             self._turn.take()
         files = RunFiles(program, job, run)
-        self._send(files, job.limits)
-        return files
-
-    def _send(self, files: RunFiles, limits: RunLimits) -> None:
         channel, zygote = self._channel, self._zygote
         if channel is None or zygote is None:
-            return
-        order = {
-            "processes": 2 if files.tests_apart else 1,
-            "cpu_s": limits.cpu_s,
-            "wall_s": limits.wall_s,
-        }
-        channel.settimeout(limits.wall_s + _GRACE_S)
+            return files
+        self._run_number += 1
+        channel.settimeout(job.limits.wall_s + _GRACE_S)
         try:
-            files.send(zygote)
-            self._send_order(channel, order)
-        except (OSError, JailDied):
-            self.close()  # if only one of the two has died, the other would wait
-
-    def _send_order(self, channel: socket.socket, message: Mapping[str, Any]) -> None:
-        with self._sending:
-            _send(channel, message)
-        if self._stopped.is_set():
+            files.send(zygote, self._run_number)
+        except OSError:
+            self.close()
+        if self._stopped.is_set():  # maybe before there was this number
             self._send_stop()
+        return files
 
     def _receive_report(self) -> Mapping[str, Any]:
         """Return the report of the supervisor on a run."""
@@ -367,7 +352,9 @@ class Worker:
         elif turn is not None and turn.is_lent:
             turn.take()
         if not asleep and not self._stopped.is_set():
-            self._send_order(channel, {"core": True})
+            _send(channel, {"core": True})
+        if self._stopped.is_set():
+            self._send_stop()
 
 
 def _is_closed(channel: socket.socket) -> bool:

@@ -31,8 +31,9 @@ for name, source in SOURCES.items():
     module = types.ModuleType("rewardfleet_guest." + name)
     module.__package__ = "rewardfleet_guest"
     sys.modules[module.__name__] = module
-    exec(compile(source, name + ".py", "exec"), module.__dict__)
+    exec(compile(source, name + ".py", "exec", optimize=2), module.__dict__)
     setattr(package, name, module)
+del SOURCES, source
 """
 
 

@@ -1,9 +1,10 @@
-"""Files in memory, by their descriptors: reading, writing, and the order of a run."""
+"""Files in memory, by their descriptors, and what the processes of a run are to do."""
 
 import fcntl
 import json
 import os
 import struct
+import sys
 from typing import Any, NamedTuple
 
 #: The seals of a file in memory that cannot be changed any more.
@@ -12,7 +13,7 @@ ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.
 
 def contents(file: int, most: int) -> bytes:
     """Return the first bytes of a file."""
-    size = min(os.fstat(file).st_size, most)
+    size = min(os.lseek(file, 0, os.SEEK_END), most)
     parts, start = [], 0
     while start < size:
         part = os.pread(file, size - start, start)
@@ -25,7 +26,7 @@ def contents(file: int, most: int) -> bytes:
 
 def read_all(file: int) -> bytes:
     """Return a complete file."""
-    return contents(file, os.fstat(file).st_size)
+    return contents(file, sys.maxsize)
 
 
 def write_all(file: int, content: bytes | bytearray | memoryview) -> None:
@@ -36,44 +37,51 @@ def write_all(file: int, content: bytes | bytearray | memoryview) -> None:
 
 
 class Order(NamedTuple):
-    """What a process of a run is to do.
+    """The message that starts a run. It has none of the submission's data.
+
+    What is in it is cheap to read: every run does so in a new process, in which each page of memory
+    that it touches is copied.
 
     Attributes:
+        number: Of the run.
+        tests_apart: Whether another process evaluates the checks.
+        has_script: Whether there is a file with a `Script` for the program's process.
+        prints_last: Whether the program may print when its objects are destroyed.
+        wall_s: Seconds of wall time.
         cpu_s: Seconds of CPU time.
         memory_bytes: Memory in addition to the interpreter's own.
         output_bytes: Size of any file that is written.
         report_bytes: Size of the report.
-        setup: Source code that runs first.
-        checks: Evaluated after the program, by this process.
-        tests_apart: Whether another process evaluates the checks.
     """
 
+    number: int
+    tests_apart: bool
+    has_script: bool
+    prints_last: bool
+    wall_s: float
     cpu_s: float
     memory_bytes: int
     output_bytes: int
     report_bytes: int
+
+
+#: An order as bytes.
+ORDER = struct.Struct("=Q???ddQQQ")
+
+
+class Script(NamedTuple):
+    """Code of the tests that a process of a run executes.
+
+    Attributes:
+        setup: Source code that runs first.
+        checks: Evaluated after the program.
+    """
+
     setup: str = ""
     checks: Any = ()
-    tests_apart: bool = False
 
 
-#: The numbers of an order, and the size of its setup. What follows is cheap to read: every run
-#: does so in a new process, in which each page of memory that it touches is copied.
-_ORDER = struct.Struct("=dQQQ?I")
-
-
-def encode_order(order: Order) -> bytes:
-    """Return an order as bytes."""
-    setup = order.setup.encode(errors="surrogatepass")
-    numbers = _ORDER.pack(*order[:4], order.tests_apart, len(setup))
-    return b"".join((numbers, setup, json.dumps(order.checks).encode() if order.checks else b""))
-
-
-def read_order(file: int) -> Order:
-    """Return the order in a file."""
-    content = read_all(file)
-    cpu_s, memory, output, report, tests_apart, size = _ORDER.unpack_from(content)
-    checks = content[_ORDER.size + size :]
-    setup = content[_ORDER.size : _ORDER.size + size].decode(errors="surrogatepass")
-    parsed = json.loads(checks) if checks else ()
-    return Order(cpu_s, memory, output, report, setup, parsed, tests_apart)
+def read_script(file: int) -> Script:
+    """Return the script in a file."""
+    setup, checks = json.loads(read_all(file))
+    return Script(setup, checks)

@@ -14,7 +14,6 @@ import itertools
 import linecache
 import marshal
 import os
-import re
 import resource
 import sys
 import threading
@@ -26,19 +25,13 @@ from typing import Any, NamedTuple, NoReturn
 from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
-from .descriptors import ALL_SEALS, Order, encode_order, read_all, read_order, write_all
+from .descriptors import ALL_SEALS, ORDER, Order, Script, read_all, read_script, write_all
 
 #: The program may replace these.
 BUILTINS = dict(vars(builtins))
 COMPILE, EVAL, EXEC = compile, eval, exec
 #: The exit status of Python if its last output could not be written.
 LOST_OUTPUT = 120
-#: Programs whose objects may print when they are destroyed, e.g. files and generators. Destroying
-#: the objects of all others would take some of them a third of their time, for nothing.
-PRINTS_LAST = re.compile(
-    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|type\(|__class__|detach|weakref|yield|async"
-    r"|exec|eval|__import__|import_module"
-)
 #: CPython optimizes a function after eight calls, and its instructions after some more.
 _WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
@@ -68,14 +61,15 @@ class ProgramFiles(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def run_program(confinement: Confinement, descriptors: list[int]) -> NoReturn:
+def run_program(confinement: Confinement, order: Order, descriptors: tuple[int, ...]) -> NoReturn:
     """Become the program; see `run_files.RunFiles` for the descriptors."""
-    order = read_order(descriptors[0])
-    stdin, out, err, source, code, report, *others = descriptors[1:]
+    stdin, out, err, source, code, report, *others = descriptors
+    script = read_script(others.pop(0)) if order.has_script else Script()
     link = others[0] if order.tests_apart else -1
     arguments = () if order.tests_apart else tuple(others)
     files = ProgramFiles(source, code, stdin, out, err, report, link, arguments)
-    Program(order, files, lambda: confinement.apply(order.cpu_s, order.memory_bytes)).run()
+    confine = functools.partial(confinement.apply, order.cpu_s, order.memory_bytes)
+    Program(order, script, files, confine).run()
 
 
 def warm_up() -> None:
@@ -83,19 +77,19 @@ def warm_up() -> None:
 
     Otherwise each run would do so again, and copy the pages of memory that this changes.
     """
-    order, code = os.memfd_create("order"), os.memfd_create("code", os.MFD_ALLOW_SEALING)
-    write_all(order, encode_order(Order(1.0, 1, 1, 1)))
-    write_all(code, marshal.dumps(compile("pass", "program.py", "exec")))
+    code = os.memfd_create("code", os.MFD_ALLOW_SEALING)
+    write_all(code, marshal.dumps(("pass", compile("pass", "program.py", "exec"))))
     fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
+    message = ORDER.pack(*Order(0, False, False, False, 1.0, 1.0, 1, 1, 1))
     for _ in range(_WARM_UPS):
-        files = ProgramFiles(order, os.dup(code), 0, 1, 2, -1, -1, ())
-        program = Program(read_order(order), files, lambda: None)
+        files = ProgramFiles(os.dup(code), os.dup(code), 0, 1, 2, -1, -1, ())
+        order = Order._make(ORDER.unpack(message))
+        program = Program(order, Script(), files, lambda: None)
         module = program.module()
         program.run_source(program.compiled(), module.__dict__, None)
         program.flush()
     del sys.modules["program"]
     linecache.clearcache()
-    os.close(order)
     os.close(code)
 
 
@@ -104,12 +98,20 @@ class Program:
 
     Args:
         order: What to do.
+        script: The code of the tests for this process.
         files: The files of the run.
         confine: Takes the limits on CPU time and memory.
+
+    Attributes:
+        source: The source code of the program, once that is read.
     """
 
-    def __init__(self, order: Order, files: ProgramFiles, confine: Callable[[], None]) -> None:
+    def __init__(
+        self, order: Order, script: Script, files: ProgramFiles, confine: Callable[[], None]
+    ) -> None:
         self.order = order
+        self.script = script
+        self.source = ""
         self.files = files
         self.confine = confine
         self.out, self.err = sys.stdout, sys.stderr
@@ -120,7 +122,7 @@ class Program:
         take_files(self.files)
         self.confine()
         code = self.compiled()
-        checks = self.order.checks
+        checks = self.script.checks
         is_module = bool(checks) or self.files.link >= 0  # tested programs are imported
         report_bytes = self.order.report_bytes if checks else 0
         limit(resource.RLIMIT_FSIZE, max(self.order.output_bytes, report_bytes) + 1)
@@ -144,8 +146,8 @@ class Program:
         module = types.ModuleType(name)
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules[name] = module
-        linecache.cache["program.py"] = (self.source,)
-        linecache.cache["setup.py"] = (lambda: self.order.setup,)
+        linecache.cache["program.py"] = (lambda: self.source,)
+        linecache.cache["setup.py"] = (lambda: self.script.setup,)
         sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
         return module
 
@@ -163,7 +165,7 @@ class Program:
         atexit._run_exitfuncs()
         if not self.flush_streams():
             status = LOST_OUTPUT
-        if self.prints_last():
+        if self.order.prints_last:
             if gc.isenabled():
                 gc.collect()  # as Python does; it puts files before the buffers below them
             sys.stdout, sys.stderr = self.out, self.err
@@ -183,32 +185,25 @@ class Program:
             return 1
         return 0
 
-    def prints_last(self) -> bool:
-        """Return whether the program may print when its objects are destroyed."""
-        try:
-            return PRINTS_LAST.search(self.source() + self.order.setup) is not None
-        except OSError:  # it has closed the file
-            return True
-
-    def source(self) -> str:
-        """Return the source code of the program."""
-        return read_all(self.files.source).decode(errors="surrogatepass")
-
     def compiled(self) -> types.CodeType:
         """Return the program's code. The first run compiles it, and seals it for the others."""
         file = self.files.code
+        code: types.CodeType
         if file >= 0 and fcntl.fcntl(file, fcntl.F_GET_SEALS) == ALL_SEALS:
-            loaded: types.CodeType = marshal.loads(read_all(file))
+            self.source, code = marshal.loads(read_all(file))
+            os.close(self.files.source)
             os.close(file)
-            return loaded
+            return code
+        self.source = read_all(self.files.source).decode(errors="surrogatepass")
+        os.close(self.files.source)
         try:
-            code = compile(self.source(), "program.py", "exec", dont_inherit=True)
+            code = compile(self.source, "program.py", "exec", dont_inherit=True)
         except Exception as error:  # whatever the compiler raises
             self.report.fail("compile")
             self.show(error)
             os._exit(1)
         if file >= 0:
-            write_all(file, marshal.dumps(code))
+            write_all(file, marshal.dumps((self.source, code)))
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, ALL_SEALS)
             os.close(file)
         return code
@@ -218,9 +213,9 @@ class Program:
     ) -> int:
         """Run setup and program; return the exit status."""
         try:
-            if self.order.setup:
-                exec(compile(self.order.setup, "setup.py", "exec"), namespace)
-                for check in self.order.checks:
+            if self.script.setup:
+                exec(compile(self.script.setup, "setup.py", "exec"), namespace)
+                for check in self.script.checks:
                     mark_as_given(namespace, check.get("call", ""))
             if side is not None:
                 side.remember_setup()

@@ -1,9 +1,9 @@
-"""The supervisor of a jail. It starts the runs, watches them, and removes what they leave behind.
+"""The supervisor of a jail. It watches the runs, and removes what they leave behind.
 
 It never receives programs or outputs: the service puts them into files, whose descriptors go to the
-zygote. A message on the channel is two lengths, a JSON object and bytes. From outside come runs
-and, during one, an empty object to stop it. The supervisor reports when a program falls asleep, and
-when it wakes up: then it is paused until a core is granted.
+zygote, which reports the processes that it starts. A message on the channel is two lengths, a JSON
+object and bytes. From outside come the numbers of runs to stop. The supervisor reports how a run
+ended, when a program falls asleep, and when it wakes up: then it is paused until a core is granted.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ import os
 import random
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -39,8 +38,10 @@ from .confinement import (
     limit_all_runs,
     restrict_files,
 )
+from .descriptors import ORDER, Order
 from .program import NO_PROCESSES, warm_up
 from .streams import open_streams
+from .zygote import STARTED
 
 LENGTHS = struct.Struct("!II")
 #: The C library's function: Python's own also renews locks of threads that there are none of.
@@ -87,6 +88,8 @@ def main() -> NoReturn:
     confinement = Confinement(run_filter, config["processes"], base_bytes, os.getpid())
     warm_up()
     gc.collect()
+    if hasattr(libc, "malloc_trim"):  # else it is another C library than glibc
+        libc.malloc_trim(0)  # every fork copies the page tables of what is mapped
     gc.freeze()
     if not fork():
         try:
@@ -101,7 +104,7 @@ def main() -> NoReturn:
     handshake = {"landlock": landlock, "python": sys.version.split()[0], "missing": missing}
     send(channel, {**handshake, "environment": environment})
     while True:
-        supervisor.serve(receive(channel)[0])
+        supervisor.serve()
 
 
 def keep_open(number: int) -> socket.socket:
@@ -228,33 +231,46 @@ class Supervisor:
 
     Args:
         channel: Leads to the service.
-        pids: Descriptor from which the process ids of runs are read.
+        runs: Descriptor from which the runs that the zygote started are read.
         writable: Folders that programs may write to.
         kept: Paths in these that are not removed.
+
+    Attributes:
+        stopped: The number of the last run that the service stopped.
     """
 
     def __init__(
-        self, channel: socket.socket, pids: int, writable: list[str], kept: list[str]
+        self, channel: socket.socket, runs: int, writable: list[str], kept: list[str]
     ) -> None:
         self.channel = channel
-        self.pids = pids
+        self.runs = runs
+        self.stopped = -1
+        self.poll = select.poll()
+        self.poll.register(channel, select.POLLIN)
+        self.poll.register(runs, select.POLLIN)
         self.writable = writable
         self.kept = kept
+        # Imported after the zygote has started: what it needs would make every fork slower.
+        self.remove_tree = importlib.import_module("shutil").rmtree
         self.cores = len(os.sched_getaffinity(0))
         self.mounts = self.kept_mounts()
         self.empty = self.used_files()
 
-    def serve(self, order: dict[str, Any]) -> None:
-        """Supervise a run, and report how it ended."""
-        if "cpu_s" not in order:
-            return  # a stop, or a core, that arrived after the end
-        started = time.monotonic()
-        pids = [self.next_pid() for _ in range(order["processes"])]
+    def serve(self) -> None:
+        """Wait for a run, supervise it, and report how it ended."""
+        while self.runs not in (ready := self.ready(None)):
+            if ready:
+                self.receive_stop()  # of a run that has ended, or that the zygote is starting
+        message = os.read(self.runs, ORDER.size + STARTED.size)
+        if not message:
+            os._exit(1)  # the zygote has ended
+        order = Order._make(ORDER.unpack_from(message))
+        started, *pids = STARTED.unpack_from(message, ORDER.size)
+        processes = [Process(pid) for pid in pids if pid > 0]
         if min(pids) < 0:
-            self.end([Process(pid) for pid in pids if pid > 0])
+            self.end(processes)
             send(self.channel, {"refused": "no process can be made now"})
             return
-        processes = [Process(pid) for pid in pids]
         forked = time.monotonic()
         stopped, paused = self.watch(processes, order, started)
         ended = time.monotonic()
@@ -271,34 +287,36 @@ class Supervisor:
         }
         send(self.channel, report)
 
-    def next_pid(self) -> int:
-        """Return the next process id that the zygote reports."""
-        content = os.read(self.pids, 4)
-        if not content:
-            os._exit(1)  # the zygote has ended
-        return int.from_bytes(content, "little", signed=True)
+    def ready(self, timeout_ms: float | None) -> list[int]:
+        """Wait for messages, or the end of a process that is watched; return what is ready."""
+        return [descriptor for descriptor, _ in self.poll.poll(timeout_ms)]
 
-    def watch(
-        self, processes: list[Process], order: dict[str, Any], started: float
-    ) -> tuple[str, float]:
+    def receive_stop(self) -> dict[str, Any]:
+        """Receive a message from the service, and remember which run it stops."""
+        message, _ = receive(self.channel)
+        self.stopped = message.get("stop", self.stopped)
+        return message
+
+    def watch(self, processes: list[Process], order: Order, started: float) -> tuple[str, float]:
         """Wait for the end of a run, or end it; return why it was stopped, and seconds of pauses.
 
         The run ends with its last process: the program, or the one with the tests. While the
         program sleeps, its core is lent to others.
         """
-        last = processes[-1]
-        poll = select.poll()
-        poll.register(last.descriptor, select.POLLIN)
-        poll.register(self.channel, select.POLLIN)
-        stopped, cpu_left, wall_left = "", order["cpu_s"], order["wall_s"]
+        last = processes[-1].descriptor
+        self.poll.register(last, select.POLLIN)
+        stopped, cpu_left, wall_left = "", order.cpu_s, order.wall_s
         asleep, paused, looked, used = False, 0.0, started, 0.0
         while not stopped:
             seconds = max(min(cpu_left / self.cores, LONGEST_LOOK_S), SHORTEST_LOOK_S)
-            events = poll.poll(min(seconds, wall_left) * 1000 + 1)
-            if any(descriptor == last.descriptor for descriptor, _ in events):
+            ready = self.ready(min(seconds, wall_left) * 1000 + 1)
+            if last in ready:
                 break
-            if events:
-                receive(self.channel)
+            if self.runs in ready:
+                os._exit(1)  # the zygote has ended
+            if ready:
+                self.receive_stop()
+            if self.stopped == order.number:
                 stopped = "caller"
             now, used_s = time.monotonic(), [each.cpu_s() for each in processes]
             cpu = sum(used_s)
@@ -307,15 +325,16 @@ class Supervisor:
                 if asleep and not was_asleep:
                     send(self.channel, {"asleep": True})
                 elif was_asleep and not asleep:
-                    stopped = "" if self.wait_for_core(processes) else "caller"
+                    stopped = "" if self.wait_for_core(processes, order.number) else "caller"
                     paused += time.monotonic() - now
                 looked, used = time.monotonic(), cpu
-            cpu_left = order["cpu_s"] - max(used_s)
-            wall_left = started + paused + order["wall_s"] - time.monotonic()
+            cpu_left = order.cpu_s - max(used_s)
+            wall_left = started + paused + order.wall_s - time.monotonic()
             if min(cpu_left, wall_left) <= 0:
                 stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
             elif max(self.used_files(), default=0) > MAX_FILES:
                 stopped = stopped or "files"
+        self.poll.unregister(last)
         self.end(processes, stopped=bool(stopped))
         return stopped, paused
 
@@ -330,13 +349,14 @@ class Supervisor:
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
 
-    def wait_for_core(self, processes: list[Process]) -> bool:
+    def wait_for_core(self, processes: list[Process], number: int) -> bool:
         """Pause a program that woke up until it gets a core; return whether it did."""
         self.signal(processes, signal.SIGSTOP)
         send(self.channel, {"asleep": False})
-        order, _ = receive(self.channel)
+        while "core" not in self.receive_stop() and self.stopped != number:
+            pass
         self.signal(processes, signal.SIGCONT)
-        return bool(order)
+        return self.stopped != number
 
     def signal(self, processes: list[Process], number: int) -> None:
         """Send a signal to processes."""
@@ -375,6 +395,6 @@ class Supervisor:
             if any(path.startswith(entry.path + "/") for path in self.kept):
                 self.empty_folder(entry.path)
             elif entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
+                self.remove_tree(entry.path)
             else:
                 os.unlink(entry.path)

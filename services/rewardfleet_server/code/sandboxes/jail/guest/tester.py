@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
-from .descriptors import Order, read_order
+from .descriptors import Order, Script, read_script
 from .program import close_others, show
 from .proxies import Proxy
 
-#: Descriptors that precede those of this process.
-_OF_PROGRAM = 8
+#: The descriptors of this process are the last ones.
+_DESCRIPTORS = 5
 
 
 #: What `unittest` calls in a module.
@@ -89,10 +89,10 @@ class ProgramModule(types.ModuleType):
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
 
 
-def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
+def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ...]) -> NoReturn:
     """Evaluate the tests of a run; see `run_files.RunFiles` for the descriptors."""
-    link, order_file, stdin, err, report = descriptors[_OF_PROGRAM:]
-    order = read_order(order_file)
+    link, script_file, stdin, err, report = descriptors[-_DESCRIPTORS:]
+    script = read_script(script_file)
     # The values that cross are in the memory of both processes, and here also as JSON.
     order = order._replace(memory_bytes=2 * order.memory_bytes)
     for number, file in enumerate((stdin, err, err)):
@@ -101,7 +101,7 @@ def run_tests(confinement: Confinement, descriptors: list[int]) -> NoReturn:
     confinement.apply(order.cpu_s, order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
-        Tester(order, TestSide(link), report).run()
+        Tester(script, TestSide(link), Report(report, order.report_bytes)).run()
     sys.stdout.flush()
     os._exit(0)
 
@@ -110,15 +110,15 @@ class Tester:
     """Evaluates the tests of a run.
 
     Args:
-        order: What to do.
+        script: Setup and checks.
         side: Leads to the program.
-        report: Descriptor of the file for the answers.
+        report: For the answers.
     """
 
-    def __init__(self, order: Order, side: TestSide, report: int) -> None:
-        self.order = order
+    def __init__(self, script: Script, side: TestSide, report: Report) -> None:
+        self.script = script
         self.side = side
-        self.report = Report(report, order.report_bytes)
+        self.report = report
         self.namespace = Namespace(side)
         self.names: set[str] = set()
         self.used_by_setup: set[str] = set()
@@ -128,9 +128,9 @@ class Tester:
         err = sys.stderr
         sys.modules["program"] = sys.modules["__main__"] = ProgramModule(self.namespace)
         sys.argv = ["program.py"]
-        linecache.cache["setup.py"] = (lambda: self.order.setup,)
+        linecache.cache["setup.py"] = (lambda: self.script.setup,)
         try:
-            exec(compile(self.order.setup, "setup.py", "exec"), self.namespace)
+            exec(compile(self.script.setup, "setup.py", "exec"), self.namespace)
         except BaseException as error:
             show(error, err)
             return
@@ -138,10 +138,10 @@ class Tester:
             if isinstance(value, type) and value.__module__ == "program":
                 self.side.classes[name] = value
                 self.side.class_names[value] = name
-        self.used_by_setup = used_names(self.order.setup)
+        self.used_by_setup = used_names(self.script.setup)
         self.names = set(self.side.wait_for_program())
         self.namespace.program_has_run = True
-        for check in self.order.checks:
+        for check in self.script.checks:
             self.side.decided_by.clear()
             self.side.objects_crossed = False
             self.side.raised.clear()
