@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode example-episode serve lock
+.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools example-episode serve lock
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed jail packages
@@ -59,6 +59,9 @@ bench-code: install  ## speed of the code service, next to bare interpreters
 
 bench-episode: install  ## speed of the episode service, next to bare parsing and arithmetic
 	$(BIN)/python tests/bench/episode.py
+
+bench-tools: install  ## speed of the tools service, next to its pure function
+	$(BIN)/python tests/bench/tools.py $(TOOLRL)
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png

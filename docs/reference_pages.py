@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rewardfleet.wire.errors import (
@@ -22,12 +23,14 @@ from rewardfleet_server.episode.app import episode_service
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.flags import flag_of, metavar_of, shown_default
 from rewardfleet_server.http.body import FILE_FIELD
-from rewardfleet_server.http.routes import Service, all_routes
+from rewardfleet_server.http.routes import Routes, Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import SqliteRunState
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings
 from rewardfleet_server.telemetry import Telemetry
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
+from rewardfleet_server.tools.app import tools_service
+from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import video_service
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -67,13 +70,21 @@ _HEADERS = (
 )
 
 
+#: The label of a service's own metrics.
+_LABELS = {
+    "episode": "`temperature`: to the nearest tenth, up to 2.0",
+    "tools": "`run`: one of the 32 runs whose budgets this process changed last",
+}
+
+
 def services() -> dict[str, Service[Any, Any]]:
     """Return every service, with a fake backend."""
-    episode = EpisodeSettings()
+    episode, tools = (SqliteRunState(Path(":memory:")) for _ in range(2))
     return {
         "video": video_service(VideoSettings(), {"reference": FakeJudge()}),
         "code": code_service(CodeSettings(), FakeSandbox()),
-        "episode": episode_service(episode, SqliteRunState(episode.run_state_file)),
+        "episode": episode_service(EpisodeSettings(), episode),
+        "tools": tools_service(ToolsSettings(), tools),
     }
 
 
@@ -130,7 +141,6 @@ def metrics_page() -> str:
     for name, service in services().items():
         families = [family for each in service.collectors for family in each.collect()]
         if families:
-            labels = "`temperature`: to the nearest tenth, up to 2.0"
             own = [
                 (
                     f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
@@ -139,7 +149,7 @@ def metrics_page() -> str:
                 )
                 for family in families
             ]
-            parts += [f"## Service `{name}`", f"Label {labels}."]
+            parts += [f"## Service `{name}`", f"Label {_LABELS[name]}."]
             parts.append(_table(("metric", "type", ""), own))
     return _page(parts)
 
@@ -199,12 +209,14 @@ def _service_parts(service: Service[Any, Any]) -> Iterator[str]:
         telemetry=Telemetry("docs", admission),
     )
     models: dict[str, Mapping[str, Any]] = {}
-    for route in all_routes(service, engine).values():
-        yield f"### POST {route.path}"
+    for route in Routes(service, engine):
+        yield f"### {route.method} {route.path}"
         yield f"{route.description}."
         if route.decode_form is not None:
             yield _FORM_NOTE
         for title, model in (("Request", route.request_model), ("Response", route.response_model)):
+            if model is None:
+                continue
             schema = model.model_json_schema(mode=_mode(title))
             models |= schema.get("$defs", {})
             yield f"{title}:"

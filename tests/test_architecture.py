@@ -42,6 +42,7 @@ LAZY = {
     CLIENT / "adapters" / "verl_agent.py": TRAINERS,
     CLIENT / "adapters" / "simplevla.py": TRAINERS,
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
+    CLIENT / "tool_use" / "correctness.py": {"scipy"},
 }
 WEB_FRAMEWORKS = {"starlette", "fastapi"}
 
@@ -119,8 +120,8 @@ def test_packages_of_the_server_import_in_one_direction(path: Path):
     for name in imports(path, SERVER):
         parts = name.split(".")
         if parts[0] == "rewardfleet" and str(place) not in CLIENT_USERS:
-            # The arithmetic of episodes is shared by the service, the adapters and notebooks.
-            shared = {"wire", "episodes"} if package == "episode" else {"wire"}
+            # Their arithmetic is shared by the service, the adapters and notebooks.
+            shared = {"wire", {"episode": "episodes", "tools": "tool_use"}.get(package, "wire")}
             assert name in {"rewardfleet", "rewardfleet.__version__"} or parts[1] in shared, name
         if parts[0] != "rewardfleet_server" or len(parts) < 2:
             continue

@@ -7,6 +7,7 @@ from .client import RewardFleet
 from .code import CodeClient, code_request
 from .episode import EpisodeClient, episode_request
 from .service import Abstained
+from .tools import ToolsClient, tools_request
 from .video import ClipLike, VideoClient, video_request
 from .wire.code import (
     AssertTests,
@@ -37,6 +38,7 @@ from .wire.errors import (
     Unavailable,
 )
 from .wire.score import Score, Status, Timing
+from .wire.tools import Budget, BudgetUpdate, ToolsOptions, ToolsRequest, ToolsScore
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 __version__ = "0.1.0"
@@ -45,6 +47,8 @@ __all__ = [
     "Abstained",
     "AssertTests",
     "BackendFailed",
+    "Budget",
+    "BudgetUpdate",
     "ClipLike",
     "CodeClient",
     "CodeRequest",
@@ -74,6 +78,10 @@ __all__ = [
     "StdioTests",
     "Timing",
     "TooLarge",
+    "ToolsClient",
+    "ToolsOptions",
+    "ToolsRequest",
+    "ToolsScore",
     "Unauthorized",
     "Unavailable",
     "Verdict",
@@ -83,5 +91,6 @@ __all__ = [
     "VideoScore",
     "code_request",
     "episode_request",
+    "tools_request",
     "video_request",
 ]

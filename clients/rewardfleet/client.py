@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from .code import CodeClient
 from .episode import EpisodeClient
 from .service import OnFailure, RewardPolicy, ServiceClient
+from .tools import ToolsClient
 from .transport import ServiceTransport
 from .video import VideoClient
 
@@ -66,7 +67,7 @@ class RewardFleet:
             `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
             services are always the scores.
         success_threshold: The least score of a success, in [0, 1].
-        urls: The base URL of each service (`video`, `code`, `episode`), or the base URLs of its
+        urls: The base URL of each service (`video`, `code`, `episode`, `tools`), or those of its
             replicas.
 
     Raises:
@@ -77,6 +78,7 @@ class RewardFleet:
     video = _Service(VideoClient)
     code = _Service(CodeClient)
     episode = _Service(EpisodeClient)
+    tools = _Service(ToolsClient)
 
     def __init__(
         self,

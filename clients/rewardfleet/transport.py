@@ -183,6 +183,18 @@ class ServiceTransport:
             _Call("POST", path, body, item_count, deadline, self._timeout_s), response_type
         )
 
+    async def put(
+        self, path: str, body: BaseModel, response_type: type[ModelT], *, deadline: float
+    ) -> ModelT:
+        """Send a model by `PUT` and return the response; see `post`.
+
+        Raises:
+            RewardFleetError: The service's failure, or why it did not answer.
+        """
+        return await self._call(
+            _Call("PUT", path, body, 1, deadline, self._timeout_s), response_type
+        )
+
     async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
         """Return the response of a route that takes no body, e.g. `/health`, as a model.
 

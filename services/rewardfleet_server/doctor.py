@@ -15,12 +15,18 @@ from rewardfleet.wire.headers import SERVICE_HEADER
 
 from .extras import install_command
 from .flags import read_settings, unknown_variable_warnings
+from .redis_server import unreachable_reason
 from .registry import SERVICES
 from .serve import bind
 from .settings import ENV_PREFIX, ServerSettings, redact
 
 #: Seconds to wait for another server on this machine, or for Redis.
 _TIMEOUT_SECONDS = 1.0
+#: The settings with the URL of a Redis server, and what it stores.
+_REDIS_PURPOSES = {
+    "cache_url": "cache that replicas share",
+    "run_state_url": "run state that replicas share",
+}
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,20 @@ def _diagnoses() -> Iterator[Diagnosis]:
         except ValueError as error:
             fix = "correct the value, or unset the environment variable"
             yield Diagnosis("failed", f"{name}: {error}", fix)
-    cache_url = next((each.cache_url for each in settings_of.values()), None)
-    if cache_url is None:
-        yield check_extra("redis", "cache that replicas share (--cache-url)", "redis")
+    urls = {
+        name: str(url)
+        for name in _REDIS_PURPOSES
+        for each in settings_of.values()
+        if (url := getattr(each, name, None)) is not None
+    }
+    if not urls:
+        what = "cache or run state that replicas share (--cache-url, --run-state-url)"
+        yield check_extra("redis", what, "redis")
         if shutil.which("redis-server") is None:
-            what = "no Redis server on this machine for --cache-url"
+            what = "no Redis server on this machine for --cache-url or --run-state-url"
             yield Diagnosis("note", what, "apt-get install redis-server")
-    else:
-        yield _check_redis(cache_url)
+    for name, url in urls.items():
+        yield _check_redis(name, url)
     for name, settings in settings_of.items():
         yield from SERVICES[name].load_checks()(settings)
         yield _check_port(name, settings)
@@ -96,30 +108,19 @@ def _diagnoses() -> Iterator[Diagnosis]:
         yield Diagnosis("note", warning, f"unset {variable}")
 
 
-def _check_redis(url: str) -> Diagnosis:
-    """Check whether the shared cache answers; without it, replicas share no scores."""
-    what = f"cache that replicas share: {redact(url)}"
+def _check_redis(setting: str, url: str) -> Diagnosis:
+    """Check whether a Redis server answers; without it, replicas share nothing."""
+    what = f"{_REDIS_PURPOSES[setting]}: {redact(url)}"
     package = check_extra("redis", what, "redis", required=True)
     if package.status != "ok":
         return package
-    import redis.backoff  # noqa: PLC0415 - an optional package
-    import redis.retry  # noqa: PLC0415 - an optional package
-
     try:
-        with redis.Redis.from_url(
-            url,
-            socket_timeout=_TIMEOUT_SECONDS,
-            socket_connect_timeout=_TIMEOUT_SECONDS,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        ) as server:
-            server.ping()
+        reason = unreachable_reason(url, _TIMEOUT_SECONDS)
     except ValueError:  # whose message may contain a part of the password
         reason = "not a URL such as redis://127.0.0.1:6379/0"
-    except (redis.RedisError, OSError) as error:
-        reason = str(error)
-    else:
+    if reason is None:
         return Diagnosis("ok", f"{what} answers")
-    fix = f"start a Redis server there, or correct {ENV_PREFIX}CACHE_URL"
+    fix = f"start a Redis server there, or correct {ENV_PREFIX}{setting.upper()}"
     return Diagnosis("failed", f"{what}: {reason}", fix)
 
 

@@ -64,6 +64,11 @@ SERVICES: dict[str, ServiceEntry] = {
         "rewardfleet_server.episode.settings:EpisodeSettings",
         "rewardfleet_server.episode.app:create_app",
     ),
+    "tools": ServiceEntry(
+        "Score tool-use answers, and keep the cost of tools within a budget.",
+        "rewardfleet_server.tools.settings:ToolsSettings",
+        "rewardfleet_server.tools.app:create_app",
+    ),
 }
 
 

@@ -75,6 +75,7 @@ class RequestContext:
         backends: The backends that scored its items.
         items: How many items have a result.
         cached: How many of them came from the cache.
+        parameters: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
     """
 
     path: str = ""
@@ -85,6 +86,7 @@ class RequestContext:
     backends: set[str] = field(default_factory=set)
     items: int = 0
     cached: int = 0
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float | None:

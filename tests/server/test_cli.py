@@ -125,6 +125,17 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
                 "scratch"
             ),
         ),
+        (
+            ["serve", "episode", "--run-state-url", "ftp://user:secret@host/0"],
+            "--run-state-url ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
+        ),
+        (
+            ["serve", "episode", "--replicas", "2"],
+            (
+                "--replicas 2: replicas must share the state of training runs: give "
+                "--run-state-url, or --run-state-file if all of them are on this machine"
+            ),
+        ),
         (["score", "video", "/none.mp4", "task"], "/none.mp4: No such file or directory"),
         (
             ["score", "video", "clip.mp4", "task", "--nframes", "0"],
@@ -393,13 +404,16 @@ def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_por
             "doctor",
             REWARDFLEET_PORT=url.rpartition(":")[2],
             REWARDFLEET_CACHE_URL="redis://user:secret@127.0.0.1:1/0",
+            REWARDFLEET_RUN_STATE_URL="redis://user:secret@127.0.0.1:1/1",
             REWARDFLEET_ISOLATION="landlock",
             REWARDFLEET_GPU_IDS="x",
         )
     text, address = done.stdout, url.removeprefix("http://")
     assert done.returncode == 1
     assert "failed  video: REWARDFLEET_GPU_IDS x: give numbers, each once, like 0 or 0,1\n" in text
-    assert "failed  cache that replicas share: redis://***@127.0.0.1:1/0: " in text
+    for what in ("cache that replicas share: redis://***@127.0.0.1:1/0",
+                 "run state that replicas share: redis://***@127.0.0.1:1/1"):  # fmt: skip
+        assert f"failed  {what}: Connection refused\n" in text
     assert "secret" not in text
     assert "code: isolation landlock" in text and "code: isolation bubblewrap" not in text
     assert (

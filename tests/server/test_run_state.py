@@ -4,15 +4,23 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.run_state import Scope, SqliteRunState
+from rewardfleet_server.run_state import RunState, Scope, SqliteRunState, open_run_state
+from rewardfleet_server.run_state.redis import RedisRunState
+from rewardfleet_server.run_state.settings import RunStateSettings
 
-SCOPE = Scope("run", "count")
+from .conftest import RedisServer
+
+OpenStore = Callable[[], RunState]
+
+SCOPE = Scope("run {1}", "count")
 
 
 def add_one(state: JsonValue) -> tuple[JsonValue, JsonValue]:
@@ -20,29 +28,61 @@ def add_one(state: JsonValue) -> tuple[JsonValue, JsonValue]:
     return count, {"count": count}
 
 
-async def test_a_repeated_transition_gets_its_first_outcome(tmp_path: Path):
-    store = SqliteRunState(tmp_path / "runs.sqlite")
+@pytest.fixture(params=["sqlite", "redis"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> RunStateSettings:
+    """Return the settings of a store that processes can share."""
+    if request.param == "sqlite":
+        return RunStateSettings(run_state_file=tmp_path / "runs.sqlite")
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return RunStateSettings(run_state_url=server.url)
+
+
+@pytest.fixture
+async def open_store(settings: RunStateSettings) -> AsyncIterator[OpenStore]:
+    """Open the same store any number of times; each is closed with the test."""
+    stores = []
+
+    def opened() -> RunState:
+        stores.append(open_run_state(settings))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        await store.aclose()
+
+
+@pytest.fixture
+async def redis_store(redis_server: RedisServer) -> AsyncIterator[RedisRunState]:
+    store = RedisRunState(redis_server.url)
+    yield store
+    await store.aclose()
+
+
+# Every store
+
+
+async def test_a_repeated_transition_gets_its_first_outcome(open_store: OpenStore):
+    store = open_store()
     first = await store.apply_once(SCOPE, 1, "a", add_one)
     again = await store.apply_once(SCOPE, 1, "a", add_one)
     other = await store.apply_once(SCOPE, 1, "b", add_one)
     assert (first, again, other) == ({"count": 1}, {"count": 1}, {"count": 2})
     assert await store.read(SCOPE) == 2
     assert await store.read(Scope("another run", "count")) is None
-    await store.aclose()
 
 
-async def test_state_outlives_the_process(tmp_path: Path):
-    store = SqliteRunState(tmp_path / "runs.sqlite")
+async def test_state_outlives_the_process(settings: RunStateSettings):
+    store = open_run_state(settings)
     await store.apply_once(SCOPE, 1, "a", add_one)
     await store.aclose()
-    store = SqliteRunState(tmp_path / "runs.sqlite")
+    store = open_run_state(settings)
     assert await store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
     assert await store.apply_once(SCOPE, 2, "a", add_one) == {"count": 2}
     await store.aclose()
 
 
-async def test_a_transition_that_raises_changes_nothing(tmp_path: Path):
-    store = SqliteRunState(tmp_path / "runs.sqlite")
+async def test_a_transition_that_raises_changes_nothing(open_store: OpenStore):
+    store = open_store()
 
     def fail(state: JsonValue) -> tuple[JsonValue, JsonValue]:
         raise ValueError("no")
@@ -52,42 +92,106 @@ async def test_a_transition_that_raises_changes_nothing(tmp_path: Path):
     with pytest.raises(ValueError, match="JSON"):
         await store.apply_once(SCOPE, 1, "a", lambda _: (float("nan"), None))
     assert await store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
-    await store.aclose()
 
 
-async def test_steps_too_old_to_be_known_are_refused_and_not_applied_twice(tmp_path: Path):
-    store = SqliteRunState(tmp_path / "runs.sqlite")
+async def test_steps_too_old_to_be_known_are_refused_and_not_applied_twice(open_store: OpenStore):
+    store = open_store()
     for step in range(100):
         await store.apply_once(SCOPE, step, "a", add_one, keep_steps=10)
     assert await store.apply_once(SCOPE, 95, "a", add_one, keep_steps=10) == {"count": 96}
     with pytest.raises(InvalidRequest, match="step 5 is too old"):
         await store.apply_once(SCOPE, 5, "a", add_one, keep_steps=10)
     assert await store.read(SCOPE) == 100
-    await store.aclose()
+
+
+async def test_scopes_of_a_run_are_separate_and_outcomes_can_be_read(open_store: OpenStore):
+    store = open_store()
+    other = Scope("run", "other")
+    await store.apply_once(SCOPE, 1, "a", add_one)
+    assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
+    assert await store.outcome(SCOPE, 2, "a") is None
+    assert await store.outcome(other, 1, "a") is None
+    assert await store.read(other) is None
+
+
+async def test_an_update_belongs_to_no_step_and_may_forget_the_outcomes(open_store: OpenStore):
+    store = open_store()
+    for step in range(3):
+        await store.apply_once(SCOPE, step, "a", add_one)
+    other = Scope(SCOPE.run, "other")
+    await store.apply_once(other, 0, "a", add_one)
+    assert await store.update(SCOPE, lambda state: (state * 10, "times ten")) == "times ten"
+    assert await store.read(SCOPE) == 30
+    assert await store.apply_once(SCOPE, 2, "a", add_one) == {"count": 3}
+
+    # A checkpoint is restored: steps 1 and 2 are counted again, and an old step is not refused.
+    assert await store.update(SCOPE, lambda _: (1, None), forget_outcomes=True) is None
+    assert await store.outcome(SCOPE, 2, "a") is None
+    assert await store.apply_once(SCOPE, 1, "a", add_one) == {"count": 2}
+    assert await store.outcome(other, 0, "a") == {"count": 1}
+
+
+async def test_an_update_that_fails_changes_nothing(open_store: OpenStore):
+    store = open_store()
+    await store.apply_once(SCOPE, 1, "a", add_one)
+
+    def fail(_: JsonValue) -> tuple[JsonValue, JsonValue]:
+        raise InvalidRequest("no")
+
+    with pytest.raises(InvalidRequest, match="no"):
+        await store.update(SCOPE, fail, forget_outcomes=True)
+    for written in [(float("nan"), None), (1, float("inf"))]:
+        with pytest.raises(ValueError, match="JSON"):
+            await store.update(SCOPE, lambda _, written=written: written, forget_outcomes=True)
+    assert await store.read(SCOPE) == 1
+    assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
+
+
+async def test_concurrent_calls_are_counted_once_each(open_store: OpenStore):
+    """Two replicas get every call three times."""
+    stores = [open_store(), open_store()]
+    outcomes = await asyncio.gather(
+        *(
+            store.apply_once(SCOPE, 1, str(number), add_one)
+            for store in stores
+            for _ in range(3)
+            for number in range(100)
+        )
+    )
+    assert await stores[0].read(SCOPE) == 100
+    counts = [outcome["count"] for outcome in outcomes]
+    assert sorted(counts) == sorted([*range(1, 101)] * 6)
+    assert all(counts[n : n + 100] == counts[:100] for n in range(100, 600, 100))
 
 
 @pytest.mark.slow
-async def test_processes_share_a_file_without_losing_a_transition(tmp_path: Path):
-    path = tmp_path / "runs.sqlite"
+async def test_processes_lose_no_transition_and_count_none_twice(
+    settings: RunStateSettings, open_store: OpenStore
+):
+    """Every process sends its own transitions and those that all send, in many tasks."""
     program = f"""
 import asyncio, sys
-from pathlib import Path
-from rewardfleet_server.run_state import Scope, SqliteRunState
-SCOPE = Scope("run", "count")
+from rewardfleet_server.run_state import Scope, open_run_state
+from rewardfleet_server.run_state.settings import RunStateSettings
+SCOPE = Scope(*{tuple(SCOPE)!r})
 def add_one(state):
     return (state or 0) + 1, None
 async def main():
-    store = SqliteRunState(Path({str(path)!r}))
-    for step in range(100):
-        await store.apply_once(SCOPE, step, sys.argv[1], add_one)
+    store = open_run_state(RunStateSettings.model_validate_json({settings.model_dump_json()!r}))
+    async def send(task):
+        for step in range(25):
+            for uid in ("all", sys.argv[1]):
+                await store.apply_once(SCOPE, step, uid + str(task % 4), add_one)
+    await asyncio.gather(*map(send, range(8)))
     await store.aclose()
 asyncio.run(main())
 """
-    workers = [subprocess.Popen([sys.executable, "-c", program, str(i)]) for i in range(3)]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
-    store = SqliteRunState(path)
-    assert await store.read(SCOPE) == 300
-    await store.aclose()
+    workers = [subprocess.Popen([sys.executable, "-c", program, f"p{i}-"]) for i in range(4)]
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0, 0]
+    assert await open_store().read(SCOPE) == 25 * 4 * (1 + len(workers))
+
+
+# SQLite
 
 
 def test_a_damaged_file_is_refused_and_not_replaced(tmp_path: Path):
@@ -97,17 +201,6 @@ def test_a_damaged_file_is_refused_and_not_replaced(tmp_path: Path):
     with pytest.raises(Unavailable, match="restore it"):
         SqliteRunState(path)
     assert path.read_bytes().startswith(b"this is no database")
-
-
-async def test_scopes_of_a_run_are_separate_and_outcomes_can_be_read(tmp_path: Path):
-    store = SqliteRunState(tmp_path / "runs.sqlite")
-    other = Scope("run", "other")
-    await store.apply_once(SCOPE, 1, "a", add_one)
-    assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
-    assert await store.outcome(SCOPE, 2, "a") is None
-    assert await store.outcome(other, 1, "a") is None
-    assert await store.read(other) is None
-    await store.aclose()
 
 
 async def test_reading_does_not_wait_for_a_writer(tmp_path: Path):
@@ -121,3 +214,190 @@ async def test_reading_does_not_wait_for_a_writer(tmp_path: Path):
         assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
     writer.close()
     await store.aclose()
+
+
+async def test_a_damaged_row_is_an_error(tmp_path: Path):
+    store = SqliteRunState(tmp_path / "runs.sqlite")
+    await store.apply_once(SCOPE, 1, "a", add_one)
+    with sqlite3.connect(tmp_path / "runs.sqlite") as db:
+        db.execute("UPDATE states SET state = '{'")
+    db.close()
+    with pytest.raises(Unavailable, match="is damaged"):
+        await store.apply_once(SCOPE, 2, "a", add_one)
+    await store.aclose()
+
+
+# Redis
+
+
+VALUES, STEPS = (
+    f'rewardfleet:run-state:{{["run {{1}}", "count"]}}:{part}' for part in ("values", "steps")
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ["HSET", VALUES, "state", "{"],
+        ["HSET", VALUES, "state", "NaN"],
+        ["HSET", VALUES, "state", b"\xff"],
+        ["HSET", VALUES, "state", "[" * 100_000],
+        ["HDEL", VALUES, "version"],
+        ["SET", VALUES, "text"],
+        ["SET", STEPS, "text"],
+        ["ZADD", STEPS, "inf", '[1, "a"]'],
+        ["DEL", VALUES],  # as an eviction would
+        ["DEL", STEPS],
+    ],
+    ids=lambda damage: " ".join(map(str, [damage[0], *damage[2:]]))[:20],
+)
+async def test_damaged_values_are_an_error_and_are_not_overwritten(
+    redis_server: RedisServer, redis_store: RedisRunState, damage: list[str | bytes]
+):
+    await redis_store.apply_once(SCOPE, 1, "a", add_one)
+    redis_server.client.execute_command(*damage)
+    before = [redis_server.client.dump(key) for key in (VALUES, STEPS)]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
+            await redis_store.apply_once(SCOPE, 2, "a", add_one)
+    assert [redis_server.client.dump(key) for key in (VALUES, STEPS)] == before
+
+
+async def test_keys_of_a_run_do_not_expire_and_old_outcomes_are_deleted(
+    redis_server: RedisServer, redis_store: RedisRunState
+):
+    for step in range(50):
+        for uid in "ab":
+            await redis_store.apply_once(SCOPE, step, uid, add_one, keep_steps=10)
+    assert redis_server.client.zcard(STEPS) == 22
+    assert redis_server.client.hlen(VALUES) == 24
+    assert {redis_server.client.ttl(key) for key in redis_server.client.scan_iter()} == {-1}
+
+
+async def test_more_calls_at_once_than_connections(redis_store: RedisRunState):
+    scopes = [Scope(f"run {number}", "count") for number in range(300)]
+    await asyncio.gather(*(redis_store.apply_once(scope, 1, "a", add_one) for scope in scopes))
+    assert await asyncio.gather(*map(redis_store.read, scopes)) == [1] * 300
+    assert not redis_store._locks, "locks do not accumulate"
+
+
+async def test_a_transition_whose_response_was_lost_is_found_by_the_next_call(
+    redis_server: RedisServer, redis_store: RedisRunState
+):
+    """A proxy passes the script on and closes the connection before the response."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", redis_server.port)
+        while data := await reader.read(2**16):
+            server_writer.write(data)
+            response = await server_reader.read(2**16)
+            if b"EVAL" in data:
+                break
+            writer.write(response)
+        server_writer.close()
+        writer.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        store = RedisRunState(redis_server.url)
+        store._redis.connection_pool.connection_kwargs["port"] = port
+        with pytest.raises(Unavailable):
+            await store.apply_once(SCOPE, 1, "a", add_one)
+        await store.aclose()
+    assert await redis_store.read(SCOPE) == 1, "the script was executed"
+    assert await redis_store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
+    assert await redis_store.read(SCOPE) == 1
+
+
+async def test_a_redis_that_is_down_is_a_warning_at_start_and_an_error_of_calls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with RedisServer(tmp_path) as server:
+        server.stop()
+        store = open_run_state(RunStateSettings(run_state_url=server.url))
+        assert "until Redis can be used: Connection refused" in caplog.text
+        for call in (
+            lambda: store.read(SCOPE),
+            lambda: store.outcome(SCOPE, 1, "a"),
+            lambda: store.apply_once(SCOPE, 1, "a", add_one),
+            lambda: store.update(SCOPE, add_one),
+        ):
+            with pytest.raises(Unavailable, match="run state cannot be used now") as failure:
+                await call()
+            assert failure.value.retryable and failure.value.retry_after == 1
+        server.start()
+        assert await store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
+        scopes = [Scope(f"run {number}", "count") for number in range(20)]
+        assert await asyncio.gather(*map(store.read, scopes)) == [None] * 20
+        server.stop()
+        server.start()  # all connections of the pool are closed
+        await asyncio.gather(*(store.apply_once(scope, 1, "a", add_one) for scope in scopes))
+        assert await asyncio.gather(*map(store.read, scopes)) == [1] * 20
+        assert await store.apply_once(SCOPE, 2, "a", add_one) == {"count": 2}
+        await store.aclose()
+
+
+async def test_a_server_without_memory_refuses_a_transition_and_changes_nothing(
+    redis_server: RedisServer, redis_store: RedisRunState
+):
+    await redis_store.apply_once(SCOPE, 1, "a", add_one)
+    redis_server.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Unavailable):
+            await redis_store.apply_once(SCOPE, 2, "a", add_one)
+    finally:
+        redis_server.client.config_set("maxmemory", 0)
+    assert await redis_store.outcome(SCOPE, 2, "a") is None
+    assert await redis_store.read(SCOPE) == 1
+
+
+@pytest.mark.slow
+async def test_a_frozen_redis_delays_no_call_for_long(
+    redis_server: RedisServer, redis_store: RedisRunState
+):
+    await redis_store.apply_once(SCOPE, 1, "a", add_one)
+    redis_server.freeze()
+    try:
+        started = time.monotonic()
+        calls = [redis_store.apply_once(SCOPE, 2, str(n), add_one) for n in range(100)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        elapsed_s = time.monotonic() - started
+    finally:
+        redis_server.thaw()
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert elapsed_s < 8
+    assert await redis_store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
+    assert await redis_store.read(SCOPE) == 1
+
+
+async def test_messages_contain_no_password(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+):
+    url = redis_server.url.replace("//", "//user:s3cret@")
+    store = open_run_state(RunStateSettings(run_state_url=url))
+    with pytest.raises(Unavailable) as failure:
+        await store.read(SCOPE)
+    await store.aclose()
+    assert "cannot be used" in failure.value.detail and "AuthenticationError" in caplog.text
+    with pytest.raises(
+        ValueError, match=r"--run-state-url ftp://\*\*\*@host: give a URL"
+    ) as invalid:
+        open_run_state(RunStateSettings(run_state_url="ftp://user:s3cret@host"))
+    assert "s3cret" not in caplog.text + failure.value.detail + str(invalid.value)
+
+
+# Settings
+
+
+def test_replicas_without_a_shared_store_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="--replicas 2: replicas must share the state"):
+        RunStateSettings(replicas=2)
+    assert RunStateSettings(replicas=1).replicas == 1
+    RunStateSettings(replicas=2, run_state_url="redis://127.0.0.1")
+    RunStateSettings(replicas=2, run_state_file=tmp_path / "runs.sqlite")
+
+
+def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ValueError, match="--run-state-url .* needs redis, not installed here: .*"):
+        open_run_state(RunStateSettings(run_state_url="redis://127.0.0.1"))

@@ -17,7 +17,9 @@ MAX_CHARACTERS = 1_000_000
 UNUSABLE = "\0"
 
 #: The fields of requests that contain such a text.
-POLICY_FIELDS = frozenset({"revision", "critique", "original_program", "completion", "code"})
+POLICY_FIELDS = frozenset(
+    {"revision", "critique", "original_program", "completion", "code", "response"}
+)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: Its escape in JSON, or its bytes where an encoder lets it pass.

@@ -3,15 +3,13 @@
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
-from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.run_state import RunState, SqliteRunState
+from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from .api import EpisodeApi, TemperatureMetrics
 from .scorer import EpisodeScorer
@@ -23,22 +21,13 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
 
     Args:
         settings: Its settings.
-        store: The state of training runs. None: open the file that the settings name.
+        store: The state of training runs. None: open the one that the settings name.
 
     Raises:
-        ValueError: The run-state file is damaged or cannot be opened.
+        ValueError: The run-state store cannot be opened; the message names the flag.
     """
-    store = store or _open_run_state(settings.run_state_file)
+    store = store or open_run_state(settings)
     return create_reward_app(episode_service(settings, store), settings)
-
-
-def _open_run_state(path: Path) -> RunState:
-    if not path.parent.is_dir():
-        raise ValueError(f"--run-state-file {path}: no such directory: {path.parent}")
-    try:
-        return SqliteRunState(path)
-    except Unavailable as error:
-        raise ValueError(f"--run-state-file {path}: {error.detail}") from error
 
 
 def episode_service(
@@ -65,5 +54,5 @@ def episode_service(
         lifespan=lifespan,
         routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
         collectors=metrics.collectors,
-        overview={"cache": "none", "run state": str(settings.run_state_file)},
+        overview={"cache": "none", "run state": describe_run_state(settings)},
     )

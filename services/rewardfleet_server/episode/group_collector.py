@@ -8,6 +8,7 @@ store: members and released groups by (run, step, uid), and for each run its ope
 
 import json
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -110,19 +111,16 @@ class GroupCollector:
             for uid in opened["uids"]
         ]
         outcome, bins = _scored(members, opened, request_id)
-        is_first = False
 
         def close(state: JsonValue) -> tuple[JsonValue, JsonValue]:
-            nonlocal is_first
-            is_first = True
             groups: Any = dict(state) if isinstance(state, dict) else {}
             groups.pop(_key(step, group), None)
             return groups, outcome
 
-        released = await self._store.apply_once(
+        released: Any = await self._store.apply_once(
             scope, step, _key("released", group), close, keep_steps=_KEEP_STEPS
         )
-        if is_first:
+        if released.get("released_by") == outcome["released_by"]:
             self._on_temperatures(bins)
         return released
 
@@ -141,6 +139,7 @@ def _scored(
         "results": dict(zip(opened["uids"], results, strict=True)),
         "missing": opened["size"] - len(items),
         "group": stats[0] if stats else None,
+        "released_by": uuid.uuid4().hex,  # the request whose result this is
     }
     return outcome, by_temperature(rewards)
 

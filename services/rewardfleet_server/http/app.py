@@ -1,5 +1,6 @@
 """Assembly: a service's parts become one ASGI application."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher
 from .problems import PROBLEM_TYPE, no_endpoint, problem_response
-from .routes import Route, Service, all_routes
+from .routes import Route, Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -82,7 +83,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
 
     return RewardApp(
         service,
-        routes=all_routes(service, engine),
+        routes=Routes(service, engine),
         dispatcher=Dispatcher(
             keys=keys,
             admission=admission,
@@ -106,12 +107,12 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
 class RewardApp:
     """A service's ASGI application.
 
-    `POST` routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI
-    serves the rest and documents all of it.
+    Routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI serves the
+    rest and documents all of it.
 
     Attributes:
         service: What it serves.
-        routes: The `POST` routes by path.
+        routes: The routes that are dispatched.
         telemetry: Its metrics.
     """
 
@@ -119,7 +120,7 @@ class RewardApp:
         self,
         service: Service[Any, Any],
         *,
-        routes: dict[str, Route[Any]],
+        routes: Routes,
         dispatcher: Dispatcher,
         admission: Admission,
         telemetry: Telemetry,
@@ -135,7 +136,7 @@ class RewardApp:
         self._admission = admission
         self._pages = pages
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
-        for route in routes.values():
+        for route in routes:
             _document(pages, route)
         _add_health_routes(pages, service, admission)
         _add_metrics_route(pages, telemetry, metrics_keys)
@@ -148,11 +149,13 @@ class RewardApp:
                 message["headers"] = [*message["headers"], self._name]
             await send(message)
 
-        if scope["type"] == "http" and scope["method"] == "POST":
-            route = self.routes.get(scope["path"])
-            response = await self._dispatcher.handle(route, Request(scope, receive))
-            await response(scope, receive, send_named)
-            return
+        if scope["type"] == "http":
+            route, parameters = self.routes.find(scope["method"], scope["path"])
+            if route is not None or scope["method"] == "POST":
+                request = Request(scope, receive)
+                response = await self._dispatcher.handle(route, request, parameters)
+                await response(scope, receive, send_named)
+                return
         if scope["type"] == "http" and scope["method"] == "HEAD":  # uvicorn sends no body
             scope = {**scope, "method": "GET"}
         await self._pages(scope, receive, send_named)
@@ -173,17 +176,25 @@ def _document(pages: FastAPI, route: Route[Any]) -> None:
     async def endpoint() -> None:
         raise AssertionError(f"{route.path} is dispatched by RewardApp")
 
-    schema = _inline_schema(route.request_model)
-    content = {"application/json": {"schema": schema}}
-    if route.decode_form is not None:
-        content["multipart/form-data"] = {"schema": _form_schema(schema)}
+    extra: dict[str, Any] = {}
+    if route.request_model is not None:
+        schema = _inline_schema(route.request_model)
+        content = {"application/json": {"schema": schema}}
+        if route.decode_form is not None:
+            content["multipart/form-data"] = {"schema": _form_schema(schema)}
+        extra["requestBody"] = {"required": True, "content": content}
+    if names := re.findall(r"{(\w+)}", route.path):
+        extra["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
     pages.add_api_route(
-        route.path,
+        route.path.replace("}", ":path}"),
         endpoint,
-        methods=["POST"],
+        methods=[route.method],
         response_model=route.response_model,
         responses=_PROBLEMS,
-        openapi_extra={"requestBody": {"required": True, "content": content}},
+        openapi_extra=extra,
         summary=route.description,
     )
 

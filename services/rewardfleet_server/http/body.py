@@ -139,6 +139,7 @@ def _decode(route: Route[DecodedT], body: bytes) -> DecodedT:
     check_complexity(body, route.max_fields, route.max_values)
     if route.decode is not None:
         return route.decode(body)
+    assert route.request_model is not None  # noqa: S101 - it has a body
     decoded: DecodedT = validate_json(route.request_model, body)  # type: ignore[assignment] # the default
     return decoded
 

@@ -24,7 +24,7 @@ from .routes import Route
 
 
 class Dispatcher:
-    """Answers the `POST` requests of one service.
+    """Answers the requests of one service.
 
     Args:
         keys: The accepted API keys.
@@ -51,19 +51,24 @@ class Dispatcher:
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._cancelled = False
 
-    async def handle(self, route: Route[Any] | None, request: Request) -> Response:
+    async def handle(
+        self, route: Route[Any] | None, request: Request, parameters: Mapping[str, str]
+    ) -> Response:
         """Answer one request. Every failure becomes a problem response.
 
         Args:
             route: None if there is none at the request's path.
             request: The request.
+            parameters: Of its path.
         """
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
         # The path of a caller is no label of metrics, which must not grow without limit.
         path = "" if route is None else route.path
-        context = RequestContext(path, new_request_id(headers.get(REQUEST_ID_HEADER)))
+        context = RequestContext(
+            path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
+        )
         REQUEST_ID.set(context.request_id)
         task = asyncio.current_task()
         self._requests.add(task)
@@ -99,6 +104,11 @@ class Dispatcher:
         context.timeout_s = self._seconds(headers, TIMEOUT_HEADER) or self._deadline_s
         context.call_timeout_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or context.timeout_s
         deadline = context.deadline
+        if route.request_model is None:
+            with self._admission.admit(0):
+                async with Guard(request, deadline):
+                    response = await route.handler(None, context)
+            return response if isinstance(response, bytes) else response.model_dump_json()
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
         announced = self._bodies.announced_bytes(headers, is_form=is_form)
         with self._admission.admit(announced) as resize:

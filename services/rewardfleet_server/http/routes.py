@@ -1,6 +1,7 @@
 """Declarations of routes and services. Nothing here depends on a web framework."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -36,15 +37,16 @@ class Form:
 
 @dataclass(frozen=True)
 class Route(Generic[DecodedT]):
-    """One `POST` endpoint. Both dispatch and the OpenAPI document are made from it.
+    """One endpoint. Both dispatch and the OpenAPI document are made from it.
 
     The body is read, limited and decoded before the handler is called; the handler is cancelled
     if the caller disconnects.
 
     Attributes:
-        path: E.g. `/score`.
+        path: E.g. `/score`. A part in braces, such as `{run}`, may be any text, also with slashes;
+            handlers find it in `RequestContext.parameters`.
         description: One line for the documentation.
-        request_model: The model of the body.
+        request_model: The model of the body; None if there is none, as for `GET`.
         response_model: The model of the response.
         handler: Takes the decoded body, returns a model or the encoded response.
         decode: Decodes the body; may run in a thread. Default: validates the request model.
@@ -54,11 +56,12 @@ class Route(Generic[DecodedT]):
         max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
             time than its bytes.
         max_values: Limit on the JSON values of a body, by its commas.
+        method: The HTTP method.
     """
 
     path: str
     description: str
-    request_model: type[BaseModel]
+    request_model: type[BaseModel] | None
     response_model: type[BaseModel]
     handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
     decode: Callable[[bytes], DecodedT] | None = None
@@ -66,6 +69,7 @@ class Route(Generic[DecodedT]):
     scores: bool = True
     max_fields: int = 20_000
     max_values: int = 2_000_000
+    method: str = "POST"
 
 
 @asynccontextmanager
@@ -107,12 +111,41 @@ class Service(Generic[RequestT, ScoreT]):
     overview: Mapping[str, str] = field(default_factory=dict)
 
 
-def all_routes(
-    service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
-) -> dict[str, Route[Any]]:
-    """Return all routes of a service by path: its own take precedence over the common ones."""
-    common: list[Route[Any]] = [_score_route(service, engine), _batch_route(service, engine)]
-    return {route.path: route for route in [*common, *service.routes(engine)]}
+class Routes:
+    """The routes of a service: its own take precedence over the common ones.
+
+    Args:
+        service: The service.
+        engine: Scores its items.
+    """
+
+    def __init__(
+        self, service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
+    ) -> None:
+        common: list[Route[Any]] = [_score_route(service, engine), _batch_route(service, engine)]
+        all_routes = [*common, *service.routes(engine)]
+        self._routes = {(route.method, route.path): route for route in all_routes}
+        self._patterns = [
+            (
+                route,
+                re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(route.path)), re.DOTALL),
+            )
+            for route in reversed(self._routes.values())
+            if "{" in route.path
+        ]
+
+    def __iter__(self) -> Iterator[Route[Any]]:
+        return iter(self._routes.values())
+
+    def find(self, method: str, path: str) -> tuple[Route[Any] | None, Mapping[str, str]]:
+        """Return the route of a request, None if there is none, and the parameters of its path."""
+        route = self._routes.get((method, path))
+        if route is not None:
+            return route, {}
+        for each, pattern in self._patterns:
+            if each.method == method and (found := pattern.fullmatch(path)):
+                return each, found.groupdict()
+        return None, {}
 
 
 class _Upload(NamedTuple, Generic[RequestT]):

@@ -3,9 +3,7 @@
 import asyncio
 import concurrent.futures
 import re
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
+from ..conftest import RedisServer
 from .conftest import Service, asserts, functional, served_code, stdio
 
 DOUBLE = "def double(number):\n    result = number * 2\n    return result\n"
@@ -232,29 +231,9 @@ def test_an_audit_compares_the_tests_up_to_the_first_failure():
 # Redis
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which("redis-server")
-    assert program, "install redis-server (`make install` does, if it has permission)"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: _listens(port))
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    return redis_server.url
 
 
 def test_replicas_share_verdicts_through_redis(redis_url: str):

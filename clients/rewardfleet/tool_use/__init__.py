@@ -1,0 +1,41 @@
+"""Rewards for tool use under a budget: pure functions over answers and numpy arrays.
+
+The tools service, adapters for trainers, and notebooks use them:
+
+```python
+from rewardfleet.tool_use import score_answer
+from rewardfleet.wire.tools import ToolsOptions
+score_answer(response, ground_truth, ToolsOptions()).task
+```
+"""
+
+from .advantages import advantages
+from .answer import Answer, Call, GroundTruth, parse_answer, parse_ground_truth
+from .correctness import strict_correctness, strict_format
+from .lagrange import Controller, MultiplierState, update
+from .score import ToolUseReward, score_answer
+from .toolrl import think_length, toolrl_correctness, toolrl_format
+from .usage import Usage, cost_of, family_by_patterns, usage_of
+
+__all__ = [
+    "Answer",
+    "Call",
+    "Controller",
+    "GroundTruth",
+    "MultiplierState",
+    "ToolUseReward",
+    "Usage",
+    "advantages",
+    "cost_of",
+    "family_by_patterns",
+    "parse_answer",
+    "parse_ground_truth",
+    "score_answer",
+    "strict_correctness",
+    "strict_format",
+    "think_length",
+    "toolrl_correctness",
+    "toolrl_format",
+    "update",
+    "usage_of",
+]

@@ -1,0 +1,143 @@
+"""Advantages of answers that have a task reward and a cost, within groups of the same prompt.
+
+In shapes, N is the number of answers and G of groups.
+"""
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+
+#: How task reward and cost become one advantage; see `advantages`.
+Method = Literal["separate", "gated", "mean", "std"]
+
+#: Added to standard deviations, as verl and TRL do: equal values become 0 instead of NaN.
+EPSILON = 1e-6
+#: Method "gated": largest part of the task advantage that the cost may add or take away.
+MAX_COST_SHARE = 0.5
+
+
+def advantages(
+    task: ArrayLike,
+    cost: ArrayLike,
+    groups: ArrayLike,
+    multiplier: float,
+    *,
+    method: Method = "separate",
+    correct: ArrayLike | None = None,
+) -> Floats:
+    """Return the advantage of each answer, [N].
+
+    z(x) = (x - mean)/(std + 1e-6) of the group, with the sample standard deviation (n - 1), as in
+    verl and TRL. It is 0 in a group of equal values. λ is the multiplier.
+
+    - "separate": (z(task) - λ z(cost))/(1 + λ). λ is the weight of the cost relative to the task,
+      whatever their units, and the scale of the advantages stays that of z. The form of Safe RLHF
+      (Dai et al. 2023).
+    - "gated": Correctness first, in the manner of the clipped advantage shaping of AdaTIR
+      (arXiv 2601.14696). A wrong answer has z(task). A correct answer has
+      z(task) - s, where s = λ/(1 + λ) x z(cost among the correct answers of the group). If the
+      group has wrong answers too, s is limited to half of z(task), or to 0 if z(task) is negative:
+      the cost never changes the sign of an advantage, so no correct answer is discouraged for its
+      cost in favor of wrong ones. In a group where all are correct, s is not limited. The weight
+      λ/(1 + λ) is that of "separate"; the task advantage keeps its scale, or its limit would
+      fall with λ and the cost would matter less at a higher price.
+    - "mean": r - mean(r) of the group, r = task - λ cost. The advantage of Dr. GRPO (Liu et al.
+      2025). In the unit of the task reward.
+    - "std": z(r), r = task - λ cost. The advantage of GRPO (Shao et al. 2024), for comparison. It
+      has two flaws: in groups with equal task rewards it does not depend on λ as long as λ > 0, and
+      a correct answer with a cost may fall below the mean of a group with wrong answers.
+
+    Args:
+        task: [N], task rewards.
+        cost: [N], costs, e.g. the number of tool calls.
+        groups: [N], labels of groups, all strings or all integers; in any order.
+        multiplier: λ, 0 or more.
+        method: One of the above.
+        correct: [N], booleans; needed by "gated", not used by the others.
+
+    Raises:
+        ValueError: A task reward or cost is not finite (the message names its position; a missing
+            reward is not 0), an answer is the only one of its group, shapes differ, or an argument
+            is out of range or missing.
+    """
+    task_rewards, costs = _numbers("task", task), _numbers("cost", cost)
+    labels = np.asarray(groups)
+    _check_length("cost", costs, task_rewards)
+    _check_length("groups", labels, task_rewards)
+    if not (np.isfinite(multiplier) and multiplier >= 0):
+        raise ValueError(f"multiplier: a finite number of 0 or more (got {multiplier})")
+    _, codes = np.unique(labels, return_inverse=True)
+    _check_all("groups: two answers or more", np.bincount(codes)[codes] > 1, labels)
+
+    if method == "std":
+        return _normalized(task_rewards - multiplier * costs, codes)
+    if method == "mean":
+        return _centered(task_rewards - multiplier * costs, codes)
+    if method == "separate":
+        both = _normalized(task_rewards, codes) - multiplier * _normalized(costs, codes)
+        separate: Floats = both / (1 + multiplier)
+        return separate
+    if method != "gated":
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(get_args(Method))}")
+    if correct is None:
+        raise ValueError("correct: needed by the method gated")
+    is_correct = np.asarray(correct)
+    _check_length("correct", is_correct, task_rewards)
+    if is_correct.dtype != np.bool_:
+        raise ValueError(f"correct: booleans (got {is_correct.dtype})")
+    return _gated(task_rewards, costs, codes, multiplier, is_correct)
+
+
+def _gated(task: Floats, cost: Floats, codes: Indices, multiplier: float, correct: Bools) -> Floats:
+    gated = _normalized(task, codes)
+    if not correct.any():
+        return gated
+    weight = multiplier / (1 + multiplier)
+    shift = weight * _normalized(cost[correct], codes[correct])
+    is_mixed = np.bincount(codes, ~correct)[codes] > 0
+    limit = np.where(is_mixed, MAX_COST_SHARE * np.maximum(gated, 0.0), np.inf)[correct]
+    gated[correct] -= np.clip(shift, -limit, limit)
+    return gated
+
+
+def _centered(values: Floats, codes: Indices) -> Floats:
+    """Return values - mean of their group, [N]; exactly 0 in a group of equal values."""
+    sizes = np.bincount(codes)
+    any_member = np.zeros(sizes.size)
+    any_member[codes] = values
+    shifted = values - any_member[codes]  # a mean of equal values may differ from them by rounding
+    means = np.bincount(codes, shifted) / np.maximum(sizes, 1)
+    centered: Floats = shifted - means[codes]
+    return centered
+
+
+def _normalized(values: Floats, codes: Indices) -> Floats:
+    """Return (value - mean)/(std + 1e-6) of their group, [N]; 0 for the only one of its group."""
+    centered = _centered(values, codes)
+    variance = np.bincount(codes, centered**2) / np.maximum(np.bincount(codes) - 1, 1)
+    normalized: Floats = centered / (np.sqrt(variance) + EPSILON)[codes]
+    return normalized
+
+
+def _numbers(name: str, values: ArrayLike) -> Floats:
+    numbers = np.asarray(values, float)
+    if numbers.ndim != 1:
+        raise ValueError(f"{name}: [N] (got shape {numbers.shape})")
+    _check_all(f"{name}: finite numbers", np.isfinite(numbers), numbers)
+    return numbers
+
+
+def _check_length(name: str, values: NDArray[np.generic], task: Floats) -> None:
+    if values.shape != task.shape:
+        raise ValueError(f"{name}: one entry per task reward (got {values.shape}, {task.shape})")
+
+
+def _check_all(requirement: str, valid: Bools, values: NDArray[np.generic]) -> None:
+    if not valid.all():
+        position = int(np.flatnonzero(~valid)[0])
+        raise ValueError(f"{requirement} (position {position}: {values[position]})")

@@ -1,0 +1,75 @@
+"""The variant `strict` of format and correctness."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from .answer import Answer, Call, GroundTruth
+
+#: The range of the correctness.
+MAX_CORRECTNESS = 3.0
+#: What a superfluous call costs, as a share of its weight.
+SUPERFLUOUS_SHARE = 0.5
+
+
+def strict_format(answer: Answer, truth: GroundTruth) -> float:
+    """Return 1 if an answer has the tags of the ground truth, in order, else 0.
+
+    White space between and inside of the tags does not matter. Nothing may be outside of them, none
+    may be nested, and all tool calls must be JSON objects with a name.
+    """
+    return float(answer.is_clean and answer.blocks == truth.blocks)
+
+
+def strict_correctness(calls: Sequence[Call], truth: Sequence[Call]) -> float:
+    """Compare the calls of an answer with those of the ground truth.
+
+    Each call has a weight of 2 plus the number of its parameters. S is the similarity of the best
+    one-to-one matching of calls with the same name: 1 for the name, the Jaccard index of the
+    parameters' names, and 1 for each equal value. W is the weight of the ground truth, E that of
+    the calls that match none. The result is -3 + 6 S / (W + E / 2), a Tversky index. If the ground
+    truth has no calls, it is 0 without calls, and -3 E / (2 + E) with some.
+
+    Returns:
+        A number in [-3, 3]; 3 only if the calls are those of the ground truth, in any order.
+    """
+    weight = sum(call.weight for call in truth)
+    total = sum(call.weight for call in calls)
+    if not truth:
+        return MAX_CORRECTNESS * (1 / (1 + SUPERFLUOUS_SHARE * total) - 1)
+    similarity, matched = 0.0, 0
+    for name in {call.name for call in truth}:
+        wanted = [call for call in truth if call.name == name]
+        given = [call for call in calls if call.name == name]
+        if given:
+            similarity_of_name, matched_of_name = _best_matching(wanted, given)
+            similarity += similarity_of_name
+            matched += matched_of_name
+    share = similarity / (weight + SUPERFLUOUS_SHARE * (total - matched))
+    return -MAX_CORRECTNESS + 2 * MAX_CORRECTNESS * share
+
+
+def _best_matching(wanted: list[Call], given: list[Call]) -> tuple[float, int]:
+    """Return the similarity of the best matching, and the weight of the given calls in it."""
+    if len(wanted) == len(given) == 1:
+        return _similarity(wanted[0], given[0]), given[0].weight
+    # More copies of a call than there are wanted calls cannot be matched.
+    copies = {call: min(count, len(wanted)) for call, count in Counter(given).items()}
+    distinct = [call for call, count in copies.items() for _ in range(count)]
+    rows = {call: [_similarity(call, each) for each in copies] for call in set(wanted)}
+    counts = list(copies.values())
+    table = np.repeat(np.array([rows[call] for call in wanted]), counts, axis=1)
+    if len(wanted) == 1:
+        column = int(table[0].argmax())
+        return float(table[0, column]), distinct[column].weight
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - an extra of the server
+
+    lines, columns = linear_sum_assignment(table, maximize=True)
+    return float(table[lines, columns].sum()), sum(distinct[each].weight for each in columns)
+
+
+def _similarity(wanted: Call, given: Call) -> float:
+    """Return the similarity of two calls with the same name, from 1 to the weight of `wanted`."""
+    shared, union = len(wanted.keys & given.keys), len(wanted.keys | given.keys)
+    return 1 + (shared / union if union else 1.0) + len(wanted.parameters & given.parameters)

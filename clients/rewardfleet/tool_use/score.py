@@ -1,0 +1,74 @@
+"""The reward of one answer, without a budget: a pure function."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
+
+from .answer import parse_answer, parse_ground_truth
+from .correctness import strict_correctness, strict_format
+from .toolrl import think_length, toolrl_correctness, toolrl_format, toolrl_think
+from .usage import Usage, cost_of, usage_of
+
+
+class ToolUseReward(NamedTuple):
+    """The reward of an answer.
+
+    Attributes:
+        format: In [0, 1].
+        correctness: In [-3, 3].
+        length: In [0, 1]; 0 without `with_length`.
+        cost: Of the tools that it used, 0 or more.
+        usage: These tools.
+    """
+
+    format: float
+    correctness: float
+    length: float
+    cost: float
+    usage: Usage
+
+    @property
+    def task(self) -> float:
+        """The sum of format, correctness and length."""
+        return self.format + self.correctness + self.length
+
+
+def score_answer(
+    response: str,
+    ground_truth: str,
+    options: ToolsOptions,
+    *,
+    step: int = 0,
+    labels: Mapping[str, Family] | None = None,
+    tools: Iterable[ToolDescription] = (),
+    default_labels: Mapping[str, Family] | None = None,
+) -> ToolUseReward:
+    """Score an answer.
+
+    Args:
+        response: The answer; any text.
+        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`.
+        options: The variant, its options, families and costs.
+        step: Of the training run, for schedules.
+        labels: Families of tools by name, which come before those of the options.
+        tools: Descriptions of the available tools.
+        default_labels: Families of tools that neither `labels` nor the options list.
+
+    Raises:
+        InvalidRequest: The ground truth is malformed.
+    """
+    truth = parse_ground_truth(ground_truth)
+    answer = parse_answer(response)
+    if options.variant == "strict":
+        think = answer.think
+        format_reward = strict_format(answer, truth)
+        correctness = strict_correctness(answer.calls, truth.calls)
+    else:
+        text = response.strip()
+        think = toolrl_think(text)
+        format_reward = toolrl_format(text, truth, options, step)
+        correctness = toolrl_correctness(text, truth, options, step)
+    length = think_length(think, options, step) if options.with_length else 0.0
+    usage = usage_of(answer.calls, options, labels or {}, tools, default_labels or {})
+    return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage)

@@ -1,0 +1,145 @@
+"""The variant `toolrl`: the reward of ToolRL (arXiv 2504.13958) as published, with its faults.
+
+Its environment variables are options: `REFINEDREWARD` is `refined_reward`, and so on.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rewardfleet.wire.tools import ToolsOptions
+
+from .answer import GroundTruth
+
+#: Steps after which a scheduled reward has its final range, and a scheduled length its final value.
+REWARD_STEPS, LENGTH_STEPS = 150, 105
+#: The step at which `max1_step30_max3` changes.
+STEP_OF_MAX3 = 30
+
+_FORMATS = {
+    ("response",): re.compile(r"<think>.*?</think>\n<response>.*?</response>", re.DOTALL),
+    ("tool_call",): re.compile(r"<think>.*?</think>\n<tool_call>\n.*?\n</tool_call>", re.DOTALL),
+    ("response", "tool_call"): re.compile(
+        r"<think>.*?</think>\n<tool_call>\n.*?\n</tool_call>\n<response>.*?</response>", re.DOTALL
+    ),
+    (): re.compile(r"<think>.*?</think>", re.DOTALL),
+}
+
+
+def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
+    """Return the reward of the format: the highest value if the tags are those expected.
+
+    The range is [0, 1]; with `schedule_reward` it narrows from [-2, 2] to [-1, 1] over 150 steps,
+    and `max1_step30_max3` halves it from step 30 on.
+    """
+    low, high = 0.0, 1.0
+    if options.max1_step30_max3 and step >= STEP_OF_MAX3:
+        low, high = low / 2, high / 2
+    if options.schedule_reward:
+        high = max(2 - (2 - high) * step / REWARD_STEPS, 1.0)
+        low = min(-2 + (2 + low) * step / REWARD_STEPS, -1.0)
+    tags = tuple(sorted({"response", "tool_call"} & set(truth.blocks)))
+    # Counted first: then the expression takes linear time.
+    is_expected = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
+    return high if is_expected and _FORMATS[tags].fullmatch(text) else low
+
+
+def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
+    """Return the reward of the tool calls, in [-3, 3]; 0 if the ground truth has none.
+
+    `correct_max1` makes the range [-1, 1], `max1_step30_max3` divides it by 3 before step 30, and
+    with `schedule_reward` it widens from [-2, 2] to [-3, 3] over 150 steps.
+    """
+    if "tool_call" not in truth.blocks:
+        return 0.0
+    high = 1.0 if options.correct_max1 else 3.0
+    if options.max1_step30_max3 and step < STEP_OF_MAX3:
+        high /= 3
+    low = -high
+    if options.schedule_reward:
+        low = max((low + 2) * step / REWARD_STEPS - 2, -3.0)
+        high = min((high - 2) * step / REWARD_STEPS + 2, 3.0)
+    try:
+        points, maximum = _points(truth.raw_calls, _calls(text), options)
+        return (high - low) * points / maximum + low
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        return low  # as published: whatever is malformed
+
+
+def _calls(text: str) -> list[Any]:
+    """Return the calls of the first block: one JSON value per line."""
+    if "</tool_call>" not in text:
+        raise ValueError("no tool call")
+    content = text.split("<tool_call>")[1].split("</tool_call>", maxsplit=1)[0].strip()
+    return [json.loads(line) for line in content.split("\n")]
+
+
+def _points(
+    truth: Sequence[Any], calls: Sequence[Any], options: ToolsOptions
+) -> tuple[float, float]:
+    """Return the points of the calls, and the most that can be reached."""
+    if truth == calls:
+        return 1.0, 1.0
+    if options.coarse_reward:
+        return 0.0, 1.0
+    names = [call["name"] for call in calls]
+    points = _match([call["name"] for call in truth], names, options)
+    maximum = 1.0
+    used: set[int] = set()
+    for wanted in truth:
+        parameters = wanted["parameters"]
+        maximum += 1.0 if options.intermediate_reward else 1.0 + len(parameters)
+        best, best_index = 0.0, -1
+        for index, name in enumerate(names):
+            if index in used or name != wanted["name"]:
+                continue
+            similarity = _similarity(wanted, calls[index], options)
+            if similarity > best:
+                best, best_index = similarity, index
+        if best_index >= 0:
+            used.add(best_index)
+            points += best
+    return points, maximum
+
+
+def _similarity(wanted: Any, given: Any, options: ToolsOptions) -> float:
+    if options.intermediate_reward:
+        return float(wanted == given)
+    expected, parameters = wanted["parameters"], given["parameters"]
+    equal: int = sum(
+        key in parameters and parameters[key] == value for key, value in expected.items()
+    )
+    if list(expected) == list(parameters.keys()):
+        return 1.0 + equal
+    if options.refined_reward:
+        return 0.0 + equal
+    shared = len(expected.keys() & parameters.keys())
+    return shared / (len(expected) + len(parameters) - shared) + equal
+
+
+def _match(wanted: list[Any], given: list[Any], options: ToolsOptions) -> float:
+    """Return the Jaccard index of two lists of names, or whether they are equal."""
+    if wanted == given:
+        return 1.0
+    if options.refined_reward or not wanted or not given:
+        return 0.0
+    shared = (Counter(wanted) & Counter(given)).total()
+    return shared / (len(wanted) + len(given) - shared)
+
+
+def toolrl_think(text: str) -> str:
+    """Return the text whose length is rewarded: after the last `<think>`."""
+    if "<think>" not in text or "</think>" not in text:
+        return ""
+    return text.rpartition("<think>")[2].partition("</think>")[0]
+
+
+def think_length(think: str, options: ToolsOptions, step: int) -> float:
+    """Return the reward of the length of `<think>`: its words over 512, at most 1, in hundredths.
+
+    With `schedule_length`, 512 becomes 384 at step 0, rising to 640 at step 105, and further.
+    """
+    words = 384 + 256 * step / LENGTH_STEPS if options.schedule_length else 512
+    return min(round(len(think.split()) / words, 2), 1.0)

@@ -1,0 +1,124 @@
+"""Which tools an answer used, by family, and what that costs."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import lru_cache
+
+from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
+
+from .answer import Call
+
+#: Patterns of names and descriptions of tools, by family, with `*` for any text.
+FAMILY_PATTERNS: dict[Family, tuple[str, ...]] = {
+    "calculate": ("*calc*", "*comput*", "*math*", "*equation*", "*arithmetic*", "*convert*"),
+    "search": (
+        "*search*", "*retriev*", "*lookup*", "*look_up*", "*look up*", "*query*", "*find*",
+        "*fetch*", "get*", "list*", "*wiki*", "*news*", "*browse*", "*weather*",
+    ),
+}  # fmt: skip
+#: A name or description is matched up to this length.
+_MAX_CHARACTERS = 2_000
+#: A tool that is called by a name longer than this is reported by the beginning of it.
+_MAX_NAME = 200
+
+
+@dataclass
+class Usage:
+    """The use of tools by one answer.
+
+    Attributes:
+        calls: How many tools it called, those included that cannot be parsed.
+        repeats: How many of these calls equal an earlier one.
+        by_family: How many calls of each tool, by family and name.
+    """
+
+    calls: int = 0
+    repeats: int = 0
+    by_family: dict[Family, dict[str, int]] = field(default_factory=dict)
+
+    def used(self, family: Family) -> bool:
+        """Return whether a tool of a family was called."""
+        return family in self.by_family
+
+
+def usage_of(
+    calls: Sequence[Call],
+    options: ToolsOptions,
+    labels: Mapping[str, Family],
+    tools: Iterable[ToolDescription] = (),
+    default_labels: Mapping[str, Family] | None = None,
+) -> Usage:
+    """Return the use of tools of an answer.
+
+    Args:
+        calls: The calls of the answer.
+        options: `families` and `family_patterns`.
+        labels: Families by the name of the tool. They come before the options.
+        tools: Descriptions of the tools, for the patterns.
+        default_labels: Families by name. They come after the options, and before the patterns.
+    """
+    usage = Usage(len(calls), len(calls) - len(set(calls)))
+    if calls:
+        descriptions = {tool.name: tool.description for tool in tools}
+        for name, count in Counter(call.name for call in calls).items():
+            family = (
+                labels.get(name)
+                or options.families.get(name)
+                or (default_labels or {}).get(name)
+                or family_by_patterns(name, descriptions.get(name, ""), options)
+            )
+            # A name in a policy's JSON may have lone surrogates, which cannot be sent.
+            shown = name[:_MAX_NAME].encode(errors="replace").decode()
+            tools_of_family = usage.by_family.setdefault(family, {})
+            tools_of_family[shown] = tools_of_family.get(shown, 0) + count
+    return usage
+
+
+def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Family:
+    """Return the family of a tool by the patterns, `other` if none matches.
+
+    They are matched with the name first, then with the description, without regard to case.
+    """
+    patterns = _compiled(
+        tuple(options.family_patterns.items()) if options.family_patterns else _DEFAULT
+    )
+    for text in (name, description):
+        for family, pattern in patterns:
+            if text and pattern.match(text[:_MAX_CHARACTERS]):
+                return family
+    return "other"
+
+
+_DEFAULT = tuple(FAMILY_PATTERNS.items())
+
+
+@lru_cache(maxsize=256)
+def _compiled(
+    patterns: tuple[tuple[Family, tuple[str, ...]], ...],
+) -> tuple[tuple[Family, re.Pattern[str]], ...]:
+    return tuple(
+        (family, re.compile("|".join(map(translate, globs)), re.IGNORECASE))
+        for family, globs in patterns
+        if globs
+    )
+
+
+def cost_of(usage: Usage, options: ToolsOptions) -> float:
+    """Return the cost of the tools that an answer used, 0 or more.
+
+    `any_tool`: `cost_weights.any_tool` if it used any. `families`: the sum of the weights of the
+    families that it used. `calls`: the sum over all calls of the weight of their family.
+    """
+    if not usage.calls:
+        return 0.0
+    weights = options.cost_weights
+    if options.cost == "any_tool":
+        return weights.any_tool
+    cost = 0.0
+    for family, tools in usage.by_family.items():
+        weight: float = getattr(weights, family)
+        cost += weight * sum(tools.values()) if options.cost == "calls" else weight
+    return cost

@@ -1,0 +1,156 @@
+"""The client of the tools service."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
+
+from .service import BatchClient
+from .wire.errors import RewardFleetError
+from .wire.policy_text import UNUSABLE
+from .wire.tools import (
+    Budget,
+    BudgetRequest,
+    BudgetUpdate,
+    BudgetUpdateRequest,
+    Family,
+    ToolDescription,
+    ToolsOptions,
+    ToolsRequest,
+    ToolsScore,
+)
+from .wire.validation import encode_json, validate
+
+
+class ToolsFields(TypedDict, total=False):
+    """The optional arguments of `tools_request`."""
+
+    step: int | None
+    run: str | None
+    options: ToolsOptions | Mapping[str, Any]
+    tools: Sequence[ToolDescription | Mapping[str, str]]
+    tool_families: Mapping[str, Family]
+
+
+class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
+    """The client of the tools service. `RewardFleet` creates it."""
+
+    score_type = ToolsScore
+
+    async def score(
+        self, response: str, ground_truth: str, **fields: Unpack[ToolsFields]
+    ) -> ToolsScore:
+        """Score one answer. The arguments are those of `tools_request`.
+
+        Raises:
+            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
+        """
+        request = tools_request(response, ground_truth, **fields)
+        return await self._score_one(request, self._transport.deadline())
+
+    async def reward(
+        self, response: str, ground_truth: str, **fields: Unpack[ToolsFields]
+    ) -> float:
+        """Score one answer and return the score as its reward.
+
+        The arguments are those of `tools_request`.
+
+        Raises:
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        try:
+            score = await self.score(response, ground_truth, **fields)
+        except RewardFleetError as error:
+            return self._policy.failed(error)
+        return self._policy.reward(score)
+
+    async def put_budget(self, run: str, **options: Any) -> Budget:
+        """Create the budget of a run, or change its options; its multiplier stays.
+
+        Args:
+            run: Name of the training run, 1 to 200 characters.
+            options: Fields of `BudgetRequest`, e.g. `budget`, `eta`, or `checkpoint` to resume.
+
+        Raises:
+            RewardFleetError: An option is invalid, or the request failed.
+        """
+        request = validate(BudgetRequest, options)
+        deadline = self._transport.deadline()
+        return await self._transport.put(_path(run), request, Budget, deadline=deadline)
+
+    async def budget(self, run: str) -> Budget:
+        """Return the budget of a run. Its `checkpoint` can be stored with the trainer's own.
+
+        Raises:
+            NotFound: The run has no budget.
+            RewardFleetError: The request failed.
+        """
+        return await self._transport.get(_path(run), Budget)
+
+    async def update_budget(
+        self,
+        run: str,
+        step: int,
+        costs: Iterable[float] | None = None,
+        *,
+        mean_cost: float | None = None,
+        count: int | None = None,
+        part: str | None = None,
+        mean_task_reward: float | None = None,
+    ) -> BudgetUpdate:
+        """Report the costs of a step, or of a part of it. Sending it again counts nothing twice.
+
+        Args:
+            run: Name of the training run.
+            step: Step of the training run, 0 or more.
+            costs: The cost of each answer; or give `mean_cost` and `count`.
+            mean_cost: Their mean.
+            count: Number of answers.
+            part: Name of the part, e.g. of the worker; None if these are all costs of the step.
+            mean_task_reward: Of these answers, for monitoring.
+
+        Raises:
+            InvalidRequest: The step is closed, or an argument is out of range.
+            NotFound: The run has no budget.
+            RewardFleetError: The request failed.
+        """
+        fields = {
+            "step": step,
+            "costs": None if costs is None else list(costs),
+            "mean_cost": mean_cost,
+            "count": count,
+            "part": part,
+            "mean_task_reward": mean_task_reward,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        return await self._transport.post(
+            f"{_path(run)}/update",
+            validate(BudgetUpdateRequest, given),
+            BudgetUpdate,
+            deadline=self._transport.deadline(),
+        )
+
+    def _body_bytes(self, request: ToolsRequest) -> int:
+        return len(encode_json(request))
+
+    def _without_policy_text(self, request: ToolsRequest) -> ToolsRequest | None:
+        if len(request.response) <= len(UNUSABLE):
+            return None
+        return request.model_copy(update={"response": UNUSABLE})
+
+
+def tools_request(response: str, ground_truth: str, **fields: Unpack[ToolsFields]) -> ToolsRequest:
+    """Build a request from an answer and its ground truth.
+
+    Args:
+        response: The answer of the policy; any text.
+        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`.
+        fields: `step`, `run`, `options`, `tools` and `tool_families`; see `ToolsRequest`.
+
+    Raises:
+        InvalidRequest: The request is invalid; the message is the service's.
+    """
+    return validate(ToolsRequest, {"response": response, "ground_truth": ground_truth, **fields})
+
+
+def _path(run: str) -> str:
+    return f"/budgets/{quote(run, safe='')}"

@@ -1,0 +1,329 @@
+"""Models of the tools service: `POST /score`, `/score/batch`, and budgets."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+
+from .episode import Name, Step
+from .policy_text import PolicyText
+from .score import Request, Response, Score
+
+#: Maximum number of characters of a ground truth.
+MAX_GROUND_TRUTH = 100_000
+#: Maximum number of costs in one update of a budget.
+MAX_COSTS = 65_536
+#: Families of tools.
+Family = Literal["search", "calculate", "other"]
+
+#: The name of a tool.
+ToolName = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
+#: A pattern of a name or description, with `*` for any text and `?` for one character.
+Glob = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+#: A cost or a weight of costs.
+Cost = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
+#: A weight of an old value in an exponential moving average.
+Smoothing = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+
+
+class CostWeights(Request):
+    """What the use of tools costs; see `ToolsOptions.cost`."""
+
+    any_tool: Cost = Field(1.0, description="Of an answer that uses any tool, for `any_tool`.")
+    search: Cost = Field(1.0, description="Of search tools.")
+    calculate: Cost = Field(1.0, description="Of calculation tools.")
+    other: Cost = Field(1.0, description="Of all other tools.")
+
+
+class ToolsOptions(Request):
+    """How an answer is scored."""
+
+    variant: Literal["strict", "toolrl"] = Field(
+        "strict",
+        description="strict: without the faults of the published reward. toolrl: the reward of "
+        "ToolRL as published.",
+    )
+    with_length: bool = Field(
+        False, description="Add the reward of the length of `<think>`, in [0, 1]."
+    )
+    schedule_length: bool = Field(
+        False, description="The length for a full reward rises with `step`."
+    )
+    refined_reward: bool = Field(
+        False, description="toolrl: names must be equal as lists, instead of by a Jaccard index."
+    )
+    coarse_reward: bool = Field(
+        False, description="toolrl: the full correctness for the exact calls, else the lowest."
+    )
+    intermediate_reward: bool = Field(
+        False, description="toolrl: a call counts if it is exact, without parts of parameters."
+    )
+    correct_max1: bool = Field(False, description="toolrl: the correctness is in [-1, 1].")
+    max1_step30_max3: bool = Field(
+        False, description="toolrl: a third of the correctness before step 30."
+    )
+    schedule_reward: bool = Field(
+        False, description="toolrl: the ranges of format and correctness change with `step`."
+    )
+    families: dict[ToolName, Family] = Field(
+        {}, max_length=10_000, description="Families of tools by name."
+    )
+    family_patterns: dict[Family, tuple[Glob, ...]] | None = Field(
+        None,
+        description="Patterns of names and descriptions by family, for tools that `families` does "
+        "not list; `*` is any text. The first family that matches counts. Null: built-in patterns.",
+    )
+    cost: Literal["any_tool", "families", "calls"] = Field(
+        "any_tool",
+        description="any_tool: `cost_weights.any_tool` for an answer that uses tools. families: "
+        "the weights of the families that it uses. calls: the weight of each call.",
+    )
+    cost_weights: CostWeights = Field(CostWeights(), description="Weights of the cost.")
+
+    @model_validator(mode="after")
+    def _are_of_the_variant(self) -> Self:
+        if self.variant == "strict":
+            for name in _OF_TOOLRL:
+                if getattr(self, name):
+                    raise ValueError(f"{name}: available with `variant: toolrl` only")
+        return self
+
+    @property
+    def scheduled_by(self) -> str | None:
+        """The option that needs a `step`, or None."""
+        return next((name for name in _SCHEDULED if getattr(self, name)), None)
+
+
+_OF_TOOLRL = (
+    "refined_reward", "coarse_reward", "intermediate_reward", "correct_max1", "max1_step30_max3",
+    "schedule_reward",
+)  # fmt: skip
+_SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
+
+
+class ToolDescription(Request):
+    """A tool that was available."""
+
+    name: ToolName = Field(description="As it is called.")
+    description: str = Field(
+        "", max_length=20_000, description="What it does; its family may depend on it."
+    )
+
+
+class ToolsRequest(Request):
+    """An answer, and the correct answer it is compared with."""
+
+    response: PolicyText = Field(
+        description="The answer of the policy: `<think>`, `<tool_call>`, `<response>`. Any text is "
+        "scored."
+    )
+    ground_truth: str = Field(
+        min_length=1,
+        max_length=MAX_GROUND_TRUTH,
+        description="A correct answer with the same tags, as in ToolRL's datasets.",
+    )
+    step: Step | None = Field(None, description="Step of the training run, for schedules.")
+    run: Name | None = Field(
+        None, description="Training run whose budget counts: the score is task - lambda * cost."
+    )
+    options: ToolsOptions = Field(ToolsOptions(), description="How the answer is scored.")
+    tools: list[ToolDescription] = Field(
+        [], max_length=1_000, description="The tools that were available, for patterns."
+    )
+    tool_families: dict[ToolName, Family] = Field(
+        {}, max_length=10_000, description="Labels of this row: families of tools by name."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_step(self) -> Self:
+        if self.step is None and (option := self.options.scheduled_by):
+            raise ValueError(f"step: required by options.{option}")
+        return self
+
+
+class ToolsScore(Score):
+    """A `Score` with the use of tools.
+
+    Its components are `task` (the sum of the next three), `format`, `correctness`, `length`,
+    `cost`, `lambda` and `violation` (the cost minus the budget; 0 without a run).
+    """
+
+    used_any_tool: bool = Field(False, description="Whether the answer calls a tool.")
+    used_search: bool = Field(False, description="Whether it calls a search tool.")
+    used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")
+    calls: int = Field(0, description="Number of tool calls, also of those that cannot be parsed.")
+    repeats: int = Field(0, description="Number of calls that equal an earlier one.")
+    tools: dict[Family, dict[str, int]] = Field(
+        default_factory=dict,
+        description="Number of calls by family and name; the name is empty if a call cannot be "
+        "parsed.",
+    )
+
+
+class PidGains(Request):
+    """The gains of a PID controller; `eta` is that of its integral."""
+
+    kp: Annotated[FiniteFloat, Field(ge=0, le=1e3)] = Field(
+        2.0, description="Of the smoothed difference of mean cost and budget."
+    )
+    kd: Annotated[FiniteFloat, Field(ge=0, le=1e3)] = Field(
+        0.0, description="Of the rise of the smoothed cost."
+    )
+    error_smoothing: Smoothing = Field(
+        0.9, description="Weight of the old value in the moving average of the difference."
+    )
+    cost_smoothing: Smoothing = Field(
+        0.0, description="Weight of the old value in the moving average of the cost."
+    )
+    derivative_delay: int = Field(
+        1, ge=1, le=1_000, description="Updates over which the rise of the cost is measured."
+    )
+
+
+class BudgetOptions(Request):
+    """The budget of a training run, and how its multiplier is controlled."""
+
+    budget: Cost = Field(0.3, description="Mean cost per answer to stay within.")
+    eta: Annotated[FiniteFloat, Field(gt=0, le=1e3)] = Field(
+        0.05, description="Step size of the multiplier."
+    )
+    initial_lambda: Cost = Field(0.0, description="The multiplier before the first update.")
+    max_lambda: Annotated[FiniteFloat, Field(gt=0, le=1e6)] = Field(
+        10.0, description="The largest multiplier."
+    )
+    controller: Literal["dual_ascent", "pid"] = Field(
+        "dual_ascent",
+        description="dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
+        "proportional and a derivative term.",
+    )
+    pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
+    every: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Steps whose mean cost makes one update of the multiplier.",
+    )
+    parts: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="Parts in which the costs of a step arrive: the step is closed with the last "
+        "one. Null: it is closed when a part of a later step arrives.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.initial_lambda > self.max_lambda:
+            raise ValueError("initial_lambda: give at most max_lambda")
+        return self
+
+
+class StepSum(Response):
+    """Sums over answers of closed steps, or of the parts of an open one."""
+
+    steps: int = Field(0, ge=0, description="Closed steps.")
+    parts: int = Field(0, ge=0, description="Parts.")
+    count: int = Field(0, ge=0, description="Answers.")
+    cost: FiniteFloat = Field(0.0, description="Sum of their costs.")
+    task_count: int = Field(0, ge=0, description="Answers with a task reward.")
+    task: FiniteFloat = Field(0.0, description="Sum of their task rewards.")
+
+
+class MultiplierCheckpoint(Response):
+    """The state of a controller; see `rewardfleet.tool_use.MultiplierState`."""
+
+    multiplier: Cost = Field(description="Lambda.")
+    integral: Cost = Field(description="The integral term.")
+    error: FiniteFloat = Field(0.0, description="Moving average of mean cost - budget.")
+    cost: FiniteFloat = Field(0.0, description="Moving average of the cost.")
+    past_costs: list[FiniteFloat] = Field(
+        default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
+    )
+
+
+class BudgetCheckpoint(Response):
+    """What a budget resumes from. A step that is not closed is not part of it."""
+
+    multiplier: MultiplierCheckpoint = Field(description="The controller.")
+    step: Step | None = Field(None, description="The last closed step.")
+    updates: int = Field(0, ge=0, description="Updates of the multiplier.")
+    window: StepSum = Field(
+        default_factory=StepSum, description="Closed steps since the last update."
+    )
+    mean_cost: FiniteFloat | None = Field(None, description="Of the last update.")
+    mean_task_reward: FiniteFloat | None = Field(None, description="Of the last update.")
+
+
+class BudgetRequest(BudgetOptions):
+    """`PUT /budgets/{run}`: create a budget, or change its options.
+
+    The multiplier of an existing budget stays, so a trainer that starts again may send the same
+    request.
+    """
+
+    checkpoint: BudgetCheckpoint | None = Field(
+        None,
+        description="Resume from the `checkpoint` of an earlier answer; later steps are counted "
+        "again.",
+    )
+
+
+class BudgetUpdateRequest(Request):
+    """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
+
+    step: Step = Field(description="Step of the training run.")
+    part: Name | None = Field(
+        None,
+        description="Name of the part, e.g. of the worker. Null: these are all costs of the step.",
+    )
+    costs: Annotated[list[Cost], Field(fail_fast=True)] | None = Field(
+        None, min_length=1, max_length=MAX_COSTS, description="The cost of each answer."
+    )
+    mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
+    count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
+    mean_task_reward: FiniteFloat | None = Field(
+        None, description="Mean task reward of these answers, for monitoring."
+    )
+
+    @model_validator(mode="after")
+    def _has_costs(self) -> Self:
+        if (self.costs is None) == (self.mean_cost is None):
+            raise ValueError("give either `costs`, or `mean_cost` and `count`")
+        if (self.mean_cost is None) != (self.count is None):
+            raise ValueError("count: give it together with `mean_cost`, and only then")
+        return self
+
+
+class BudgetUpdate(Response):
+    """The budget after an update."""
+
+    # `lambda` is a keyword of Python.
+    model_config = ConfigDict(
+        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
+
+    run: str = Field(description="The training run.")
+    step: Step = Field(description="The step of the request.")
+    closed: bool = Field(description="Whether the step is closed.")
+    lambda_: float = Field(alias="lambda", description="The multiplier.")
+    mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")
+    mean_task_reward: float | None = Field(None, description="Of the same answers, if known.")
+    violation: float | None = Field(None, description="The mean cost minus the budget.")
+
+
+class Budget(Response):
+    """A budget: `GET /budgets/{run}`."""
+
+    model_config = ConfigDict(
+        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
+
+    run: str = Field(description="The training run.")
+    lambda_: float = Field(alias="lambda", description="The multiplier.")
+    step: Step | None = Field(None, description="The last closed step.")
+    open_step: Step | None = Field(None, description="The step of which parts have arrived.")
+    open_parts: int = Field(0, description="Number of these parts.")
+    mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")
+    mean_task_reward: float | None = Field(None, description="Of the same answers, if known.")
+    violation: float | None = Field(None, description="The mean cost minus the budget.")
+    options: BudgetOptions = Field(description="As they were sent.")
+    checkpoint: BudgetCheckpoint = Field(description="To resume from, by `PUT`.")

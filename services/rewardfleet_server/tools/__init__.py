@@ -1,0 +1,1 @@
+"""The tools service: rewards for tool use, and budgets."""

@@ -1,0 +1,59 @@
+"""Assembly of the tools service."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rewardfleet.wire.tools import ToolsRequest, ToolsScore
+from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server.http.app import create_app as create_reward_app
+from rewardfleet_server.http.routes import Service
+from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
+
+from .api import BudgetMetrics, ToolsApi
+from .budgets import Budgets
+from .families import read_families
+from .scorer import AnswerScorer, ToolsScorer
+from .settings import ToolsSettings
+
+
+def create_app(settings: ToolsSettings, store: RunState | None = None) -> RewardApp:
+    """Put the tools service together.
+
+    Args:
+        settings: Its settings.
+        store: The state of training runs. None: open the one that the settings name.
+
+    Raises:
+        ValueError: The file of tool families, or the run-state store, cannot be used.
+    """
+    return create_reward_app(tools_service(settings, store or open_run_state(settings)), settings)
+
+
+def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequest, ToolsScore]:
+    """Return what the tools service provides.
+
+    Raises:
+        ValueError: The file of tool families cannot be used.
+    """
+    families = {} if settings.tool_families is None else read_families(settings.tool_families)
+    answers, budgets, metrics = AnswerScorer(families), Budgets(store), BudgetMetrics()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await store.aclose()
+
+    return Service(
+        name="tools",
+        description=SERVICES["tools"].description,
+        scorer=ToolsScorer(answers, budgets),
+        request_type=ToolsRequest,
+        score_type=ToolsScore,
+        lifespan=lifespan,
+        routes=lambda engine: ToolsApi(engine, answers, budgets, metrics).routes(),
+        collectors=metrics.collectors,
+        overview={"cache": "none", "run state": describe_run_state(settings)},
+    )

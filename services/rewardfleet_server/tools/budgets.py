@@ -1,0 +1,271 @@
+"""The budgets of training runs: one multiplier per run, shared by all replicas.
+
+The costs of a step arrive at once, or in parts from many workers. Each part is counted once, by
+(run, step, part). A step is closed with its last part if their number is known, else by the first
+part of a later step; there is no deadline, so that the multiplier does not depend on the clock.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from pydantic import JsonValue
+
+from rewardfleet.tool_use import Controller, MultiplierState, update
+from rewardfleet.wire.errors import InvalidRequest, NotFound
+from rewardfleet.wire.tools import (
+    Budget,
+    BudgetCheckpoint,
+    BudgetOptions,
+    BudgetRequest,
+    BudgetUpdate,
+    BudgetUpdateRequest,
+    StepSum,
+)
+from rewardfleet_server.run_state import RunState, Scope
+
+#: Whole steps; names of parts are in lists.
+_WHOLE_STEP = "step"
+
+
+class Price(NamedTuple):
+    """What the scores of a run need of its budget.
+
+    Attributes:
+        multiplier: Lambda.
+        budget: Mean cost per answer to stay within.
+    """
+
+    multiplier: float
+    budget: float
+
+
+class Budgets:
+    """The budgets in a run-state store.
+
+    Args:
+        store: The state of training runs.
+    """
+
+    def __init__(self, store: RunState) -> None:
+        self._store = store
+
+    async def price(self, run: str) -> Price:
+        """Return the multiplier and the budget of a run.
+
+        Raises:
+            NotFound: The run has no budget.
+            Unavailable: The store cannot be read now.
+        """
+        state: Any = _existing(await self._store.read(_scope(run)), run)
+        multiplier = state["checkpoint"]["multiplier"]["multiplier"]
+        return Price(multiplier, state["options"]["budget"])
+
+    async def get(self, run: str) -> Budget:
+        """Return the budget of a run.
+
+        Raises:
+            NotFound: The run has no budget.
+            Unavailable: The store cannot be read now.
+        """
+        return _State.load(await self._store.read(_scope(run)), run).budget(run)
+
+    async def put(self, run: str, request: BudgetRequest) -> Budget:
+        """Create a budget, change its options, or resume from a checkpoint.
+
+        Raises:
+            Unavailable: The store cannot be written now.
+        """
+
+        def transition(stored: JsonValue) -> tuple[JsonValue, JsonValue]:
+            state = _changed(stored, run, request)
+            return state.dump(), state.dump()
+
+        stored = await self._store.update(
+            _scope(run), transition, forget_outcomes=request.checkpoint is not None
+        )
+        return _State.load(stored, run).budget(run)
+
+    async def update(self, run: str, request: BudgetUpdateRequest) -> BudgetUpdate:
+        """Count the costs of a step, or of a part of it, once.
+
+        A request that is sent again gets the answer it got the first time.
+
+        Raises:
+            NotFound: The run has no budget.
+            InvalidRequest: The step is closed, or it has parts and these are all its costs.
+            Unavailable: The store cannot be written now.
+        """
+
+        def transition(stored: JsonValue) -> tuple[JsonValue, JsonValue]:
+            state = _State.load(stored, run)
+            is_closed = state.count(request)
+            answer = state.answer(run, request.step, closed=is_closed)
+            return state.dump(), answer.model_dump(mode="json")
+
+        uid = _WHOLE_STEP if request.part is None else json.dumps([request.part])
+        outcome = await self._store.apply_once(_scope(run), request.step, uid, transition)
+        return BudgetUpdate.model_validate(outcome)
+
+
+def _scope(run: str) -> Scope:
+    return Scope(run, "budget")
+
+
+def _existing(stored: JsonValue, run: str) -> JsonValue:
+    if stored is None:
+        raise NotFound(f"run {run[:100]!r} has no budget: create it by PUT /budgets/{run[:100]}")
+    return stored
+
+
+def _changed(stored: JsonValue, run: str, request: BudgetRequest) -> "_State":
+    """Return the state after `PUT`."""
+    options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
+    if request.checkpoint is not None:
+        return _State(options, request.checkpoint).limited()
+    if stored is None:
+        multiplier = MultiplierState.initial(request.initial_lambda)
+        return _State(options, BudgetCheckpoint.model_validate({"multiplier": asdict(multiplier)}))
+    state = _State.load(stored, run)
+    state.options = options
+    return state.limited()
+
+
+class _State:
+    """The stored state of a budget.
+
+    Args:
+        options: As they were sent.
+        checkpoint: The closed steps.
+        open_step: The step of which parts have arrived, or None.
+        parts: Their sums.
+    """
+
+    def __init__(
+        self,
+        options: BudgetOptions,
+        checkpoint: BudgetCheckpoint,
+        open_step: int | None = None,
+        parts: StepSum | None = None,
+    ) -> None:
+        self.options = options
+        self.checkpoint = checkpoint
+        self.open_step = open_step
+        self.parts = parts or StepSum()
+
+    @classmethod
+    def load(cls, stored: JsonValue, run: str) -> "_State":
+        fields: Any = _existing(stored, run)
+        return cls(
+            BudgetOptions.model_validate(fields["options"]),
+            BudgetCheckpoint.model_validate(fields["checkpoint"]),
+            fields["open_step"],
+            StepSum.model_validate(fields["parts"]),
+        )
+
+    def dump(self) -> JsonValue:
+        return {
+            "options": self.options.model_dump(mode="json"),
+            "checkpoint": self.checkpoint.model_dump(mode="json"),
+            "open_step": self.open_step,
+            "parts": self.parts.model_dump(),
+        }
+
+    def limited(self) -> "_State":
+        """Keep the multiplier within the limit of the options."""
+        multiplier = self.checkpoint.multiplier
+        multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
+        multiplier.integral = min(multiplier.integral, self.options.max_lambda)
+        return self
+
+    def count(self, request: BudgetUpdateRequest) -> bool:
+        """Count a request that was not counted before; return whether its step is closed."""
+        last = self.checkpoint.step
+        newest = last if self.open_step is None else self.open_step
+        if (last is not None and request.step <= last) or (
+            newest is not None and request.step < newest
+        ):
+            raise InvalidRequest(
+                f"step {request.step} is closed: the run is at step {newest}, and a step is closed "
+                "with its last part, or by a later step"
+            )
+        if self.open_step is not None and request.step > self.open_step:
+            self._close()
+        if request.part is None and self.parts.parts:
+            raise InvalidRequest(
+                f"part: {self.parts.parts} parts of step {request.step} have arrived; send the "
+                "rest of it in parts as well"
+            )
+        self.open_step = request.step
+        self._add(request)
+        if request.part is None or self.parts.parts == self.options.parts:
+            self._close()
+            return True
+        return False
+
+    def _add(self, request: BudgetUpdateRequest) -> None:
+        count = request.count or len(request.costs or ())
+        self.parts.parts += 1
+        self.parts.count += count
+        self.parts.cost += (
+            sum(request.costs) if request.costs is not None else (request.mean_cost or 0.0) * count
+        )
+        if request.mean_task_reward is not None:
+            self.parts.task_count += count
+            self.parts.task += request.mean_task_reward * count
+
+    def _close(self) -> None:
+        """Close the open step, and update the multiplier if it is the last of `every` steps."""
+        window, parts = self.checkpoint.window, self.parts
+        window.steps += 1
+        for name in ("parts", "count", "cost", "task_count", "task"):
+            setattr(window, name, getattr(window, name) + getattr(parts, name))
+        self.checkpoint.step, self.open_step, self.parts = self.open_step, None, StepSum()
+        if window.steps < self.options.every:
+            return
+        mean_cost = window.cost / window.count
+        before = MultiplierState.from_dict(self.checkpoint.multiplier.model_dump())
+        after = update(_controller(self.options), before, mean_cost)
+        self.checkpoint = BudgetCheckpoint.model_validate(
+            {
+                "multiplier": asdict(after),
+                "step": self.checkpoint.step,
+                "updates": self.checkpoint.updates + 1,
+                "mean_cost": mean_cost,
+                "mean_task_reward": window.task / window.task_count if window.task_count else None,
+            }
+        )
+
+    def _means(self) -> dict[str, float | None]:
+        mean_cost = self.checkpoint.mean_cost
+        return {
+            "lambda": self.checkpoint.multiplier.multiplier,
+            "mean_cost": mean_cost,
+            "mean_task_reward": self.checkpoint.mean_task_reward,
+            "violation": None if mean_cost is None else mean_cost - self.options.budget,
+        }
+
+    def answer(self, run: str, step: int, *, closed: bool) -> BudgetUpdate:
+        return BudgetUpdate.model_validate(
+            {"run": run, "step": step, "closed": closed, **self._means()}
+        )
+
+    def budget(self, run: str) -> Budget:
+        return Budget.model_validate(
+            {
+                "run": run,
+                "step": self.checkpoint.step,
+                "open_step": self.open_step,
+                "open_parts": self.parts.parts,
+                "options": self.options,
+                "checkpoint": self.checkpoint,
+                **self._means(),
+            }
+        )
+
+
+def _controller(options: BudgetOptions) -> Controller:
+    gains = options.pid.model_dump() if options.controller == "pid" else {}
+    return Controller(
+        budget=options.budget, eta=options.eta, max_lambda=options.max_lambda, **gains
+    )

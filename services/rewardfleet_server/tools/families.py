@@ -1,0 +1,42 @@
+"""The file of `--tool-families`."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rewardfleet.wire.tools import Family, ToolName
+
+_LABELS = TypeAdapter(dict[ToolName, Family])
+
+
+def read_families(path: Path) -> Mapping[str, Family]:
+    """Return the families of tools in a JSON or CSV file.
+
+    Raises:
+        ValueError: It cannot be read, or has another form.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        labels: Any = _of_csv(text) if path.suffix.lower() == ".csv" else json.loads(text)
+        return _LABELS.validate_python(labels)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = f"{where[:100]}: {first['msg']}" if where else first["msg"]
+        raise ValueError(f"--tool-families {path}: {reason}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tool-families {path}: {error}") from None
+
+
+def _of_csv(text: str) -> dict[str, str]:
+    rows: Iterable[dict[str, str]] = csv.DictReader(text.splitlines())
+    labels = {}
+    for row in rows:
+        if not {"tool", "family"} <= row.keys():
+            raise ValueError("the first line names the columns: tool,family")
+        labels[row["tool"]] = row["family"]
+    return labels

@@ -1,0 +1,134 @@
+"""Scoring answers: the pure function, and the price of the run's budget."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import JsonValue
+
+from rewardfleet import __version__
+from rewardfleet.tool_use import score_answer
+from rewardfleet.wire.score import Status, Timing
+from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
+from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.engine import Plan
+from rewardfleet_server.tracing import stage
+
+from .budgets import Budgets, Price
+from .decode import Item
+
+#: The `backend` of every score.
+BACKEND = "tools"
+#: The provenance that all scores share.
+PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
+#: A longer answer is scored in a thread, in characters.
+_SHORT_ANSWER = 64 * 1024
+
+
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """The fields of `ToolsScore` that are encoded; a test checks that they agree."""
+
+    score: float | None
+    status: Status
+    components: dict[str, float] = {}
+    backend: str = ""
+    used_any_tool: bool = False
+    used_search: bool = False
+    used_calculate: bool = False
+    calls: int = 0
+    repeats: int = 0
+    tools: dict[Family, dict[str, int]] = {}
+    error: dict[str, Any] | None = None
+
+
+class AnswerScorer:
+    """Scores answers with the families of the service.
+
+    Args:
+        families: The families of tools by name, after those of a request.
+    """
+
+    def __init__(self, families: Mapping[str, Family]) -> None:
+        self._families = families
+
+    def score(self, item: Item, price: Price | None) -> Result:
+        """Score one answer.
+
+        Args:
+            item: The answer.
+            price: Of the budget of its run; None without a run.
+
+        Raises:
+            InvalidRequest: The ground truth is malformed.
+        """
+        reward = score_answer(
+            item.response,
+            item.ground_truth,
+            item.options,
+            step=item.step or 0,
+            labels=item.tool_families,
+            tools=item.tools,
+            default_labels=self._families,
+        )
+        task, cost, usage = reward.task, reward.cost, reward.usage
+        multiplier, violation = (0.0, 0.0) if price is None else (price[0], cost - price[1])
+        components = {
+            "task": task,
+            "format": reward.format,
+            "correctness": reward.correctness,
+            "length": reward.length,
+            "cost": cost,
+            "lambda": multiplier,
+            "violation": violation,
+        }
+        by_family = usage.by_family
+        return Result(
+            task - multiplier * cost,
+            Status.OK,
+            components,
+            BACKEND,
+            usage.calls > 0,
+            "search" in by_family,
+            "calculate" in by_family,
+            usage.calls,
+            usage.repeats,
+            by_family,
+        )
+
+
+class ToolsScorer:
+    """Scores single answers. Nothing is cached: computing is cheaper, and lambda changes.
+
+    Args:
+        answers: Scores an answer.
+        budgets: The budgets of runs.
+    """
+
+    def __init__(self, answers: AnswerScorer, budgets: Budgets) -> None:
+        self._answers = answers
+        self._budgets = budgets
+
+    async def plan(
+        self,
+        request: ToolsRequest,
+        upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
+    ) -> Plan[ToolsScore]:
+        async def compute(_: float | None) -> ToolsScore:
+            price = None if request.run is None else await self._budgets.price(request.run)
+            timing = Timing()
+            with stage(timing, "backend"):
+                if len(request.response) <= _SHORT_ANSWER:
+                    result = self._answers.score(request, price)
+                else:
+                    result = await asyncio.to_thread(self._answers.score, request, price)
+            score = ToolsScore.model_validate(msgspec.to_builtins(result))
+            return score.model_copy(update={"timing_ms": timing})
+
+        return Plan(BACKEND, compute)
+
+    def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
+        return dict(PROVENANCE)
+
+    def check_ready(self) -> Mapping[str, str] | None:
+        """Return None: the run-state store is opened before the service listens."""

@@ -1,0 +1,386 @@
+"""The multiplier of a tool budget, and the advantages of answers that have a cost."""
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewardfleet.tool_use.advantages import Method, advantages
+from rewardfleet.tool_use.lagrange import Controller, MultiplierState, update
+
+ORACLE = json.loads((Path(__file__).parents[1] / "data" / "pid_lagrangian.json").read_text())
+DUAL_ASCENT = Controller(budget=0.3, eta=0.05, max_lambda=10.0)
+PID = replace(DUAL_ASCENT, kp=2.0, error_smoothing=0.9)
+COSTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=30)
+GAINS = st.floats(0, 100)
+CONTROLLERS = st.builds(
+    Controller,
+    budget=GAINS,
+    eta=GAINS,
+    max_lambda=st.floats(0.01, 100),
+    kp=GAINS,
+    kd=GAINS,
+    error_smoothing=st.floats(0, 0.99),
+    cost_smoothing=st.floats(0, 0.99),
+    derivative_delay=st.integers(1, 5),
+)
+
+
+def states(controller: Controller, costs: list[float], initial_lambda: float = 0.0):
+    state = MultiplierState.initial(initial_lambda)
+    return [state := update(controller, state, cost) for cost in costs]
+
+
+def multipliers(controller: Controller, costs: list[float], initial_lambda: float = 0.0):
+    return [state.multiplier for state in states(controller, costs, initial_lambda)]
+
+
+# The multiplier
+
+
+@given(COSTS, st.floats(0, 1), st.floats(0, 1), st.floats(0, 2))
+def test_without_kp_and_kd_the_update_is_dual_ascent(
+    costs: list[float], budget: float, eta: float, initial_lambda: float
+):
+    controller = Controller(budget=budget, eta=eta, max_lambda=2.0)
+    expected, multiplier = [], initial_lambda
+    for cost in costs:
+        multiplier = min(max(multiplier + eta * (cost - budget), 0.0), 2.0)
+        expected.append(multiplier)
+    assert multipliers(controller, costs, initial_lambda) == expected
+
+
+@pytest.mark.parametrize("case", ORACLE["cases"], ids=lambda case: case["costs"])
+def test_multipliers_equal_those_of_omnisafe(case: dict):
+    costs = ORACLE["costs"][case["costs"]]
+    result = multipliers(Controller(**case["controller"]), costs, case["initial_lambda"])
+    assert result == pytest.approx(case["multipliers"], rel=0, abs=1e-12)
+
+
+def test_the_cases_of_omnisafe_reach_every_term_and_the_lower_limit():
+    assert all(any(case["controller"][gain] for case in ORACLE["cases"]) for gain in ("kp", "kd"))
+    values = [value for case in ORACLE["cases"] for value in case["multipliers"]]
+    assert min(values) == 0 and max(values) > 5
+
+
+@given(CONTROLLERS, COSTS)
+def test_multiplier_and_integral_stay_in_their_range(controller: Controller, costs: list[float]):
+    for state in states(controller, costs):
+        assert 0 <= state.multiplier <= controller.max_lambda
+        assert 0 <= state.integral <= controller.max_lambda
+        assert len(state.past_costs) <= controller.derivative_delay
+
+
+@given(CONTROLLERS, COSTS, COSTS)
+def test_a_run_that_resumes_from_json_goes_on_with_the_same_multipliers(
+    controller: Controller, before: list[float], after: list[float]
+):
+    state = states(controller, before)[-1]
+    resumed = MultiplierState.from_dict(json.loads(json.dumps(asdict(state))))
+    assert resumed == state
+    for cost in after:
+        state, resumed = update(controller, state, cost), update(controller, resumed, cost)
+        assert resumed == state
+
+
+def test_a_resumed_run_may_have_other_limits():
+    state = states(replace(PID, kd=1.0, derivative_delay=5), [1.0] * 300)[-1]
+    state = update(replace(PID, max_lambda=2.0, derivative_delay=2), state, 1.0)
+    assert state.multiplier == 2.0
+    assert state.integral <= 2.0
+    assert len(state.past_costs) == 2
+
+    state = states(replace(PID, derivative_delay=5), [0.1, 0.2, 0.3, 0.4, 0.5])[-1]
+    derivative = Controller(budget=9.0, eta=0.0, max_lambda=1.0, kd=1.0)
+    rise = update(derivative, replace(state, integral=0.0), 0.6)
+    assert rise.multiplier == pytest.approx(0.1), "over the new delay, 1"
+
+
+def updates_until_below(limit: float, values: list[float]) -> int:
+    return next(index for index, value in enumerate(values) if value < limit)
+
+
+@pytest.mark.parametrize("controller", [DUAL_ASCENT, PID, replace(PID, kp=5.0, kd=2.0)])
+def test_a_long_violation_does_not_delay_the_fall_of_the_multiplier(controller: Controller):
+    """Without anti-windup the integral is at 85 instead of 10 after 1000 updates."""
+    violation, within = [2.0] * 1000, [0.0] * 300
+    fall = multipliers(controller, violation + within)[len(violation) :]
+    assert updates_until_below(9.9, fall) <= 15
+
+    integral = controller.eta * sum(cost - controller.budget for cost in violation)
+    windup = [integral + controller.eta * -0.3 * count for count in range(1, len(within))]
+    assert min(windup) > 80, "and its multiplier is still at the limit after 300 updates"
+
+
+def test_the_integral_does_not_grow_while_the_other_terms_saturate_the_multiplier():
+    """A limit of 10 for the integral alone keeps λ high for longer than this one."""
+    controller = Controller(budget=0.0, eta=0.1, max_lambda=10.0, kp=4.0)
+    state = states(controller, [2.0] * 1000)[-1]
+    assert state.multiplier == 10.0
+    assert state.integral == pytest.approx(2.0), "P takes 8 of 10"
+    spike = update(controller, state, 3.0)
+    assert spike.integral == state.integral, "neither grows nor is pushed down"
+    assert update(controller, state, 0.0).multiplier == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Controller(budget=-1.0, eta=0.1, max_lambda=1.0), "budget"),
+        (lambda: Controller(budget=1.0, eta=float("nan"), max_lambda=1.0), "eta"),
+        (lambda: Controller(budget=1.0, eta=0.1, max_lambda=0.0), "max_lambda"),
+        (lambda: replace(PID, kp=-1.0), "kp"),
+        (lambda: replace(PID, kd=float("inf")), "kd"),
+        (lambda: replace(PID, error_smoothing=1.0), "error_smoothing"),
+        (lambda: replace(PID, cost_smoothing=-0.1), "cost_smoothing"),
+        (lambda: replace(PID, derivative_delay=0), "derivative_delay"),
+        (lambda: MultiplierState.initial(-1.0), "initial_lambda"),
+        (lambda: update(PID, MultiplierState.initial(), float("nan")), "mean_cost"),
+    ],
+)
+def test_a_value_out_of_range_is_named(call, message: str):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# Advantages
+
+METHODS: list[Method] = ["std", "mean", "separate", "gated"]
+ALL_CORRECT = ([4.0] * 4, [0.0, 1.0, 2.0, 3.0])
+MIXED = ([4.0, 4.0, -3.0, -3.0], [3.0, 0.0, 0.0, 0.0])
+
+
+def one_group(task, cost, multiplier: float, method: Method):
+    correct = np.asarray(task) > 0
+    return advantages(task, cost, np.zeros(len(task)), multiplier, method=method, correct=correct)
+
+
+@pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 3.0])
+def test_with_std_the_multiplier_has_no_effect_where_all_are_correct(multiplier: float):
+    """The figures of a sample standard deviation, as in the GRPO of verl and TRL."""
+    result = one_group(*ALL_CORRECT, multiplier, "std")
+    assert result == pytest.approx([1.162, 0.387, -0.387, -1.162], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "scale"),
+    [
+        ("mean", lambda multiplier: multiplier * 1.5),
+        ("separate", lambda multiplier: multiplier / (1 + multiplier) * 1.1619),
+        ("gated", lambda multiplier: multiplier / (1 + multiplier) * 1.1619),
+    ],
+)
+def test_with_other_methods_it_has_an_effect(method: Method, scale):
+    for multiplier in (0.0, 0.01, 0.1, 1.0, 3.0):
+        result = one_group(*ALL_CORRECT, multiplier, method)
+        expected = scale(multiplier) * np.array([1, 1 / 3, -1 / 3, -1])
+        assert result == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["std", "mean", "separate"])
+def test_a_correct_answer_with_a_cost_may_get_a_negative_advantage(method: Method):
+    assert one_group(*MIXED, 2.0, method)[0] < 0
+    assert one_group(*MIXED, 0.1, method)[0] > 0
+
+
+def test_with_gated_it_never_does():
+    assert one_group(*MIXED, 2.0, "gated") == pytest.approx(
+        [0.433, 1.299, -0.866, -0.866], abs=1e-3
+    ), "half of 0.866, and as much for the answer without a cost"
+    assert one_group(*MIXED, 0.1, "gated") == pytest.approx(
+        [0.802, 0.930, -0.866, -0.866], abs=1e-3
+    ), "0.866 -+ 0.1/1.1 x 0.707"
+
+
+@pytest.mark.parametrize(
+    ("task", "cost", "correct", "expected"),
+    [
+        ([1, 0, 0], [5, 0, 1], [1, 0, 0], "the task advantage: no other correct answer to compare"),
+        ([0, 0, 1], [5, 3, 1], [0, 0, 0], "the task advantage: no correct answer"),
+        ([1, 1, 0], [2, 2, 0], [1, 1, 0], "the task advantage: equal costs of correct answers"),
+        ([0, 1, 9], [9, 0, 0], [1, 1, 0], "the task advantage: it is negative by itself"),
+    ],
+)
+def test_gated_leaves_the_task_advantage(task, cost, correct, expected: str):
+    result = advantages(task, cost, [7] * 3, 1.0, method="gated", correct=np.array(correct, bool))
+    assert result == pytest.approx(advantages(task, [0] * 3, [7] * 3, 0.0)), expected
+
+
+BATCH = st.lists(
+    st.tuples(
+        st.sampled_from([-3.0, 0.1, 2.5, 4.0]),
+        st.integers(0, 5),
+        st.sampled_from(["a", "b", "c"]),
+    ),
+    min_size=2,
+    max_size=24,
+).filter(lambda rows: all([g for *_, g in rows].count(g) > 1 for *_, g in rows))
+
+
+def columns(rows):
+    task, cost, groups = (np.array(column) for column in zip(*rows, strict=True))
+    return task, cost.astype(float), groups
+
+
+@given(BATCH, st.floats(0, 10))
+def test_gated_keeps_the_sign_of_every_advantage_in_a_group_with_wrong_answers(rows, multiplier):
+    task, cost, groups = columns(rows)
+    correct = task > 0
+    result = advantages(task, cost, groups, multiplier, method="gated", correct=correct)
+    of_task = advantages(task, cost, groups, 0.0)
+    is_mixed = np.array([not correct[groups == group].all() for group in groups])
+    assert (np.sign(result) == np.sign(of_task))[is_mixed].all()
+    assert (result == of_task)[~correct].all()
+
+
+@given(BATCH, st.floats(0, 10), st.sampled_from(METHODS), st.randoms(use_true_random=False))
+def test_the_order_of_answers_and_the_names_of_groups_do_not_matter(
+    rows, multiplier, method, random
+):
+    task, cost, groups = columns(rows)
+    order = random.sample(range(len(rows)), len(rows))
+    numbers = np.unique(groups, return_inverse=True)[1] + 5
+    there = advantages(task, cost, groups, multiplier, method=method, correct=task > 0)
+    here = advantages(
+        task[order], cost[order], numbers[order], multiplier, method=method, correct=task[order] > 0
+    )
+    assert here == pytest.approx(there[order], abs=1e-9)
+
+
+@given(BATCH, st.floats(0, 10), st.sampled_from(METHODS))
+def test_each_group_is_computed_alone_and_without_the_offset_of_its_values(
+    rows, multiplier, method
+):
+    task, cost, groups = columns(rows)
+    result = advantages(task, cost, groups, multiplier, method=method, correct=task > 0)
+    for group in np.unique(groups):
+        is_in = groups == group
+        alone = advantages(
+            task[is_in] + 7,
+            cost[is_in] + 3,
+            groups[is_in],
+            multiplier,
+            method=method,
+            correct=task[is_in] > 0,
+        )
+        assert result[is_in] == pytest.approx(alone, abs=1e-6)
+        assert method == "gated" or alone.mean() == pytest.approx(0, abs=1e-9)
+
+
+@given(BATCH, st.floats(0, 10), st.floats(0.5, 100))
+def test_separate_does_not_depend_on_the_units(rows, multiplier, scale):
+    task, cost, groups = columns(rows)
+    result = advantages(task, cost, groups, multiplier)
+    other_units = advantages(task * scale, cost / scale, groups, multiplier)
+    assert other_units == pytest.approx(result, abs=2e-3), "up to the 1e-6 beside the std"
+    assert (advantages(task, cost, groups, 0.0) == one_by_one(task, groups)).all()
+
+
+def one_by_one(task, groups):
+    zeros = np.zeros_like(task)
+    return advantages(task, zeros, groups, 0.0, method="std")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_values_have_an_advantage_of_exactly_zero(method: Method):
+    """Also where the mean differs from them by rounding."""
+    result = one_group([1e9 + 0.1] * 3, [0.1] * 3, 0.7, method)
+    assert result.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_answers_have_no_advantages(method: Method):
+    assert advantages([], [], [], 1.0, method=method, correct=np.zeros(0, bool)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([1, np.nan], [0, 0], "aa", 1.0), {}, "task: finite numbers .position 1: nan"),
+        (([1, 2], [0, np.inf], "aa", 1.0), {}, "cost: finite numbers .position 1: inf"),
+        (([1, None], [0, 0], "aa", 1.0), {}, "task: .*position 1"),
+        (([1, 2, 3], [0, 0, 0], "aab", 1.0), {}, "two answers or more .position 2: b"),
+        (([1, 2], [0], "aa", 1.0), {}, "cost: one entry per task reward"),
+        (([1, 2], [0, 0], "aaa", 1.0), {}, "groups: one entry per task reward"),
+        (([[1, 2]], [0, 0], "aa", 1.0), {}, r"task: \[N\]"),
+        (([1, 2], [0, 0], "aa", -1.0), {}, "multiplier"),
+        (([1, 2], [0, 0], "aa", np.nan), {}, "multiplier"),
+        (([1, 2], [0, 0], "aa", 1.0), {"method": "median"}, "unknown method 'median'"),
+        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated"}, "correct: needed"),
+        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated", "correct": [True]}, "correct: one"),
+        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated", "correct": [1, 0]}, "correct: booleans"),
+    ],
+)
+def test_invalid_input_is_named_by_its_position(arguments, options, message: str):
+    task, cost, groups, multiplier = arguments
+    with pytest.raises(ValueError, match=message):
+        advantages(task, cost, list(groups), multiplier, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_100000_answers_take_less_than_a_second(method: Method):
+    rng = np.random.default_rng(0)
+    count = 100_000
+    groups = rng.permutation(np.repeat(np.arange(count // 8), 8))
+    task, cost, correct = rng.random(count), rng.integers(0, 5, count), rng.random(count) > 0.5
+    start = time.perf_counter()
+    advantages(task, cost, groups, 1.0, method=method, correct=correct)
+    assert time.perf_counter() - start < 0.5, "about 5 ms"
+
+
+# Controller, advantages and a policy that learns
+
+LEVELS = 8
+STEPS = 1000
+HARD_WITHOUT_TOOLS = np.linspace(0.95, 0.05, LEVELS)
+
+
+def train(
+    controller: Controller, method: Method, seed: int, succeeds_directly, succeeds_with_tool=0.9
+) -> np.ndarray:
+    """Return the mean cost of each of 1000 steps, [steps].
+
+    A policy with one logit per level of difficulty decides whether to answer with a tool, which
+    costs 1. Each step samples 8 answers per level and follows REINFORCE with their advantages.
+    """
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(np.arange(LEVELS), 8)
+    logits = np.zeros(LEVELS)
+    state = MultiplierState.initial()
+    costs = np.zeros(STEPS)
+    for step in range(STEPS):
+        probability = (1 / (1 + np.exp(-logits)))[levels]
+        cost = (rng.random(levels.size) < probability).astype(float)
+        success = np.where(cost > 0, succeeds_with_tool, succeeds_directly[levels])
+        correct = rng.random(levels.size) < success
+        costs[step] = cost.mean()
+        state = update(controller, state, costs[step])
+        advantage = advantages(
+            correct.astype(float), cost, levels, state.multiplier, method=method, correct=correct
+        )
+        gradient = np.bincount(levels, advantage * (cost - probability)) / 8
+        logits += 0.3 * (gradient - 0.02 * logits)  # 0.02: the weight of a KL penalty
+    return costs
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("controller", [DUAL_ASCENT, PID], ids=["dual_ascent", "pid"])
+def test_the_mean_cost_settles_at_the_budget(controller: Controller, seed: int):
+    costs = train(controller, "separate", seed, HARD_WITHOUT_TOOLS)
+    assert costs[:20].mean() > 0.4, "the budget is a constraint"
+    assert abs(costs[-100:].mean() - controller.budget) < 0.02
+
+
+def test_with_std_it_does_not_settle_where_all_answers_are_correct():
+    """The multiplier can only turn the price of tools on and off, at λ = 0."""
+    easy = np.ones(LEVELS)
+    settled, unsettled = (
+        [abs(train(PID, method, seed, easy, 1.0)[-100:].mean() - 0.3) for seed in (0, 1)]
+        for method in ("separate", "std")
+    )
+    assert max(settled) < 0.02 < min(unsettled)

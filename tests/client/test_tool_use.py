@@ -1,0 +1,280 @@
+"""Rewards of answers that call tools: parsing, both variants, families and costs."""
+
+import json
+import time
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewardfleet.tool_use import parse_answer, score_answer
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.tools import CostWeights, ToolDescription, ToolsOptions
+
+STRICT, TOOLRL = ToolsOptions(), ToolsOptions(variant="toolrl")
+
+
+def call(name: str = "get_weather", **parameters: object) -> str:
+    return json.dumps({"name": name, "parameters": parameters})
+
+
+def answer(*calls: str, think: str = "plan", response: str | None = None) -> str:
+    blocks = [f"<think>{think}</think>"]
+    if calls:
+        blocks.append("\n".join(["<tool_call>", *calls, "</tool_call>"]))
+    if response is not None:
+        blocks.append(f"<response>{response}</response>")
+    return "\n".join(blocks)
+
+
+RIGHT = call(city="Paris", days=3)
+TRUTH = answer(RIGHT)
+USELESS = [call(f"tool_{number}", a=1, b=2) for number in range(9)]
+ANSWER_ONLY = answer(response="42")
+
+
+# The figures of `toolrl` are those of the published function.
+@pytest.mark.parametrize(
+    ("text", "truth", "toolrl", "strict"),
+    [
+        pytest.param(TRUTH, TRUTH, 4.0, 4.0, id="exact"),
+        pytest.param(answer(RIGHT, USELESS[0]), TRUTH, 3.25, 2.0, id="one useless call"),
+        pytest.param(answer(RIGHT, *USELESS), TRUTH, 2.65, -0.909, id="nine useless calls"),
+        pytest.param(answer(*[RIGHT] * 10), TRUTH, 2.65, -0.909, id="nine repeats"),
+        pytest.param(answer(call(city="Paris", days="3")), TRUTH, 2.5, 4.0, id="a number as text"),
+        pytest.param(answer(call(city="Rome", days=3)), TRUTH, 2.5, 2.5, id="a wrong value"),
+        pytest.param(
+            answer(json.dumps(json.loads(RIGHT), indent=2)), TRUTH, -2.0, 4.0, id="pretty-printed"
+        ),
+        pytest.param(
+            answer(RIGHT, think=f"<tool_call>\n{USELESS[0]}\n</tool_call>"), TRUTH, -3.0, 4.0,
+            id="a decoy in think",
+        ),
+        pytest.param(answer(), TRUTH, -3.0, -3.0, id="no call"),
+        pytest.param(ANSWER_ONLY, ANSWER_ONLY, 1.0, 1.0, id="an answer without a call"),
+        pytest.param(
+            answer(response=f"42 <tool_call>\n{RIGHT}\n</tool_call>"), ANSWER_ONLY, 1.0, -2.0,
+            id="a call nested in the response",
+        ),
+        pytest.param(
+            answer(RIGHT, response="42"), ANSWER_ONLY, 0.0, -2.0, id="a call that is not wanted"
+        ),
+    ],
+)  # fmt: skip
+def test_the_variants_side_by_side(text: str, truth: str, toolrl: float, strict: float):
+    assert score_answer(text, truth, TOOLRL).task == pytest.approx(toolrl, abs=5e-4)
+    assert score_answer(text, truth, STRICT).task == pytest.approx(strict, abs=5e-4)
+
+
+# (refined, coarse, ...): computed with the published function at the same step.
+@pytest.mark.parametrize(
+    ("options", "step", "text", "expected"),
+    [
+        ({}, 0, answer(call(days=3, city="Paris")), 4.0),
+        ({"refined_reward": True}, 0, answer(call(days=4, city="Paris")), 1.0),
+        ({"coarse_reward": True}, 0, answer(call(city="Rome", days=3)), -2.0),
+        ({"coarse_reward": True}, 0, TRUTH, 4.0),
+        ({"intermediate_reward": True}, 0, answer(call(city="Rome", days=3)), 1.0),
+        ({"correct_max1": True}, 0, TRUTH, 2.0),
+        ({"correct_max1": True}, 0, answer(), -1.0),
+        ({"max1_step30_max3": True}, 29, TRUTH, 2.0),
+        ({"max1_step30_max3": True}, 30, TRUTH, 3.5),
+        ({"schedule_reward": True}, 0, TRUTH, 4.0),
+        ({"schedule_reward": True}, 0, "x", -4.0),
+        ({"schedule_reward": True}, 75, TRUTH, 4.0),
+        ({"schedule_reward": True}, 300, "x", -4.0),
+        ({"with_length": True}, 0, answer(RIGHT, think="word " * 256), 4.5),
+        ({"with_length": True}, 0, answer(RIGHT, think="word " * 9999), 5.0),
+        ({"with_length": True, "schedule_length": True}, 0, answer(RIGHT, think="a " * 384), 5.0),
+        ({"with_length": True, "schedule_length": True}, 105, answer(RIGHT, think="a " * 320), 4.5),
+    ],
+)
+def test_options_of_the_published_reward(options: dict, step: int, text: str, expected: float):
+    given = ToolsOptions(variant="toolrl", **options)
+    assert score_answer(text, TRUTH, given, step=step).task == pytest.approx(expected)
+
+
+def test_a_useless_call_always_costs_more_than_the_one_before():
+    rewards = [score_answer(answer(RIGHT, *USELESS[:n]), TRUTH, STRICT).task for n in range(10)]
+    assert all(more < less for less, more in pairwise(rewards))
+
+
+def test_calls_are_matched_one_to_one_and_as_well_as_possible():
+    """A greedy matching gives the first wanted call to the wrong one."""
+    truth = answer(call(a=1, b=2), call(a=1, c=3))
+    best = answer(call(a=1, c=3), call(a=1, b=2))
+    assert score_answer(best, truth, STRICT).correctness == 3.0
+    rewards = {
+        score_answer(answer(*order), truth, STRICT).correctness
+        for order in permutations([call(a=1, b=9), call(a=1, c=3), call("other", x=1)])
+    }
+    assert len(rewards) == 1, "the order of calls does not matter"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_formatted"),
+    [
+        (TRUTH, 1.0),
+        (f"\n {TRUTH} \n<|im_end|>", 1.0),
+        (TRUTH.replace("\n", ""), 1.0),
+        ("<think>a</think>\n" + TRUTH, 0.0),
+        (f"Sure! {TRUTH}", 0.0),
+        (f"{TRUTH} Done.", 0.0),
+        (TRUTH.replace("<think>", ""), 0.0),
+        (TRUTH.replace("</tool_call>", ""), 0.0),
+        (TRUTH + "\n<response>42</response>", 0.0),
+        (answer("not json"), 0.0),
+        (answer(RIGHT, '{"name": 3}'), 0.0),
+        (f"<tool_call>{RIGHT}</tool_call><think>a</think>", 0.0),
+    ],
+)
+def test_the_strict_format(text: str, is_formatted: float):
+    assert score_answer(text, TRUTH, STRICT).format == is_formatted
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("", 0),
+        ("plan</think><tool_call>" + RIGHT + "</tool_call>", 1),
+        (f"<tool_call>{RIGHT}</tool_call>plan</think>", 0),
+        (f"<think><tool_call>{RIGHT}</tool_call>", 0),
+        (f"<tool_call>[{RIGHT}, {RIGHT}]</tool_call>", 2),
+        (f"<tool_call>{RIGHT}</tool_call><tool_call>{RIGHT}</tool_call>", 2),
+        ("<tool_call>{broken</tool_call>", 1),
+        ("<tool_call>", 1),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', 1),
+        ("<response><think><tool_call>1</tool_call></think></response>", 1),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", 1),
+        ("<tool_call>" + "9" * 10_000 + "</tool_call>", 1),
+        ('<tool_call>{"name": "f", "parameters": ' + '{"a": ' * 400 + "1" + "}" * 401
+         + "</tool_call>", 1),
+    ],
+)  # fmt: skip
+def test_calls_of_malformed_answers_are_counted(text: str, calls: int):
+    assert len(parse_answer(text).calls) == calls
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>",
+             RIGHT, "{", "}", '"', "\n", "[", "\\", "\ud800", "\0", "x", '{"name": "\\ud800"}']
+        ),
+        max_size=30,
+    ).map("".join)
+)  # fmt: skip
+def test_any_text_gets_a_reward_in_the_range(text: str):
+    for options, low in ((STRICT, -3.0), (TOOLRL, -3.0)):
+        reward = score_answer(text, TRUTH, options)
+        assert low <= reward.task <= 4.0
+        assert (reward.cost > 0) == (reward.usage.calls > 0)
+
+
+@pytest.mark.parametrize(
+    ("truth", "reason"),
+    [
+        ("42", "none of <think>, <tool_call> and <response>"),
+        ("<tool_call>x", "<tool_call> is not closed"),
+        ("<think>a</think></response>", "not closed, or not opened"),
+        ("<tool_call>\n\n</tool_call>", "is empty"),
+        ("<tool_call>{</tool_call>", "not JSON"),
+        ('<tool_call>{"parameters": {}}</tool_call>', "a `name` and `parameters`"),
+        ('<tool_call>{"name": "f", "parameters": 3}</tool_call>', "a `name` and `parameters`"),
+        (answer(*[call()] * 65), "at most 64"),
+        ("<response>1</response><response>2</response>", "at most once"),
+    ],
+)
+def test_a_malformed_ground_truth_is_an_error_that_says_why(truth: str, reason: str):
+    with pytest.raises(InvalidRequest, match=f"ground_truth.*{reason}"):
+        score_answer(TRUTH, truth, STRICT)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (3, "3", True), (3, 3.0, True), ("3.0", 3, True), (1e3, "1000", True), (True, "true", True),
+        ([1, "2"], ["1", 2], True), ({"a": [3]}, {"a": ["3"]}, True), (-0.5, "-0.5", True),
+        (True, 1, False), (7, "007", False), ("a", "A", False), (None, "null", False),
+        (None, 0, False), ([], {}, False), ("", None, False), ([1, 2], [2, 1], False),
+    ],
+)  # fmt: skip
+def test_equal_values(one: object, other: object, equal: bool):
+    reward = score_answer(answer(call(x=one)), answer(call(x=other)), STRICT)
+    assert (reward.correctness == 3.0) is equal
+
+
+# Families and costs
+
+MIXED = answer(call("web_search", q=1), call("calculator", e=1), call("calculator", e=1), call("x"))
+
+
+def test_families_by_label_mapping_file_and_patterns_in_this_order():
+    tools = [ToolDescription(name="x", description="Looks up a page: search engine")]
+    options = ToolsOptions(families={"calculator": "other"})
+    usage = score_answer(
+        MIXED, TRUTH, options, labels={"web_search": "calculate"}, tools=tools,
+        default_labels={"calculator": "search", "web_search": "search"},
+    ).usage  # fmt: skip
+    assert usage.by_family == {
+        "calculate": {"web_search": 1},
+        "other": {"calculator": 2},
+        "search": {"x": 1},
+    }
+    assert (usage.calls, usage.repeats) == (4, 1)
+
+
+def test_patterns_of_a_request_replace_the_built_in_ones():
+    options = ToolsOptions(family_patterns={"search": ("CALC*", "?")})
+    usage = score_answer(MIXED, TRUTH, options).usage
+    assert usage.by_family == {
+        "other": {"web_search": 1},
+        "search": {"calculator": 2, "x": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("cost", "weights", "expected"),
+    [
+        ("any_tool", {}, 1.0),
+        ("any_tool", {"any_tool": 0.25}, 0.25),
+        ("families", {"search": 2.0, "calculate": 0.5, "other": 0.0}, 2.5),
+        ("calls", {"search": 2.0, "calculate": 0.5}, 4.0),
+        ("calls", {}, 4.0),
+    ],
+)
+def test_costs(cost: str, weights: dict[str, float], expected: float):
+    options = ToolsOptions(cost=cost, cost_weights=CostWeights(**weights))
+    assert score_answer(MIXED, TRUTH, options).cost == expected
+    assert score_answer(ANSWER_ONLY, TRUTH, options).cost == 0.0
+
+
+@pytest.mark.parametrize("variant", ["strict", "toolrl"])
+def test_the_time_is_linear_in_the_answer(variant: str):
+    """64 wanted calls, up to 10,000 given ones of the same name, and a megabyte of text."""
+    options = ToolsOptions(variant=variant)
+    truth = answer(*(call("f", q=f"q{n}", k=n % 7) for n in range(64)))
+    texts = [answer(*(call("f", q=f"q{n}", k=n % 5) for n in range(n))) for n in (1250, 10_000)]
+    score_answer(texts[0], truth, options)
+    took = []
+    for text in texts:
+        started = time.process_time()
+        score_answer(text, truth, options)
+        took.append(time.process_time() - started)
+    assert took[1] < 20 * took[0]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<think>", "</think>", "<tool_call>", "</think>\n<tool_call>\n", "<response></response>",
+     "<tool_call>{</tool_call>", "1 "],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [STRICT, TOOLRL], ids=["strict", "toolrl"])
+def test_a_megabyte_of_tags_takes_less_than_a_second(unit: str, options: ToolsOptions):
+    text = "<think>" + unit * (1_000_000 // len(unit))
+    started = time.process_time()
+    for each in (text, text[len("<think>") :], f"<tool_call>{text}</tool_call>"):
+        score_answer(each, TRUTH, options)
+    assert time.process_time() - started < 3

@@ -1,0 +1,75 @@
+"""A real Redis server, which tests stop, freeze and start again."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import redis
+
+from rewardfleet_server.testing import wait_until
+
+
+class RedisServer:
+    """A `redis-server` on a free loopback port. What it stores survives a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("redis-server")
+        assert program, "install redis-server (`make install` does, if it has permission)"
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = redis.Redis.from_url(self.url)
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                         "--appendonly", "yes", "--dir", str(folder)]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        wait_until(self._answers)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.thaw()
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Make it accept connections without a response."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.stop()
+
+    def _answers(self) -> bool:
+        try:
+            return self.client.ping()
+        except redis.ConnectionError:  # it does not listen yet, or reads its file
+            return False
+
+
+@pytest.fixture(scope="session")
+def _redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(_redis_server: RedisServer) -> RedisServer:
+    """Return a server that is empty."""
+    _redis_server.client.flushall()
+    return _redis_server

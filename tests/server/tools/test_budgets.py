@@ -1,0 +1,341 @@
+"""Budgets: one multiplier per run, whatever the number of workers and replicas."""
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from rewardfleet.tool_use import advantages
+from rewardfleet_server.testing import wait_until
+
+from ..conftest import RedisServer
+from .conftest import served_tools, update
+
+ETA, BUDGET = 0.5, 0.25
+
+
+@pytest.fixture
+def run(service: httpx.Client, request: pytest.FixtureRequest) -> str:
+    name = request.node.name
+    assert service.put(f"/budgets/{name}", json={"eta": ETA, "budget": BUDGET}).status_code == 200
+    return name
+
+
+def test_the_rule_of_dual_ascent(service: httpx.Client, run: str):
+    expected = 0.0
+    for step, costs in enumerate([[1, 1, 0, 0], [0, 0], [0, 0], [1.0], [2, 0, 0]]):
+        answer = update(service, run, step, costs=costs)
+        mean = sum(costs) / len(costs)
+        expected = max(0.0, expected + ETA * (mean - BUDGET))
+        assert answer["lambda"] == pytest.approx(expected)
+        assert answer["mean_cost"] == pytest.approx(mean)
+        assert answer["violation"] == pytest.approx(mean - BUDGET)
+        assert answer["closed"] is True
+    assert service.get(f"/budgets/{run}").json()["lambda"] == pytest.approx(expected)
+
+
+def test_the_multiplier_has_a_limit(service: httpx.Client):
+    service.put("/budgets/limit", json={"eta": 100, "max_lambda": 3})
+    assert update(service, "limit", 0, costs=[1])["lambda"] == 3
+    lower = service.put("/budgets/limit", json={"eta": 100, "max_lambda": 2}).json()
+    assert lower["lambda"] == 2
+
+
+def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: httpx.Client):
+    service.put("/budgets/k", json={"eta": 1, "budget": 0, "every": 3})
+    assert [update(service, "k", step, costs=[1] * (step + 1))["lambda"] for step in (0, 1)] == [
+        0
+    ] * 2
+    answer = update(service, "k", 2, costs=[0] * 3)
+    assert answer["lambda"] == answer["mean_cost"] == pytest.approx(3 / 6)
+
+
+def test_a_repeated_update_gets_its_first_answer_and_counts_once(service: httpx.Client, run: str):
+    first = update(service, run, 5, costs=[1, 1])
+    update(service, run, 6, costs=[1])
+    assert update(service, run, 5, costs=[0, 0, 0]) == first
+    assert service.get(f"/budgets/{run}").json()["checkpoint"]["updates"] == 2
+
+
+def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
+    service: httpx.Client, run: str
+):
+    assert update(service, run, 0, part="a", costs=[1, 1, 1])["closed"] is False
+    update(service, run, 0, part="b", mean_cost=0, count=1)
+    budget = service.get(f"/budgets/{run}").json()
+    assert (budget["open_step"], budget["open_parts"], budget["lambda"]) == (0, 2, 0)
+    answer = update(service, run, 1, part="a", costs=[1])
+    assert answer["mean_cost"] == 0.75
+    assert answer["lambda"] == pytest.approx(ETA * (0.75 - BUDGET))
+
+
+def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
+    service.put("/budgets/three", json={"eta": 1, "budget": 0, "parts": 3})
+    closed = [update(service, "three", 0, part=part, costs=[1])["closed"] for part in "aab"]
+    assert closed == [False, False, False]
+    last = update(service, "three", 0, part="c", costs=[1])
+    assert (last["closed"], last["lambda"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"step": 3, "part": "late", "costs": [1]}, 422, "step 3 is closed: the run is at step 4"),
+        ({"step": 4, "costs": [1]}, 422, "parts of step 4 have arrived"),
+        ({"step": -1, "costs": [1]}, 422, "step"),
+        ({"costs": [1]}, 422, "step"),
+        ({"step": 5}, 422, "either `costs`"),
+        ({"step": 5, "costs": []}, 422, "costs"),
+        ({"step": 5, "costs": [-1]}, 422, "costs"),
+        ({"step": 5, "costs": [1e7]}, 422, "costs"),
+        ({"step": 5, "costs": [1], "mean_cost": 1, "count": 1}, 422, "either `costs`"),
+        ({"step": 5, "mean_cost": 1}, 422, "count"),
+        ({"step": 5, "costs": [1], "count": 1}, 422, "count"),
+        ({"step": 5, "mean_cost": 1, "count": 0}, 422, "count"),
+        ({"step": 5, "costs": [1], "part": ""}, 422, "part"),
+        ({"step": 5, "costs": [1], "typo": 1}, 422, "typo"),
+        ('{"step": 5, "costs": [NaN]}', 422, "finite"),
+        ('{"step": 5, "mean_cost": Infinity, "count": 1}', 422, "finite"),
+    ],
+)
+def test_an_update_that_does_not_fit_leaves_the_budget_unharmed(
+    service: httpx.Client, body: object, status: int, reason: str
+):
+    service.put("/budgets/fit", json={})
+    if service.get("/budgets/fit").json()["step"] is None:
+        update(service, "fit", 3, costs=[1])
+        update(service, "fit", 4, part="a", costs=[1])
+    before = service.get("/budgets/fit").json()
+    given = {"content": body, "headers": {"content-type": "application/json"}}
+    answer = service.post(
+        "/budgets/fit/update", **(given if isinstance(body, str) else {"json": body})
+    )
+    assert answer.status_code == status
+    assert reason in answer.json()["detail"]
+    assert service.get("/budgets/fit").json() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"eta": 0}, "eta"), ({"eta": -1}, "eta"), ({"eta": 1e9}, "eta"),
+        ({"budget": -0.1}, "budget"),
+        ({"max_lambda": 0}, "max_lambda"), ({"initial_lambda": -1}, "initial_lambda"),
+        ({"initial_lambda": 11}, "at most max_lambda"), ({"controller": "bang"}, "controller"),
+        ({"every": 0}, "every"), ({"parts": 0}, "parts"), ({"pid": {"error_smoothing": 1}}, "pid"),
+        ({"typo": 1}, "typo"), ({"checkpoint": {}}, "checkpoint"),
+        ({"checkpoint": {"multiplier": {"multiplier": -1, "integral": 0}}}, "checkpoint"),
+    ],
+)  # fmt: skip
+def test_options_out_of_range(service: httpx.Client, options: dict, reason: str):
+    service.put("/budgets/options", json={"initial_lambda": 1})
+    before = service.get("/budgets/options").json()
+    answer = service.put("/budgets/options", json=options)
+    assert answer.status_code == 422
+    assert reason in answer.json()["detail"]
+    assert service.get("/budgets/options").json() == before
+
+
+def test_a_run_without_a_budget_is_not_found(service: httpx.Client):
+    for answer in (
+        service.get("/budgets/nobody"),
+        service.post("/budgets/nobody/update", json={"step": 0, "costs": [1]}),
+        service.post(
+            "/score", json={"response": "", "ground_truth": "<response>", "run": "nobody"}
+        ),
+    ):
+        assert answer.status_code == 404
+        assert "PUT /budgets/nobody" in answer.json()["detail"]
+    assert service.get("/budgets/nobody").status_code == 404
+
+
+def test_putting_the_same_options_again_keeps_the_multiplier(service: httpx.Client, run: str):
+    update(service, run, 0, costs=[1])
+    before = service.get(f"/budgets/{run}").json()
+    assert service.put(f"/budgets/{run}", json={"eta": ETA, "budget": BUDGET}).json() == before
+
+
+def test_a_checkpoint_resumes_a_run_and_counts_later_steps_again(service: httpx.Client):
+    options = {"controller": "pid", "every": 2}
+    service.put("/budgets/resumed", json=options)
+    rng = random.Random(0)
+    costs = [[rng.random() for _ in range(4)] for _ in range(9)]
+    for step in range(5):
+        update(service, "resumed", step, costs=costs[step])
+    checkpoint = service.get("/budgets/resumed").json()["checkpoint"]
+    first = [update(service, "resumed", step, costs=costs[step]) for step in range(5, 9)]
+    update(service, "resumed", 9, part="lost", costs=[9])
+    assert service.put("/budgets/resumed", json={**options, "checkpoint": checkpoint}).json()[
+        "checkpoint"
+    ] == checkpoint  # fmt: skip
+    again = [update(service, "resumed", step, costs=costs[step]) for step in range(5, 9)]
+    assert again == first
+    fresh = service.put("/budgets/copy", json={**options, "checkpoint": checkpoint}).json()
+    assert fresh["lambda"] == checkpoint["multiplier"]["multiplier"]
+
+
+def test_metrics_have_the_runs_that_were_changed_last(service: httpx.Client):
+    for number in range(40):
+        service.put(f"/budgets/many-{number}", json={"eta": 1})
+        update(service, f"many-{number}", 0, costs=[1], mean_task_reward=number)
+    text = service.get("/metrics").text
+    assert 'rewardfleet_budget_mean_task_reward{run="many-39"} 39.0' in text
+    assert 'rewardfleet_budget_lambda{run="many-39"} 0.7' in text
+    assert 'rewardfleet_budget_violation{run="many-39"} 0.7' in text
+    assert text.count("rewardfleet_budget_lambda{") == 32
+
+
+def test_routes_that_are_not_posted_to(service: httpx.Client):
+    for refused in (service.delete("/budgets/x"), service.put("/score", json={})):
+        assert refused.status_code == 422
+        assert " takes " in refused.json()["detail"]
+    paths = service.get("/openapi.json").json()["paths"]
+    assert set(paths["/budgets/{run}"]) == {"put", "get"}
+
+
+# Many workers, several replicas
+
+
+def send_parts(urls: list[str], steps: int, workers: int) -> None:
+    """Send the parts of each step from many threads, each of them up to three times."""
+    rng = random.Random(1)
+    with ThreadPoolExecutor(8) as threads, httpx.Client(trust_env=False, timeout=60) as client:
+
+        def send(step: int, worker: int, url: str) -> dict:
+            body = {"step": step, "part": f"w{worker}", "costs": [worker % 3] * (worker + 1)}
+            answer = client.post(f"{url}/budgets/shared/update", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        for step in range(steps):
+            sent = [(step, worker) for worker in range(workers) for _ in range(rng.randrange(1, 4))]
+            rng.shuffle(sent)
+            answers = [threads.submit(send, *each, rng.choice(urls)) for each in sent]
+            # A part has one answer, however often and wherever it was sent.
+            by_part: dict[tuple[int, int], set[str]] = {}
+            for part, answer in zip(sent, answers, strict=True):
+                by_part.setdefault(part, set()).add(str(answer.result()))
+            assert all(len(each) == 1 for each in by_part.values())
+            assert sum("'closed': True" in next(iter(each)) for each in by_part.values()) == 1
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def replicas(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer
+) -> Iterator[list[httpx.Client]]:
+    """Two services that share a store."""
+    store = (
+        {"run_state_url": redis_server.url}
+        if request.param == "redis"
+        else {"run_state_file": tmp_path / "runs.sqlite"}
+    )
+    with served_tools(**store, replicas=2) as one, served_tools(**store, replicas=2) as other:
+        yield [one, other]
+
+
+@pytest.mark.slow
+def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client]):
+    steps, workers = 12, 10
+    options = {"eta": 0.1, "budget": 0.5, "parts": workers}
+    assert replicas[0].put("/budgets/shared", json=options).status_code == 200
+    send_parts([str(each.base_url) for each in replicas], steps, workers)
+    sizes = range(1, workers + 1)
+    mean = sum(size * ((size - 1) % 3) for size in sizes) / sum(sizes)
+    expected = 0.0
+    for _ in range(steps):
+        expected = max(0.0, expected + 0.1 * (mean - 0.5))
+    for replica in replicas:
+        budget = replica.get("/budgets/shared").json()
+        assert budget["lambda"] == pytest.approx(expected, abs=1e-12)
+        assert (budget["step"], budget["checkpoint"]["updates"]) == (steps - 1, steps)
+        score = replica.post(
+            "/score",
+            json={"response": "", "ground_truth": "<response>1</response>", "run": "shared"},
+        )
+        assert score.json()["components"]["lambda"] == budget["lambda"]
+
+
+@pytest.mark.slow
+def test_a_budget_survives_kill_9(tmp_path: Path):
+    """The process is killed after each answer; nothing that was answered is lost."""
+    expected = 0.0
+    for step in range(4):
+        command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", "--port", "0",
+                   "--run-state-file", str(tmp_path / "runs.sqlite")]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "serving tools on" in line)
+            url = line.partition("serving tools on ")[2].partition('"')[0]
+            with httpx.Client(base_url=url, trust_env=False) as client:
+                client.put("/budgets/r", json={"eta": 0.5})
+                for part in "aabb":
+                    update(client, "r", step, part=part, costs=[1])
+                budget = client.get("/budgets/r").json()
+            assert budget["lambda"] == pytest.approx(expected)
+            assert (budget["open_step"], budget["open_parts"]) == (step, 2)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+            process.stderr.close()
+        expected += 0.5 * (1 - 0.3)
+
+
+@pytest.mark.slow
+def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: RedisServer):
+    with served_tools(run_state_url=redis_server.url) as service:
+        service.put("/budgets/r", json={"eta": 1, "budget": 0})
+        update(service, "r", 0, costs=[1])
+        redis_server.stop()
+        try:
+            item = {"response": "", "ground_truth": "<response>1</response>"}
+            for answer in (
+                service.put("/budgets/r", json={}),
+                service.get("/budgets/r"),
+                service.post("/budgets/r/update", json={"step": 1, "costs": [1]}),
+                service.post("/score", json={**item, "run": "r"}),
+            ):
+                assert answer.status_code == 503
+                assert answer.json()["retryable"] is True
+            items = {"items": [item, {**item, "run": "r"}]}
+            results = service.post("/score/batch", json=items).json()["results"]
+            assert results[0]["score"] is not None
+            assert results[1]["error"]["kind"] == "unavailable"
+        finally:
+            redis_server.start()
+        wait_until(lambda: service.get("/budgets/r").status_code == 200)
+        assert update(service, "r", 1, costs=[0])["lambda"] == 1
+
+
+# Closed loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"controller": "pid"}], ids=["dual_ascent", "pid"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, seed: int):
+    """A policy with one logit per level of difficulty learns from group advantages."""
+    rng = np.random.default_rng(seed)
+    run = f"loop-{options}-{seed}"
+    service.put(f"/budgets/{run}", json=options)
+    levels = np.repeat(np.arange(8), 8)
+    succeeds = np.linspace(0.95, 0.05, 8)[levels]  # without a tool; with one, 0.9
+    logits, means = np.zeros(8), []
+    for step in range(1000):
+        probability = (1 / (1 + np.exp(-logits)))[levels]
+        cost = (rng.random(64) < probability).astype(float)
+        correct = rng.random(64) < np.where(cost > 0, 0.9, succeeds)
+        means.append(cost.mean())
+        price = update(service, run, step, costs=cost.tolist())["lambda"]
+        advantage = advantages(correct.astype(float), cost, levels, price)
+        gradient = np.bincount(levels, advantage * (cost - probability)) / 8
+        logits += 0.3 * (gradient - 0.02 * logits)
+    assert np.mean(means[:20]) > 0.4, "the budget is a constraint"
+    assert abs(np.mean(means[-100:]) - 0.3) < 0.02

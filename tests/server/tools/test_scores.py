@@ -1,0 +1,207 @@
+"""The tools service over real HTTP: scores."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet import RewardFleet, tools_request
+from rewardfleet.wire.errors import InvalidRequest, NotFound
+from rewardfleet.wire.tools import ToolsRequest, ToolsScore
+from rewardfleet_server.tools.decode import FastItem, _Fields
+from rewardfleet_server.tools.families import read_families
+from rewardfleet_server.tools.scorer import Result
+
+from .conftest import TRUTH, answer, call, served_tools, update
+
+
+def score(service: httpx.Client, response: str, **fields: object) -> dict:
+    body = {"response": response, "ground_truth": TRUTH, **fields}
+    answered = service.post("/score", json=body)
+    assert answered.status_code == 200, answered.text
+    return answered.json()
+
+
+def test_an_answer_has_components_and_usage(service: httpx.Client):
+    text = answer(
+        call(query="x", limit=3), call("calculator", e="1+1"), call("calculator", e="1+1")
+    )
+    result = score(service, text, options={"cost": "calls"})
+    assert result["components"] == {
+        "task": pytest.approx(1 - 3 + 6 * 4 / 7),
+        "format": 1.0,
+        "correctness": pytest.approx(-3 + 6 * 4 / 7),
+        "length": 0.0,
+        "cost": 3.0,
+        "lambda": 0.0,
+        "violation": 0.0,
+    }
+    assert result["score"] == result["components"]["task"]
+    assert result["tools"] == {"search": {"web_search": 1}, "calculate": {"calculator": 2}}
+    usage = {name: result[name] for name in ("calls", "repeats", "used_any_tool", "used_search")}
+    assert usage == {"calls": 3, "repeats": 1, "used_any_tool": True, "used_search": True}
+    assert result["used_calculate"] is True
+
+
+def test_a_batch_gets_the_scores_of_single_answers(service: httpx.Client):
+    items = [
+        {"response": TRUTH, "ground_truth": TRUTH},
+        {"response": "", "ground_truth": TRUTH},
+        {"response": TRUTH, "ground_truth": TRUTH, "options": {"variant": "toolrl"}},
+        {"response": TRUTH, "ground_truth": TRUTH, "tool_families": {"web_search": "calculate"}},
+        {"response": TRUTH, "ground_truth": TRUTH, "step": 3,
+         "options": {"with_length": True, "schedule_length": True}},
+        {"response": answer(call("x")), "ground_truth": TRUTH,
+         "tools": [{"name": "x", "description": "Convert units"}]},
+    ]  # fmt: skip
+    batch = service.post("/score/batch", json={"items": items}).json()["results"]
+    for item, result in zip(items, batch, strict=True):
+        single = ToolsScore.model_validate(service.post("/score", json=item).json())
+        together = ToolsScore.model_validate(result)
+        ignored = {"timing_ms", "provenance"}
+        assert single.model_dump(exclude=ignored) == together.model_dump(exclude=ignored)
+    assert batch[5]["used_calculate"] is True
+
+
+def test_an_item_that_fails_does_not_fail_the_others(service: httpx.Client):
+    items = [
+        {"response": TRUTH, "ground_truth": TRUTH},
+        {"response": TRUTH, "ground_truth": "no tags"},
+        {"response": TRUTH},
+        {"response": TRUTH, "ground_truth": TRUTH, "run": "unknown"},
+        {"response": TRUTH, "ground_truth": TRUTH, "options": {"schedule_length": True}},
+        {"response": TRUTH, "ground_truth": TRUTH, "options": {"refined_reward": True}},
+        {"response": TRUTH, "ground_truth": TRUTH, "typo": 1},
+    ]
+    results = service.post("/score/batch", json={"items": items}).json()["results"]
+    assert results[0]["score"] == 4.0
+    reasons = ["none of <think>", "'ground_truth' is missing", "no budget", "required by",
+               "`variant: toolrl` only", "typo"]  # fmt: skip
+    for result, reason in zip(results[1:], reasons, strict=True):
+        assert result["score"] is None
+        assert reason in result["error"]["detail"]
+    kinds = [result["error"]["kind"] for result in results[1:]]
+    assert kinds == ["invalid", "invalid", "not_found", "invalid", "invalid", "invalid"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0", "{", "<tool_call>", "</think>" * 1000, "\N{GRINNING FACE}", "x" * 1_000_001,
+     answer(call("\ud800")), "<tool_call>" + "[" * 200_000],
+    ids=["empty", "NUL", "brace", "open", "closed", "emoji", "too long", "surrogate", "deep"],
+)  # fmt: skip
+def test_any_text_of_a_policy_gets_a_low_reward(service: httpx.Client, text: str):
+    single = score(service, text)
+    assert -3 <= single["score"] <= -2
+    items = [{"response": text, "ground_truth": TRUTH}]
+    (result,) = service.post("/score/batch", json={"items": items}).json()["results"]
+    assert result["score"] == single["score"]
+
+
+def test_a_lone_surrogate_in_the_body_is_part_of_the_text(service: httpx.Client):
+    item = '{"response": "\\ud800' + json.dumps(TRUTH)[1:] + ', "ground_truth": '
+    item += json.dumps(TRUTH) + "}"
+    headers = {"content-type": "application/json"}
+    single = service.post("/score", content=item, headers=headers).json()
+    batch = service.post("/score/batch", content=f'{{"items": [{item}]}}', headers=headers).json()
+    assert single["components"]["correctness"] == 3.0
+    assert batch["results"][0]["score"] == single["score"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"items": []}, "items"),
+        ({"items": [{}] * 257}, "items"),
+        ({"item": []}, "item"),
+        ([], "object"),
+        ({"items": 3}, "items"),
+    ],
+)
+def test_what_is_not_a_batch_is_refused(service: httpx.Client, body: object, reason: str):
+    response = service.post("/score/batch", json=body)
+    assert response.status_code == 422
+    assert reason in response.json()["detail"]
+
+
+def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
+    service.put("/budgets/paid", json={"initial_lambda": 2, "budget": 0.25})
+    result = score(service, TRUTH, run="paid")
+    assert (result["score"], result["components"]["lambda"]) == (2.0, 2.0)
+    assert result["components"]["violation"] == 0.75
+    update(service, "paid", 0, mean_cost=0.0, count=8)
+    items = [{"response": text, "ground_truth": TRUTH, "run": "paid"} for text in (TRUTH, "")]
+    first, second = service.post("/score/batch", json={"items": items}).json()["results"]
+    assert first["score"] == pytest.approx(4 - (2 - 0.05 * 0.25))
+    assert second["components"]["violation"] == -0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("families.json", '{"web_search": "calculate", "f": "other"}'),
+        ("families.csv", "family,tool\ncalculate,web_search\nother,f\n"),
+    ],
+)
+def test_a_file_of_families(tmp_path: Path, name: str, content: str):
+    path = tmp_path / name
+    path.write_text(content)
+    with served_tools(tool_families=path) as service:
+        assert score(service, TRUTH)["tools"] == {"calculate": {"web_search": 1}}
+        mapped = score(service, TRUTH, options={"families": {"web_search": "other"}})
+        assert mapped["tools"] == {"other": {"web_search": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("f.json", '{"web_search": "serach"}', "web_search.*'search', 'calculate' or 'other'"),
+        ("f.json", "[1]", "dictionary"),
+        ("f.json", "{", "Expecting"),
+        ("f.csv", "a,b\n1,2\n", "tool,family"),
+        ("f.csv", "tool,family\nx\n", "x"),
+    ],
+)
+def test_a_file_of_families_that_cannot_be_used(
+    tmp_path: Path, name: str, content: str, reason: str
+):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"--tool-families .*{reason}"):
+        read_families(path)
+
+
+def test_encoded_and_decoded_fields_are_those_of_the_models():
+    fast = set(FastItem.__struct_fields__)
+    assert fast == set(ToolsRequest.model_fields)
+    assert set(_Fields.__struct_fields__) == fast - {"tools", "tool_families"}
+    left_out = {"cached", "timing_ms", "provenance"}
+    assert set(Result.__struct_fields__) == set(ToolsScore.model_fields) - left_out
+
+
+# The client
+
+
+@pytest.fixture
+def url(service: httpx.Client) -> str:
+    return str(service.base_url)
+
+
+async def test_the_client_scores_and_keeps_a_budget(url: str):
+    async with RewardFleet(tools=url) as fleet:
+        run = "client/run ü"
+        created = await fleet.tools.put_budget(run, budget=0.5, eta=1.0)
+        assert (created.lambda_, created.options.budget) == (0.0, 0.5)
+        assert (await fleet.tools.update_budget(run, 0, [1, 1], mean_task_reward=3)).lambda_ == 0.5
+        budget = await fleet.tools.budget(run)
+        assert (budget.run, budget.lambda_, budget.mean_task_reward) == (run, 0.5, 3.0)
+        assert await fleet.tools.reward(TRUTH, TRUTH, run=run) == 3.5
+        requests = [tools_request(TRUTH, TRUTH, run=run), tools_request("", TRUTH)]
+        assert await fleet.tools.rewards(requests) == [3.5, -3.0]
+        with pytest.raises(NotFound, match="no budget"):
+            await fleet.tools.budget("nobody")
+        with pytest.raises(InvalidRequest, match="eta"):
+            await fleet.tools.put_budget(run, eta=0)
+        resumed = await fleet.tools.put_budget(run, checkpoint=created.checkpoint)
+        assert resumed.lambda_ == 0.0
