@@ -34,6 +34,8 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ENV_PREFIX, OTHER_VARIABLES, ServerSettings
 from rewardfleet_server.testing import serving
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -246,8 +248,9 @@ def at_services() -> Iterator[Callable[[str], str]]:
         serving(create_video_app(settings)) as video,
         serving(create_code_app(CodeSettings(cache_file=None))) as code,
         serving(create_episode_app(EpisodeSettings())) as episode,
+        serving(create_tools_app(ToolsSettings())) as tools,
     ):
-        urls = {"18080": video, "18081": code, "18082": episode}
+        urls = {"18080": video, "18081": code, "18082": episode, "18083": tools}
 
         def replace(text: str) -> str:
             for port, url in urls.items():
