@@ -31,7 +31,7 @@ packages: $(VENV)/.installed jail
 	@$(BIN)/rewardfleet packages build >/dev/null || echo "programs of the code service cannot import numpy: see above"
 
 demo: install  ## score real LIBERO rollouts over real HTTP
-	$(BIN)/python -m rewardfleet_server.video.demo tests/data/libero
+	$(BIN)/python -m rewardfleet_server.demo tests/data/libero
 
 test: install  ## the whole suite, slow tests included
 	$(BIN)/python -m pytest

@@ -39,6 +39,8 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
+from .gateways import fleet_of
+
 ROOT = Path(__file__).parent.parent
 LIBERO = ROOT / "tests" / "data" / "libero"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=str)
@@ -219,6 +221,8 @@ def test_make_targets_that_are_named_exist():
 def test_flags_and_variables_that_are_named_exist():
     settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
     flags = {f"--{name.replace('_', '-')}" for name in settings}
+    own = [param for each in (cli.up_command, cli.status_command) for param in each.params]
+    flags |= {flag for param in own for flag in param.opts}
     flags |= {"--success", "--failure", "--help", "--version", "--url", "--nframes"}
     variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
     for page in PAGES:
@@ -249,8 +253,9 @@ def at_services() -> Iterator[Callable[[str], str]]:
         serving(create_code_app(CodeSettings(cache_file=None))) as code,
         serving(create_episode_app(EpisodeSettings())) as episode,
         serving(create_tools_app(ToolsSettings())) as tools,
+        fleet_of(video=video, code=code, episode=episode, tools=tools) as fleet,
     ):
-        urls = {"18080": video, "18081": code, "18082": episode, "18083": tools}
+        urls = {"18000": fleet, "18080": video, "18081": code, "18082": episode, "18083": tools}
 
         def replace(text: str) -> str:
             for port, url in urls.items():

@@ -1,7 +1,7 @@
 """Clients for synchronous code: `rewardfleet.RewardFleet` without `await`.
 
 ```python
-with rewardfleet.blocking.RewardFleet(video="http://127.0.0.1:18080") as fleet:
+with rewardfleet.blocking.RewardFleet("http://127.0.0.1:18000") as fleet:
     reward = fleet.video.reward("put the bowl on the plate", frames)
 ```
 
@@ -10,7 +10,7 @@ with rewardfleet.blocking.RewardFleet(video="http://127.0.0.1:18080") as fleet:
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,12 +49,12 @@ class RewardFleet:
     """`rewardfleet.RewardFleet` with blocking calls; takes the same arguments.
 
     Raises:
-        ValueError: A value is out of range, or no service is given.
+        ValueError: A value is out of range, a URL is not valid, or none is given.
         TypeError: There is no such service or option.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._fleet = client.RewardFleet(**options)
+    def __init__(self, url: str | Sequence[str] | None = None, **options: Any) -> None:
+        self._fleet = client.RewardFleet(url, **options)
         self._loop = EventLoopThread()
 
     def __getattr__(self, name: str) -> _Blocking:

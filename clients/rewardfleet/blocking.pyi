@@ -99,6 +99,7 @@ class _ToolsClient:
 class RewardFleet:
     def __init__(
         self,
+        url: str | Sequence[str] | None = None,
         *,
         video: str | Sequence[str] | None = None,
         code: str | Sequence[str] | None = None,

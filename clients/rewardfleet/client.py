@@ -20,7 +20,7 @@ class _Service(Generic[ClientT]):
     """The client of one service as an attribute of the fleet: `fleet.video`.
 
     Raises:
-        AttributeError: The fleet has no URL for this service.
+        AttributeError: Neither the URL of a fleet nor one of this service was given.
     """
 
     def __init__(self, client_type: type[ClientT]) -> None:
@@ -38,7 +38,9 @@ class _Service(Generic[ClientT]):
             return self
         client = fleet._clients.get(self._name)  # noqa: SLF001 - an attribute of that class
         if client is None:
-            raise AttributeError(f"no URL of the {self._name} service: give {self._name}=...")
+            raise AttributeError(
+                f"no URL of the {self._name} service: give {self._name}=..., or the URL of a fleet"
+            )
         assert isinstance(client, self.client_type)  # noqa: S101 - see `RewardFleet.__init__`
         return client
 
@@ -47,14 +49,20 @@ class RewardFleet:
     """Async clients of the services.
 
     ```python
-    async with RewardFleet(video="http://127.0.0.1:18080") as fleet:
+    async with RewardFleet("http://127.0.0.1:18000") as fleet:
         reward = await fleet.video.reward("put the bowl on the plate", frames)
     ```
+
+    Each service is below the URL of the fleet: `/video`, `/code`, `/episode`, `/tools`. Nothing is
+    sent before the first call. A call to a service that the fleet does not have raises
+    `InvalidRequest`.
 
     It can be pickled, and used in forked processes, threads, and several event loops. Each of
     them has its own connections.
 
     Args:
+        url: The base URL of a fleet (a gateway or an ingress), or those of its replicas. None: the
+            services in `urls` only.
         timeout_s: Seconds, above 0, for a complete call: encoding, waiting, retries, the response.
         api_key: Sent as a bearer token.
         max_concurrency: The most items sent to each replica and not answered yet, 1 or more;
@@ -67,11 +75,11 @@ class RewardFleet:
             `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
             services are always the scores.
         success_threshold: The least score of a success, in [0, 1].
-        urls: The base URL of each service (`video`, `code`, `episode`, `tools`), or those of its
-            replicas.
+        urls: The base URL of a service (`video`, `code`, `episode`, `tools`), or those of its
+            replicas. It replaces the one below `url`.
 
     Raises:
-        ValueError: A value is out of range, or no service is given.
+        ValueError: A value is out of range, a URL is not valid, or none is given.
         TypeError: There is no such service or option.
     """
 
@@ -82,6 +90,7 @@ class RewardFleet:
 
     def __init__(
         self,
+        url: str | Sequence[str] | None = None,
         *,
         timeout_s: float = 120.0,
         api_key: str | None = None,
@@ -100,19 +109,25 @@ class RewardFleet:
             raise ValueError(f"max_concurrency: give 1 or more, not {max_concurrency}")
         if not 0 <= coalesce_s <= 1:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
-        given = {name: url for name, url in urls.items() if url is not None}
+        given = {name: each for name, each in urls.items() if each is not None}
         if unknown := given.keys() - SERVICES.keys():
             raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}")
-        if not given:
-            raise ValueError("give the URL of a service, e.g. video=... or code=...")
+        base_urls: dict[str, list[str]] = {}
+        if url is not None:
+            fleet_urls = _base_urls("url", url, "http://127.0.0.1:18000")
+            base_urls = {name: [f"{each}/{name}" for each in fleet_urls] for name in SERVICES}
+        for name, each in given.items():
+            base_urls[name] = _base_urls(name, each, "http://127.0.0.1:18080")
+        if not base_urls:
+            raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         self._clients: dict[str, ServiceClient] = {}
-        for name, url in given.items():
+        for name, service_urls in base_urls.items():
             client_type = SERVICES[name]
             is_binary = binary_reward and client_type.has_threshold
             policy = RewardPolicy(on_failure, is_binary, success_threshold)
             transport = ServiceTransport(
                 name,
-                _base_urls(name, url),
+                service_urls,
                 api_key=_header_safe(api_key),
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
@@ -154,12 +169,25 @@ def _header_safe(api_key: str | None) -> str | None:
     return key or None
 
 
-def _base_urls(service: str, given: str | Sequence[str]) -> list[str]:
+def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[str]:
+    """Return the base URLs of an argument, without a slash at the end, each once.
+
+    Raises:
+        ValueError: One is not a base URL, or there is none.
+    """
     urls = [given] if isinstance(given, str) else list(given)
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
-            raise ValueError(f"{service}: give a URL such as http://127.0.0.1:18080, not {url!r}")
+        if not _is_base_url(url):
+            raise ValueError(f"{argument}: give a URL such as {example}, not {url!r}")
     if not urls:
-        raise ValueError(f"{service}: give one URL or more")
+        raise ValueError(f"{argument}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid port, or a bracket without its pair
+        return False
+    return parts.scheme in {"http", "https"} and has_host and not (parts.query or parts.fragment)

@@ -26,7 +26,7 @@ from .wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from .wire.headers import CALL_TIMEOUT_HEADER, SERVICE_HEADER, TIMEOUT_HEADER
+from .wire.headers import CALL_TIMEOUT_HEADER, GATEWAY, SERVICE_HEADER, TIMEOUT_HEADER
 from .wire.score import MAX_BATCH_ITEMS
 from .wire.validation import encode_json
 
@@ -301,12 +301,8 @@ class ServiceTransport:
 
     def _parse(self, response: httpx.Response, url: str, response_type: type[ModelT]) -> ModelT:
         """Return the model of a response, or raise the failure that it reports."""
-        service = response.headers.get(SERVICE_HEADER, self._service)  # a proxy may drop it
-        if service != self._service:
-            raise InvalidRequest(
-                f"{url} is the {service[:40]} service, not the {self._service} service; "
-                "check the URL"
-            )
+        if reason := self._wrong_url(response, url):
+            raise InvalidRequest(reason)
         if response.status_code != 200:
             raise _error_of(response, url)
         try:
@@ -316,6 +312,32 @@ class ServiceTransport:
                 f"the answer of {url} is not a valid {response_type.__name__}; is it a "
                 "rewardfleet service of this version?"
             ) from error
+
+    def _wrong_url(self, response: httpx.Response, url: str) -> str | None:
+        """Return why a base URL is wrong, as far as a response shows it; else None."""
+        service = response.headers.get(SERVICE_HEADER, self._service)[:40]  # a proxy may drop it
+        fleet_url, _, prefix = url.rpartition("/")
+        is_in_fleet = prefix == self._service
+        is_not_found = response.status_code == 404
+        if service == GATEWAY:
+            if not is_not_found:
+                return None  # a failure, e.g. no replica is ready
+            if is_in_fleet:
+                return f"the fleet at {fleet_url} has no {self._service} service"
+            return f"{url} is a fleet, not the {self._service} service; give RewardFleet({url!r})"
+        if service != self._service:
+            hint = f", or give {service}={fleet_url!r} if that is not a fleet"
+            return (
+                f"{url} is the {service} service, not the {self._service} service; "
+                f"check the URL{hint if is_in_fleet else ''}"
+            )
+        # A gateway removes the prefix, so a service that sees it was called directly.
+        saw_prefix = f"no endpoint '/{prefix}/"
+        if is_in_fleet and is_not_found and saw_prefix in _error_of(response, url).detail:
+            return (
+                f"{fleet_url} is the {service} service, not a fleet; give {service}={fleet_url!r}"
+            )
+        return None
 
 
 async def in_thread(work: Callable[[], T], deadline: float) -> T:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 import rewardfleet
 
@@ -107,6 +108,86 @@ def command() -> None:
 @command.group(cls=_Services, name="serve", help="Run a service; `serve video --help` lists flags.")
 def serve_group() -> None:
     """Group the services."""
+
+
+@command.command(name="up", help="Run all services on this machine, below one address.")
+@click.option("--only", metavar="NAMES", help="Services to start, e.g. video,code.  [default: all]")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file with these flags, and a table with settings for each service.",
+)
+@click.option(
+    "--replicas", multiple=True, metavar="NAME=N", help="Processes of a service.  [default: 1]"
+)
+@click.option("--host", metavar="HOST", help="Address of the gateway.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="PORT", help="Port of the gateway.  [default: 18000]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Caches, run state and logs.  [default: ~/.local/state/rewardfleet]",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of accepted API keys; required if --host is not a loopback address.",
+)
+@click.option(
+    "--allow-unauthenticated",
+    is_flag=True,
+    default=None,
+    help="Listen beyond loopback without API keys.",
+)
+@click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
+def up_command(
+    config: Path | None, only: str | None, replicas: tuple[str, ...], logs: bool, **given: object
+) -> int:
+    """Start all services; return 1 if one cannot start."""
+    from .fleet.settings import read_config  # noqa: PLC0415 - needs the server's packages
+    from .fleet.up import run_up  # noqa: PLC0415 - needs the server's packages
+
+    overrides = {name: value for name, value in given.items() if value is not None}
+    if only is not None:
+        overrides["only"] = [name.strip() for name in only.split(",")]
+    counts = {}
+    for each in replicas:
+        name, _, count = each.partition("=")
+        if not count.isdecimal():
+            raise click.UsageError(f"--replicas {each}: give NAME=N, e.g. code=2")
+        counts[name] = int(count)
+    return run_up(read_config(config, {**overrides, "replicas": counts}), show_logs=logs)
+
+
+@command.command(
+    name="status",
+    help="Show the replicas of a fleet: health, version, load. URL is that of a fleet or of a "
+    "single service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
+)
+@click.argument("urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL")
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Single service, e.g. video=http://127.0.0.1:18080.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+def status_command(
+    urls: tuple[str, ...], services: tuple[str, ...], as_json: bool, api_key: str | None
+) -> int:
+    """Print the status of fleets and services; return 1 if one is not ready."""
+    from .fleet.status import run_status  # noqa: PLC0415 - needs the server's packages
+
+    source = click.get_current_context().get_parameter_source("urls")
+    if services and source is not ParameterSource.COMMANDLINE:
+        urls = ()
+    elif not urls:
+        urls = ("http://127.0.0.1:18000",)
+    return run_status(urls, services, api_key=api_key, as_json=as_json)
 
 
 @command.group(cls=_Group, name="score", help="Score one item with a running service.")

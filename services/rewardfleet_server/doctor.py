@@ -34,13 +34,13 @@ class Diagnosis:
     """The result of one check.
 
     Attributes:
-        status: `ok`: it works. `note`: an optional part does not work, or something to know.
-            `failed`: a service cannot run as it is configured.
+        status: `ok`: it works. `extra`: packages that the settings do not need are missing.
+            `note`: something to know. `failed`: a service cannot run as it is configured.
         what: What was checked.
         fix: A command or an instruction that fixes it; empty if there is nothing to fix.
     """
 
-    status: Literal["ok", "note", "failed"]
+    status: Literal["ok", "extra", "note", "failed"]
     what: str
     fix: str = ""
 
@@ -67,13 +67,13 @@ def check_extra(extra: str, purpose: str, *modules: str, required: bool = False)
         extra: The name of the extra.
         purpose: What needs it.
         modules: The modules of its packages.
-        required: Whether the settings need it; if not, a missing package is a note.
+        required: Whether the settings need it.
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if not missing:
         return Diagnosis("ok", f"{purpose}: {', '.join(modules)}")
     what = f"{purpose}: {', '.join(missing)} not installed"
-    return Diagnosis("failed" if required else "note", what, install_command(extra))
+    return Diagnosis("failed" if required else "extra", what, install_command(extra))
 
 
 def _diagnoses() -> Iterator[Diagnosis]:

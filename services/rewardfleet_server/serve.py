@@ -8,6 +8,7 @@ import resource
 import socket
 import sys
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from rich.console import Console
@@ -37,15 +38,24 @@ _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """Bind the address of a service. No connection is accepted until the server listens.
+class Address(Protocol):
+    """Where a server listens."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+def bind(address: Address) -> socket.socket:
+    """Bind the address of a server. No connection is accepted until the server listens.
 
     Raises:
         ValueError: The address cannot be bound.
     """
-    host, port = settings.host, settings.port
+    host, port = address.host, address.port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, resolved = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
@@ -53,7 +63,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        listener.bind(resolved)
         # From now on, other processes cannot bind this address either.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:

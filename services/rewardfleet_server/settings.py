@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
-OTHER_VARIABLES = frozenset({"API_KEY", "VIDEO_URL", "ENGINE"})
+OTHER_VARIABLES = frozenset({"API_KEY", "URL", "VIDEO_URL", "ENGINE"})
 
 
 def setting(

@@ -391,7 +391,9 @@ def test_doctor_reports_what_works_and_how_to_fix_the_rest():
     )
     assert lines[-1] == "        fix: unset REWARDFLEET_PROT"
     for line, following in itertools.pairwise(lines):
-        assert line.startswith(("ok      ", "note    ", "failed  ", "        fix: ")), line
+        assert line.startswith(("ok      ", "extra   ", "note    ", "failed  ", "        fix: ")), (
+            line
+        )
         if line.startswith("ok"):
             assert not following.startswith("        fix: ")
 

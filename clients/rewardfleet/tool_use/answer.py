@@ -5,8 +5,9 @@ time is linear in the text.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,6 +23,10 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>")
 _DECODER = json.JSONDecoder()
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _SPACE = re.compile(r"[\s,]*")
+#: Parameters that are nested deeper are malformed, wherever Python's own limit is.
+_MAX_DEPTH = 100
+#: Integers below this are exact as floats, and hash as themselves.
+_MAX_EXACT = 2**53
 
 
 class Call(NamedTuple):
@@ -53,8 +58,8 @@ class Answer:
 
     Attributes:
         blocks: The tags outside of others, in order.
-        calls: The tool calls outside of `<think>`, `MALFORMED` for what cannot be parsed.
-        think: The text in `<think>`.
+        calls: The tool calls outside of the first `<think>`, `MALFORMED` for what cannot be parsed.
+        think: The text in the first `<think>`.
         is_clean: Whether all tags are closed and not nested, nothing is outside of them, and all
             tool calls can be parsed.
     """
@@ -69,25 +74,22 @@ def parse_answer(text: str) -> Answer:
     """Parse an answer of a policy, whatever it contains."""
     text = _stripped(text)
     blocks: list[str] = []
-    calls: list[Call] = []
-    think, is_clean, outside = "", True, 0
+    think: str | None = None
+    before_think, after_think = "", text
+    is_clean, outside = True, 0
     for name, start, end, after, is_closed in _blocks(text):
         is_clean = is_clean and is_closed and not text[outside : start - len(name) - 2].strip()
         blocks.append(name)
-        content = text[start:end]
-        if name == "think":
-            think = think or content
-        elif name == "tool_call":
-            found = list(_calls(content)) if is_closed else [MALFORMED]
-            is_clean = is_clean and bool(found) and MALFORMED not in found
-            calls += found
-        else:
-            nested = _nested_calls(content)
-            is_clean = is_clean and not nested and not _TAG.search(content)
-            calls += nested
+        if name == "think" and think is None:
+            think = text[start:end]
+            before_think, after_think = text[: max(0, start - len("<think>"))], text[after:]
+        elif name != "tool_call":
+            is_clean = is_clean and not _TAG.search(text, start, end)
         outside = after
-    is_clean = is_clean and not text[outside:].strip()
-    return Answer(tuple(blocks), tuple(calls), think, is_clean)
+    calls = (*_calls_in_blocks(before_think), *_calls_in_blocks(after_think))
+    has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
+    is_clean = is_clean and has_calls and not text[outside:].strip()
+    return Answer(tuple(blocks), calls, think or "", is_clean)
 
 
 def _stripped(text: str) -> str:
@@ -120,12 +122,17 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int, int, bool]]:
         yield name, opening.end(), closing, position, True
 
 
-def _nested_calls(content: str) -> list[Call]:
-    """Return the calls of the `<tool_call>` blocks in another block."""
-    if "<tool_call>" not in content:
-        return []
-    parts = content.split("<tool_call>")[1:]
-    return [call for part in parts for call in _calls(part.partition("</tool_call>")[0])]
+def _calls_in_blocks(text: str) -> Iterator[Call]:
+    """Yield the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
+    position = 0
+    while (opening := text.find("<tool_call>", position)) >= 0:
+        start = opening + len("<tool_call>")
+        end = text.find("</tool_call>", start)
+        if end < 0:
+            yield MALFORMED
+            return
+        yield from _calls(text[start:end])
+        position = end
 
 
 def _calls(content: str) -> Iterator[Call]:
@@ -133,13 +140,26 @@ def _calls(content: str) -> Iterator[Call]:
     position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
     while position < len(content):
         try:
-            value, position = _DECODER.raw_decode(content, position)
+            value, end = _DECODER.raw_decode(content, position)
         except (ValueError, RecursionError):
             yield MALFORMED
+            yield from _calls_in_lines(content[position:].split("\n")[1:])
             return
-        position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
+        position = _SPACE.match(content, end).end()  # type: ignore[union-attr] # likewise
         for each in value if isinstance(value, list) else [value]:
             yield _call(each)
+
+
+def _calls_in_lines(lines: Iterable[str]) -> Iterator[Call]:
+    """Yield the calls after something malformed, which an executor that reads lines still runs."""
+    for line in lines:
+        if line.lstrip().startswith("{"):
+            try:
+                call = _call(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+            if call != MALFORMED:
+                yield call
 
 
 def _call(value: Any) -> Call:
@@ -158,24 +178,30 @@ def _call(value: Any) -> Call:
         return MALFORMED
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a value such that equal parameters are equal and hashable.
 
     A number or a truth value equals its JSON text: `3`, `3.0` and `"3"` are equal, as tools convert
     them. `"007"` is a text only. `true` and `1` differ.
 
+    Args:
+        value: A JSON value.
+        depth: How deep it may be nested.
+
     Raises:
-        RecursionError: It is nested too deep.
+        RecursionError: It is nested deeper.
     """
     if isinstance(value, str):
         return _of_text(value)
     if isinstance(value, bool):
         return ("bool", "true" if value else "false")
+    if depth < 0:
+        raise RecursionError
     if isinstance(value, list):
-        return ("list", *map(canonical, value))
+        return ("list", *[canonical(each, depth - 1) for each in value])
     if isinstance(value, dict):
-        return ("dict", frozenset((key, canonical(each)) for key, each in value.items()))
-    return ("null",) if value is None else value
+        return ("dict", frozenset([(k, canonical(each, depth - 1)) for k, each in value.items()]))
+    return ("null",) if value is None else _of_number(value)
 
 
 def _of_text(text: str) -> Any:
@@ -183,7 +209,17 @@ def _of_text(text: str) -> Any:
         return ("bool", text)
     if not _NUMBER.fullmatch(text):
         return text
-    return float(text) if {".", "e", "E"} & set(text) else int(text)
+    return _of_number(float(text) if {".", "e", "E"} & set(text) else int(text))
+
+
+def _of_number(number: float) -> Any:
+    """Return a number, as a text where its hash can be chosen: n and n + 2^61 - 1 have the same.
+
+    With such hashes, to count equal calls would take quadratic time.
+    """
+    if isinstance(number, float) and not math.isfinite(number):
+        return ("number", str(number))  # and NaN equals itself
+    return number if abs(number) < _MAX_EXACT else ("number", hex(int(number)))
 
 
 @dataclass(frozen=True)
@@ -215,14 +251,19 @@ def parse_ground_truth(text: str) -> GroundTruth:
             "ground_truth: contains none of <think>, <tool_call> and <response>; give the text of "
             "a correct answer"
         )
-    blocks = [block for block in _blocks(text.strip()) if block[0] != "think"]
-    for name, _, _, _, is_closed in blocks:
-        if not is_closed:
+    text = text.strip()
+    blocks = list(_blocks(text))
+    for name, start, _, _, is_closed in blocks:
+        is_opened_by_template = name == "think" and start == 0
+        if not is_closed and not is_opened_by_template:
             raise InvalidRequest(f"ground_truth: <{name}> is not closed, or not opened")
+    blocks = [block for block in blocks if block[0] != "think"]
     found = [name for name, *_ in blocks]
     if len(set(found)) < len(found):
         raise InvalidRequest("ground_truth: give <tool_call> and <response> at most once each")
-    contents = {name: text.strip()[start:end] for name, start, end, *_ in blocks}
+    contents = {name: text[start:end] for name, start, end, *_ in blocks}
+    if "<tool_call>" in contents.get("response", ""):
+        raise InvalidRequest("ground_truth: <tool_call> is in <response>; put it before")
     raw = _raw_calls(contents["tool_call"]) if "tool_call" in contents else []
     return GroundTruth(("think", *found), tuple(map(_call, raw)), raw)
 

@@ -11,6 +11,8 @@ from .answer import Answer, Call, GroundTruth
 MAX_CORRECTNESS = 3.0
 #: What a superfluous call costs, as a share of its weight.
 SUPERFLUOUS_SHARE = 0.5
+#: Of calls with the same similarity, the heaviest is matched, whatever their order.
+_PREFERENCE_OF_WEIGHT = 1e-9
 
 
 def strict_format(answer: Answer, truth: GroundTruth) -> float:
@@ -39,7 +41,7 @@ def strict_correctness(calls: Sequence[Call], truth: Sequence[Call]) -> float:
     if not truth:
         return MAX_CORRECTNESS * (1 / (1 + SUPERFLUOUS_SHARE * total) - 1)
     similarity, matched = 0.0, 0
-    for name in {call.name for call in truth}:
+    for name in dict.fromkeys(call.name for call in truth):
         wanted = [call for call in truth if call.name == name]
         given = [call for call in calls if call.name == name]
         if given:
@@ -60,16 +62,19 @@ def _best_matching(wanted: list[Call], given: list[Call]) -> tuple[float, int]:
     rows = {call: [_similarity(call, each) for each in copies] for call in set(wanted)}
     counts = list(copies.values())
     table = np.repeat(np.array([rows[call] for call in wanted]), counts, axis=1)
+    weights = np.array([call.weight for call in distinct])
+    preference = table + _PREFERENCE_OF_WEIGHT * weights / weights.max()
     if len(wanted) == 1:
-        column = int(table[0].argmax())
+        column = int(preference[0].argmax())
         return float(table[0, column]), distinct[column].weight
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - an extra of the server
 
-    lines, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[lines, columns].sum()), sum(distinct[each].weight for each in columns)
+    lines, columns = linear_sum_assignment(preference, maximize=True)
+    return float(table[lines, columns].sum()), int(weights[columns].sum())
 
 
 def _similarity(wanted: Call, given: Call) -> float:
     """Return the similarity of two calls with the same name, from 1 to the weight of `wanted`."""
-    shared, union = len(wanted.keys & given.keys), len(wanted.keys | given.keys)
+    shared = len(wanted.keys & given.keys)
+    union = len(wanted.keys) + len(given.keys) - shared
     return 1 + (shared / union if union else 1.0) + len(wanted.parameters & given.parameters)

@@ -2,9 +2,13 @@
 
 #: In every response: the service that answered, e.g. `video`.
 SERVICE_HEADER = "x-rewardfleet-service"
+#: The value of `SERVICE_HEADER` in answers of a fleet's gateway itself.
+GATEWAY = "gateway"
 #: In a request: seconds until its deadline.
 TIMEOUT_HEADER = "x-request-timeout"
 #: In a request: seconds of the complete call, retries included.
 CALL_TIMEOUT_HEADER = "x-call-timeout"
 #: In a request and its response: the id under which it is logged.
 REQUEST_ID_HEADER = "x-request-id"
+#: In a request that a proxy passes on: the prefix that it has removed from the path, e.g. `/video`.
+PREFIX_HEADER = "x-forwarded-prefix"

@@ -12,6 +12,10 @@ from .score import Request, Response, Score
 MAX_GROUND_TRUTH = 100_000
 #: Maximum number of costs in one update of a budget.
 MAX_COSTS = 65_536
+#: Limit on the patterns of one family.
+MAX_PATTERNS = 100
+#: Limit on the numbers of a checkpoint, so that no sum overflows.
+MAX_SUM = 1e30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
@@ -19,6 +23,8 @@ Family = Literal["search", "calculate", "other"]
 ToolName = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
 #: A pattern of a name or description, with `*` for any text and `?` for one character.
 Glob = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+#: The patterns of a family.
+Globs = Annotated[tuple[Glob, ...], Field(max_length=MAX_PATTERNS)]
 #: A cost or a weight of costs.
 Cost = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 #: A weight of an old value in an exponential moving average.
@@ -67,7 +73,7 @@ class ToolsOptions(Request):
     families: dict[ToolName, Family] = Field(
         {}, max_length=10_000, description="Families of tools by name."
     )
-    family_patterns: dict[Family, tuple[Glob, ...]] | None = Field(
+    family_patterns: dict[Family, Globs] | None = Field(
         None,
         description="Patterns of names and descriptions by family, for tools that `families` does "
         "not list; `*` is any text. The first family that matches counts. Null: built-in patterns.",
@@ -266,6 +272,16 @@ class BudgetRequest(BudgetOptions):
         "again.",
     )
 
+    @model_validator(mode="after")
+    def _has_a_checkpoint_in_range(self) -> Self:
+        if self.checkpoint is not None:
+            multiplier, window = self.checkpoint.multiplier, self.checkpoint.window
+            sums = window.model_dump().values()
+            numbers = (multiplier.error, multiplier.cost, *multiplier.past_costs, *sums)
+            if any(abs(number) > MAX_SUM for number in (*numbers, self.checkpoint.updates)):
+                raise ValueError(f"checkpoint: give numbers of at most {MAX_SUM:g}")
+        return self
+
 
 class BudgetUpdateRequest(Request):
     """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
@@ -280,7 +296,7 @@ class BudgetUpdateRequest(Request):
     )
     mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
     count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
-    mean_task_reward: FiniteFloat | None = Field(
+    mean_task_reward: Annotated[FiniteFloat, Field(ge=-1e9, le=1e9)] | None = Field(
         None, description="Mean task reward of these answers, for monitoring."
     )
 

@@ -19,7 +19,7 @@ from rewardfleet.wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from rewardfleet.wire.headers import SERVICE_HEADER
+from rewardfleet.wire.headers import PREFIX_HEADER, SERVICE_HEADER
 from rewardfleet.wire.score import Score
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache import open_cache
@@ -37,6 +37,8 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 _MIB = 2**20
+#: What `X-Forwarded-Prefix` may be: it becomes a part of the documentation page.
+_PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
 #: The failures in the OpenAPI document. It defines `Problem`, as scores contain it.
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -156,8 +158,11 @@ class RewardApp:
                 response = await self._dispatcher.handle(route, request, parameters)
                 await response(scope, receive, send_named)
                 return
-        if scope["type"] == "http" and scope["method"] == "HEAD":  # uvicorn sends no body
-            scope = {**scope, "method": "GET"}
+        if scope["type"] == "http":
+            method = (
+                "GET" if scope["method"] == "HEAD" else scope["method"]
+            )  # uvicorn sends no body
+            scope = {**scope, "method": method, "root_path": _prefix(scope)}
         await self._pages(scope, receive, send_named)
 
     async def drain(self, timeout_s: float) -> None:
@@ -168,6 +173,12 @@ class RewardApp:
     def cancel_all(self) -> None:
         """Cancel the admitted requests; their callers get 503."""
         self._dispatcher.cancel_all()
+
+
+def _prefix(scope: Scope) -> str:
+    """Return the path below which a proxy serves this service, for the links of the pages."""
+    prefix = dict(scope["headers"]).get(PREFIX_HEADER.encode(), b"").decode("latin-1")
+    return prefix if _PREFIX.fullmatch(prefix) else ""
 
 
 def _document(pages: FastAPI, route: Route[Any]) -> None:

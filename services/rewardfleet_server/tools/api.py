@@ -36,6 +36,8 @@ from .scorer import BACKEND, PROVENANCE, AnswerScorer, Result
 _SMALL_BATCH = 64 * 1024
 #: Limit on the JSON fields of a batch; labels of a row are fields.
 _MAX_BATCH_FIELDS = 200_000
+#: Limit on the name of a run, as in the model of an item.
+_MAX_RUN_NAME = 200
 #: The runs whose budgets are in the metrics: those updated last.
 _MAX_RUNS = 32
 
@@ -54,7 +56,8 @@ class BudgetMetrics:
                 ("violation", "Mean cost minus budget at that update."),
             )
         }
-        self._runs: OrderedDict[str, None] = OrderedDict()
+        # With the newest step, and whether it is closed.
+        self._runs: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
     @property
     def collectors(self) -> tuple[Gauge, ...]:
@@ -62,8 +65,17 @@ class BudgetMetrics:
         return tuple(self._gauges.values())
 
     def observe(self, budget: Budget | BudgetUpdate) -> None:
-        """Set the metrics of a run; of the runs beyond 32, the oldest is left out."""
-        self._runs[budget.run] = None
+        """Set the metrics of a run; of the runs beyond 32, the oldest is left out.
+
+        The first answer of an update that was sent again is older than what the metrics have.
+        """
+        if isinstance(budget, Budget):
+            progress = (-1 if budget.step is None else budget.step, True)
+        else:
+            progress = (budget.step, budget.closed)
+            if progress < self._runs.get(budget.run, progress):
+                return
+        self._runs[budget.run] = progress
         self._runs.move_to_end(budget.run)
         values = {
             "lambda": budget.lambda_,
@@ -72,7 +84,9 @@ class BudgetMetrics:
             "violation": budget.violation,
         }
         for name, value in values.items():
-            if value is not None:
+            if value is None:  # as after `PUT` with a checkpoint from before the first update
+                self._gauges[name].remove_by_labels({"run": budget.run})
+            else:
                 self._gauges[name].labels(budget.run).set(value)
         if len(self._runs) > _MAX_RUNS:
             oldest, _ = self._runs.popitem(last=False)
@@ -220,8 +234,9 @@ class ToolsApi:
         Raises:
             RewardFleetError: The run state cannot be written now.
         """
+        run = _run(context)
         async with self._engine.permit(context):
-            budget = await self._budgets.put(context.parameters["run"], request)
+            budget = await self._budgets.put(run, request)
         self._metrics.observe(budget)
         return budget
 
@@ -231,8 +246,9 @@ class ToolsApi:
         Raises:
             RewardFleetError: There is none, or the run state cannot be read now.
         """
+        run = _run(context)
         async with self._engine.permit(context):
-            return await self._budgets.get(context.parameters["run"])
+            return await self._budgets.get(run)
 
     async def update_budget(
         self, request: BudgetUpdateRequest, context: RequestContext
@@ -242,11 +258,28 @@ class ToolsApi:
         Raises:
             RewardFleetError: They do not fit the run, or the run state cannot be written now.
         """
+        run = _run(context)
         async with self._engine.permit(context):
-            update = await self._budgets.update(context.parameters["run"], request)
+            update = await self._budgets.update(run, request)
         self._metrics.observe(update)
         return update
 
 
+def _run(context: RequestContext) -> str:
+    """Return the run that the path names.
+
+    Raises:
+        InvalidRequest: Its name is too long for the `run` of an item.
+    """
+    run = context.parameters["run"]
+    if len(run) > _MAX_RUN_NAME:
+        raise InvalidRequest(f"run: give a name of at most {_MAX_RUN_NAME} characters")
+    return run
+
+
 def _characters(items: Sequence[Item | InvalidRequest]) -> int:
-    return sum(len(item.response) for item in items if not isinstance(item, InvalidRequest))
+    return sum(
+        len(item.response) + len(item.ground_truth)
+        for item in items
+        if not isinstance(item, InvalidRequest)
+    )

@@ -198,7 +198,9 @@ class _State:
             )
         self.open_step = request.step
         self._add(request)
-        if request.part is None or self.parts.parts == self.options.parts:
+        parts = self.options.parts
+        # More than that have arrived if `PUT` reduced their number.
+        if request.part is None or (parts is not None and self.parts.parts >= parts):
             self._close()
             return True
         return False

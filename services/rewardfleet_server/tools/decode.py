@@ -5,6 +5,7 @@ rejects is decoded again by the pydantic model, which reports what is wrong with
 alone decides what is valid.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Protocol
@@ -84,13 +85,25 @@ def decode_batch(body: bytes) -> list[Item | InvalidRequest]:
     Raises:
         InvalidRequest: The body is not JSON, or not a batch.
     """
-    for prepare in (bytes, without_lone_surrogates):  # the second one takes longer
+    for prepare in (bytes, _strict_json):  # the second one takes longer
         try:
             return [_item(item) for item in _BODY.decode(prepare(body)).items]
         except _NOT_DECODED:
             continue
     validate_json(BatchRequest[ToolsRequest], body)  # it says what is wrong
     raise InvalidRequest('the body is not a batch: give {"items": [...]}')
+
+
+def _strict_json(body: bytes) -> bytes:
+    """Return a body without what Python's JSON has besides the standard's.
+
+    NaN and infinities become texts, which the model refuses in their item only.
+    """
+    body = without_lone_surrogates(body)
+    try:
+        return json.dumps(json.loads(body, parse_constant=str)).encode()
+    except (ValueError, RecursionError):
+        return body
 
 
 def _item(raw: msgspec.Raw) -> Item | InvalidRequest:
@@ -109,6 +122,6 @@ def _item(raw: msgspec.Raw) -> Item | InvalidRequest:
         return error
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)  # a mapping of families may take megabytes
 def _options(text: bytes) -> ToolsOptions:
     return validate_json(ToolsOptions, text)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rewardfleet_server.cli import main
+from rewardfleet_server.demo import auroc
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.demo import auroc
 from rewardfleet_server.video.references.library import (
     SHIPPED,
     add_reference,

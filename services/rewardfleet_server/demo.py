@@ -1,6 +1,6 @@
-"""`make demo`: start a video service, score real rollouts over HTTP, and print a table.
+"""`make demo`: start all services, score real rollouts and one item of each service.
 
-    python -m rewardfleet_server.video.demo FOLDER
+    python -m rewardfleet_server.demo FOLDER
 
 FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"file", "task_text",
 "success", "failure_kind"}` per line.
@@ -8,24 +8,25 @@ FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rewardfleet import RewardFleet, RewardFleetError, VideoScore
+from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
 
-_STOP_SECONDS = 60
+_STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 #: Concurrent requests.
 _CALLERS = 8
 _THRESHOLD = 0.5
@@ -69,19 +70,24 @@ class ScoredRollout:
 
 
 def main(folder: Path) -> int:
-    """Score every rollout of `folder` with a new service; print scores and their accuracy."""
+    """Score every rollout of `folder` with a new fleet; print scores and their accuracy."""
     console = Console()
     rollouts = _read_manifest(folder)
-    console.print(f"Starting a video service for the {len(rollouts)} rollouts in {folder} …")
-    with _service(folder) as url:
-        console.print(f"It listens on {url}; its judge is `reference`.\n", highlight=False)
+    console.print("Starting the services: rewardfleet up …")
+    with _fleet(folder) as url:
+        console.print(
+            f"They are below {url}; the judge of videos is `reference`.\n", highlight=False
+        )
         try:
-            results = asyncio.run(_score_all(url, rollouts, console))
+            results, others = asyncio.run(_score_all(url, rollouts, console))
         except RewardFleetError as error:
-            console.print(f"[red]The service failed:[/red] {error}")
+            console.print(f"[red]A service failed:[/red] {error}")
             return 1
     console.print(_table(results))
-    _print_summary(console, results, folder)
+    _print_summary(console, results)
+    for name, (what, score) in others.items():
+        console.print(f"{name:8} {what:40} {score.score:.2f}", highlight=False)
+    _print_next(console)
     return 0
 
 
@@ -99,35 +105,54 @@ def _read_manifest(folder: Path) -> list[Rollout]:
 
 
 @contextmanager
-def _service(folder: Path) -> Iterator[str]:
-    """Run `rewardfleet serve video` on a free port for the block; give its URL."""
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
-    process = subprocess.Popen(  # noqa: S603 - a fixed command
-        [*command, "--video-root", str(folder)], stderr=subprocess.PIPE, text=True
-    )
+def _fleet(folder: Path) -> Iterator[str]:
+    """Run `rewardfleet up` on free ports for the block; yield its URL."""
+    with tempfile.TemporaryDirectory() as data:
+        config = Path(data) / "fleet.toml"
+        ports = _free_ports(5)
+        config.write_text(
+            f"port = {ports[0]}\n"
+            f"[video]\nport = {ports[1]}\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
+            f"[code]\nport = {ports[2]}\n[episode]\nport = {ports[3]}\n[tools]\nport = {ports[4]}\n"
+        )
+        command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(config)]
+        with Path(data, "log").open("w+") as log:
+            process = subprocess.Popen(  # noqa: S603 - a fixed command
+                [*command, "--data-dir", data], stderr=log
+            )
+            try:
+                url = f"http://127.0.0.1:{ports[0]}"
+                while not _is_ready(url):
+                    if process.poll() is not None:
+                        log.seek(0)
+                        raise RuntimeError(f"the fleet did not start:\n{log.read()}")
+                    time.sleep(_POLL_SECONDS)
+                yield url
+            finally:
+                process.terminate()
+                process.wait(_STOP_SECONDS)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
-        yield _listening_on(process)
+        return [probe.getsockname()[1] for probe in probes]
     finally:
-        process.terminate()
-        process.wait(_STOP_SECONDS)
+        for probe in probes:
+            probe.close()
 
 
-def _listening_on(process: subprocess.Popen[str]) -> str:
-    """Read the service's log up to the line with its URL; return the URL."""
-    lines = []
-    for line in process.stderr or ():
-        lines.append(line)
-        message = json.loads(line).get("message", "") if line.startswith("{") else ""
-        if message.startswith("serving "):
-            # Keep reading: a full pipe would block the service.
-            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
-            return str(message).partition(" on ")[2]
-    raise RuntimeError(f"the service did not start:\n{''.join(lines)}")
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 async def _score_all(
     url: str, rollouts: Sequence[Rollout], console: Console
-) -> list[ScoredRollout]:
+) -> tuple[list[ScoredRollout], dict[str, tuple[str, Score]]]:
+    """Score each rollout twice, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
     with Progress(console=console, transient=False) as progress:
         bar = progress.add_task("Scoring", total=2 * len(rollouts))
@@ -139,15 +164,31 @@ async def _score_all(
                 progress.advance(bar)
                 return score, (time.monotonic() - started) * 1000
 
-        async with RewardFleet(video=url) as fleet:
+        async with RewardFleet(url) as fleet:
             first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
             again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-    return [
+            others = await _score_others(fleet)
+    results = [
         ScoredRollout(rollout, score, first_ms, again_ms, repeated.cached)
         for rollout, (score, first_ms), (repeated, again_ms) in zip(
             rollouts, first, again, strict=True
         )
     ]
+    return results, others
+
+
+async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
+    """Score one item of each service besides video; return what it is, and its score."""
+    tests = {"kind": "asserts", "cases": ["assert gcd(12, 18) == 6", "assert gcd(5, 7) == 1"]}
+    program = "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a"
+    episode = episode_request("a", kind="efficiency", success=1, steps=120, max_steps=512)
+    call = '<tool_call>\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n</tool_call>'
+    answer = f"<think>I look it up.</think>\n{call}"
+    return {
+        "code": ("a program that passes 2 tests", await fleet.code.score(program, tests)),
+        "episode": ("a success after 120 of 512 steps", await fleet.episode.score(episode)),
+        "tools": ("an answer with the right call", await fleet.tools.score(answer, answer)),
+    }
 
 
 def _table(results: Sequence[ScoredRollout]) -> Table:
@@ -186,7 +227,7 @@ def _shortened(task_text: str) -> str:
     return f"{task_text[:half]}…{task_text[-half:]}"
 
 
-def _print_summary(console: Console, results: Sequence[ScoredRollout], folder: Path) -> None:
+def _print_summary(console: Console, results: Sequence[ScoredRollout]) -> None:
     scored = [
         (each.score.score, each.rollout.success) for each in results if each.score.score is not None
     ]
@@ -198,12 +239,19 @@ def _print_summary(console: Console, results: Sequence[ScoredRollout], folder: P
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
         f"{len(failures)} failures; {len(results) - len(scored)} abstained.\n"
         f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
-        f"Successes found: {found} of {len(successes)}.\n"
+        f"Successes found: {found} of {len(successes)}.\n",
+        highlight=False,
+    )
+
+
+def _print_next(console: Console) -> None:
+    console.print(
         "\nWhat to try next:\n"
-        f"  .venv/bin/rewardfleet serve video --video-root {folder}\n"
+        "  .venv/bin/rewardfleet up\n"
         "and, in a second terminal,\n"
+        "  .venv/bin/rewardfleet status\n"
         '  .venv/bin/rewardfleet score video CLIP "the task"\n'
-        "or read the HTTP reference at http://127.0.0.1:18080/docs; add your own tasks with\n"
+        "or read the HTTP reference at http://127.0.0.1:18000/video/docs; add your own tasks with\n"
         '  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success',
         highlight=False,
     )

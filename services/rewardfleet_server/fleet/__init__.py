@@ -1,0 +1,1 @@
+"""All services on one machine: their processes, and one address for them."""

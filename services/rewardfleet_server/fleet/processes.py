@@ -1,0 +1,191 @@
+"""The processes of a fleet: started, watched, started again, ended."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import httpx
+
+from .replicas import Replica
+from .settings import PlannedReplica
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two checks of a replica before and after it is ready, and for one of them.
+_STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
+#: A replica that has been ready and does not answer for so many seconds is killed.
+_SILENCE_SECONDS = 30.0
+#: The pause before a crashed replica is started again doubles from the first to the second, in
+#: seconds, and begins anew when it has run for the third.
+_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
+#: Seconds beyond `--shutdown-timeout-s` after which a replica that should end is killed.
+_GRACE_SECONDS = 5.0
+#: The log file of a replica, in bytes; one older file is kept.
+_LOG_BYTES = 10 * 2**20
+_LAST_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+
+class FleetFailed(Exception):
+    """A replica cannot be started with its settings."""
+
+
+class ReplicaProcess:
+    """The process of one replica.
+
+    Args:
+        planned: What to start.
+        replica: Shared with the gateway: whether it may be sent requests.
+        log_file: Where its log goes.
+        show: Called with the name of the replica and each line of its log; None: not shown.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedReplica,
+        replica: Replica,
+        log_file: Path,
+        show: Callable[[str, str], None] | None,
+    ) -> None:
+        self.planned = planned
+        self.replica = replica
+        self.has_been_ready = asyncio.Event()
+        self._show = show
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Run the replica, again and again, until this is cancelled.
+
+        Raises:
+            FleetFailed: It ended before it was ready for the first time.
+        """
+        pause = _FIRST_PAUSE
+        try:
+            while True:
+                started = time.monotonic()
+                status = await self._run_once()
+                self.replica.is_ready = False
+                self.replica.last_failure = _ended(status)
+                if not self.has_been_ready.is_set():
+                    lines = "\n".join(self._last_lines)
+                    raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
+                if time.monotonic() - started > _STABLE_SECONDS:
+                    pause = _FIRST_PAUSE
+                name, reason = self.planned.name, _ended(status)
+                log.warning("%s %s; it starts again in %g s", name, reason, pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                self.replica.restarts += 1
+        finally:
+            await self._stop()
+            self._log.close()
+
+    async def _run_once(self) -> int:
+        command = [sys.executable, "-m", "rewardfleet_server", "serve", self.planned.service]
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command,
+            *self.planned.flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the others
+            preexec_fn=_end_with_parent,
+        )
+        checks = asyncio.create_task(self._check(process))
+        try:
+            await self._copy_log(process)
+            return await process.wait()
+        finally:
+            checks.cancel()
+
+    async def _copy_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None  # noqa: S101 - a pipe was requested
+        rest = b""
+        while chunk := await process.stdout.read(2**16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > 2**20:  # not a line of a log
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._add_line(line.decode(errors="replace"))
+        if rest:
+            self._add_line(rest.decode(errors="replace"))
+
+    def _add_line(self, line: str) -> None:
+        self._last_lines.append(line)
+        self._log.emit(logging.makeLogRecord({"msg": line.replace("%", "%%"), "args": ()}))
+        if self._show is not None:
+            self._show(self.planned.name, line)
+
+    async def _check(self, process: asyncio.subprocess.Process) -> None:
+        """Check again and again whether the replica is ready; kill it if it does not answer."""
+        last_answer = time.monotonic()
+        was_ready = False
+        async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
+            while True:
+                try:
+                    response = await client.get(f"{self.replica.url}/readyz")
+                    last_answer = time.monotonic()
+                    self.replica.is_ready = is_ready = response.status_code == 200
+                    if is_ready:
+                        was_ready = True
+                        self.has_been_ready.set()
+                    elif was_ready:
+                        self.replica.last_failure = _detail(response)
+                except httpx.HTTPError as error:
+                    self.replica.is_ready = False
+                    if was_ready:
+                        self.replica.last_failure = f"does not answer: {type(error).__name__}"
+                if was_ready and time.monotonic() - last_answer > _SILENCE_SECONDS:
+                    log.warning("%s does not answer and is killed", self.planned.name)
+                    process.kill()
+                await asyncio.sleep(_READY_SECONDS if was_ready else _STARTING_SECONDS)
+
+    async def _stop(self) -> None:
+        """End the process: ask, and after the time that its requests may take, kill it."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        timeout = self.planned.settings.shutdown_timeout_s + _GRACE_SECONDS
+        drain = asyncio.create_task(self._copy_log(process))  # a full pipe would block it
+        try:
+            async with asyncio.timeout(timeout):
+                await process.wait()
+        except (TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        finally:
+            drain.cancel()
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:  # it has ended already
+        os._exit(1)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return f"not ready: HTTP {response.status_code}"

@@ -1,0 +1,189 @@
+"""Which services `rewardfleet up` starts, and with which settings: defaults, a TOML file, flags."""
+
+import difflib
+import os
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rewardfleet.wire.validation import format_validation_error
+from rewardfleet_server.flags import flag_of, read_settings
+from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.settings import ServerSettings, is_loopback
+
+#: The ports of further replicas of a service: that of the first one plus a multiple of this.
+PORT_STEP = 10
+_MAX_REPLICAS = 100
+
+
+class FleetConfig(BaseModel):
+    """The file of `--config`, and the flags of `rewardfleet up`.
+
+    Attributes:
+        host: Address of the gateway. The services listen on loopback only.
+        port: Port of the gateway.
+        only: The services to start.
+        data_dir: Folder with caches, run state and logs.
+        api_key_file: File of the API keys that all services accept.
+        allow_unauthenticated: Whether the gateway may listen beyond loopback without API keys.
+        settings: Settings by service, e.g. `{"code": {"replicas": 2, "workers": 4}}`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(18000, ge=0, le=65535)
+    only: list[str] = list(SERVICES)
+    data_dir: Path = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")) / "rewardfleet"
+    api_key_file: Path | None = None
+    allow_unauthenticated: bool = False
+    settings: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class PlannedReplica:
+    """A replica that will be started.
+
+    Attributes:
+        service: E.g. `code`.
+        number: Counted from 0.
+        settings: Its validated settings.
+        given: Those that are passed to its process.
+    """
+
+    service: str
+    number: int
+    settings: ServerSettings
+    given: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and tables, e.g. `code-0`."""
+        return f"{self.service}-{self.number}"
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of `rewardfleet serve`."""
+        return [flag for name, value in self.given.items() for flag in _flags(name, value)]
+
+
+def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
+    """Read the file, and apply the flags, which take precedence.
+
+    Args:
+        path: A TOML file with the fields of `FleetConfig`; a table `[NAME]` has the settings of a
+            service. None: the defaults.
+        overrides: Fields by name; `replicas` maps services to their number.
+
+    Raises:
+        ValueError: The file or a value is not valid.
+    """
+    content: dict[str, Any] = {}
+    if path is not None:
+        try:
+            content = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--config {path}: {error}") from None
+    settings = {name: _table(name, content.pop(name, {})) for name in SERVICES}
+    replicas: Mapping[str, int] = overrides.get("replicas", {})
+    for name, count in replicas.items():
+        settings[_known(name, "--replicas")]["replicas"] = count
+    given = {name: value for name, value in overrides.items() if name != "replicas"}
+    try:
+        config = FleetConfig.model_validate({**content, **given, "settings": settings})
+    except ValidationError as error:
+        source = f"--config {path}: " if path is not None else ""
+        raise ValueError(f"{source}{format_validation_error(error, FleetConfig)}") from None
+    for name in config.only:
+        _known(name, "--only")
+    if not (is_loopback(config.host) or config.api_key_file or config.allow_unauthenticated):
+        raise ValueError(
+            f"--host {config.host} makes the fleet reachable from other machines: give "
+            "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
+        )
+    return config
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(  # noqa: TRY004 - like that of any other setting
+            f"{name}: give a table [{name}] with settings (got {value!r})"
+        )
+    return dict(value)
+
+
+def _known(name: str, flag: str) -> str:
+    if name in SERVICES:
+        return name
+    near = difflib.get_close_matches(name, SERVICES, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"{flag} {name}: no such service{hint}; there are {', '.join(SERVICES)}")
+
+
+def plan(config: FleetConfig) -> list[PlannedReplica]:
+    """Return the replicas to start.
+
+    Raises:
+        ValueError: A setting is unknown, or its value is not accepted.
+    """
+    return [replica for name in dict.fromkeys(config.only) for replica in _replicas(config, name)]
+
+
+def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
+    settings_type = SERVICES[service].load_settings()
+    own = dict(config.settings.get(service, {}))
+    count = own.pop("replicas", 1)
+    if not (isinstance(count, int) and 1 <= count <= _MAX_REPLICAS):
+        raise ValueError(f"replicas of {service}: give 1 to {_MAX_REPLICAS} (got {count!r})")
+    fields = settings_type.model_fields
+    for name in own:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"[{service}] {name}: no such setting{hint}")
+    first_port = own.pop("port", fields["port"].default)
+    for number in range(count):
+        given: dict[str, Any] = {**_defaults(config, service, own, count), **own}
+        given["port"] = first_port + PORT_STEP * number if first_port else _free_port()
+        try:
+            settings = read_settings(settings_type, given)
+        except ValueError as error:
+            raise ValueError(f"[{service}] {error}") from None
+        yield PlannedReplica(service, number, settings, given)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _defaults(
+    config: FleetConfig, service: str, own: Mapping[str, Any], count: int
+) -> dict[str, Any]:
+    """Return what the file does not say: stores on disk, and who may use the services."""
+    folder = config.data_dir.expanduser()
+    given: dict[str, Any] = {}
+    if config.api_key_file is not None:
+        given["api_key_file"] = config.api_key_file
+    if "run_state_file" in SERVICES[service].load_settings().model_fields:
+        given["replicas"] = count
+        if "run_state_url" not in own:
+            given["run_state_file"] = folder / "run-state.sqlite"
+    elif "cache_url" not in own:
+        given["cache_file"] = folder / f"{service}-cache.sqlite"
+    return given
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    flag = flag_of(name)
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, list | tuple):
+        return [part for each in value for part in (flag, str(each))]
+    return [flag, str(value)]

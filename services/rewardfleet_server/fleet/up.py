@@ -1,0 +1,186 @@
+"""`rewardfleet up`: all services on this machine, below one address."""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+from rich.table import Table
+
+from rewardfleet_server.doctor import Diagnosis
+from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.serve import bind
+
+from .gateway import Gateway
+from .processes import FleetFailed, ReplicaProcess
+from .replicas import Replica
+from .settings import FleetConfig, PlannedReplica, plan
+
+log = logging.getLogger(__name__)
+
+#: Idle connections to the gateway are kept for so many seconds, as those to services.
+_KEEP_ALIVE_SECONDS = 75
+
+
+def run_up(config: FleetConfig, *, show_logs: bool) -> int:
+    """Start the fleet, and run it until Ctrl-C or SIGTERM; return the exit status.
+
+    Raises:
+        ValueError: A setting is not valid, or the address of the gateway cannot be bound.
+        OSError: The data folder cannot be made.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    for name in ("httpx", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    replicas = plan(config)
+    if not _works(replicas, console):
+        return 1
+    folder = config.data_dir.expanduser()
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    return asyncio.run(_Fleet(config, replicas, console, show_logs=show_logs).run())
+
+
+def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
+    """Report what would keep the services from starting; return whether nothing does."""
+    failures = 0
+    for diagnosis in _diagnoses(replicas):
+        if diagnosis.status in {"ok", "extra"}:
+            continue
+        failures += diagnosis.status == "failed"
+        console.print(f"{diagnosis.status:8}{diagnosis.what}", markup=False)
+        if diagnosis.fix:
+            console.print(f"        fix: {diagnosis.fix}", markup=False)
+    if failures:
+        console.print("Nothing was started. `rewardfleet doctor` reports more.")
+    return not failures
+
+
+def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
+    for replica in replicas:
+        try:
+            bind(replica.settings).close()
+        except ValueError as error:
+            yield Diagnosis("failed", f"{replica.name}: {error}", "end what listens there")
+        if replica.number == 0:
+            yield from SERVICES[replica.service].load_checks()(replica.settings)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: the fleet has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class _Fleet:
+    """A running fleet."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        planned: Sequence[PlannedReplica],
+        console: Console,
+        *,
+        show_logs: bool,
+    ) -> None:
+        self._console = console
+        self._listener = bind(config)
+        folder = config.data_dir.expanduser() / "logs"
+        self._processes = [
+            ReplicaProcess(
+                each,
+                Replica(each.service, f"http://127.0.0.1:{each.settings.port}"),
+                folder / f"{each.name}.log",
+                self._show_line if show_logs else None,
+            )
+            for each in planned
+        ]
+        self._logs = folder
+        by_service: dict[str, list[Replica]] = {}
+        for process in self._processes:
+            by_service.setdefault(process.planned.service, []).append(process.replica)
+        host, port = self._listener.getsockname()[:2]
+        self._url = f"http://{host}:{port}"
+        self._gateway = Gateway(by_service)
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run until a signal arrives or a replica cannot be started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stopped.set)
+        server = _Server(
+            uvicorn.Config(
+                self._gateway,
+                http=BoundedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            )
+        )
+        serving = asyncio.create_task(server.serve([self._listener]))
+        running = [asyncio.create_task(each.run()) for each in self._processes]
+        try:
+            return await self._until_stopped(running)
+        finally:
+            self._console.print("Stopping …")
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
+                loop.add_signal_handler(number, lambda: [each.cancel() for each in running])
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            server.should_exit = True
+            await serving
+            await self._gateway.aclose()
+
+    async def _until_stopped(self, running: Sequence[asyncio.Task[None]]) -> int:
+        started = time.monotonic()
+        ready = asyncio.gather(*(each.has_been_ready.wait() for each in self._processes))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            waiting: list[asyncio.Future[Any]] = [ready, stopped, *running]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                self._print_table(time.monotonic() - started)
+                await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            stopped.cancel()
+        for task in running:
+            if task.done():
+                try:
+                    task.result()
+                except FleetFailed as error:
+                    self._console.print(f"{error}", markup=False)
+                    return 1
+        return 0
+
+    def _show_line(self, name: str, line: str) -> None:
+        self._console.print(f"{name} | {line}", markup=False)
+
+    def _print_table(self, seconds: float) -> None:
+        table = Table(box=None, pad_edge=False, show_header=True)
+        for column in ("service", "address", "replicas"):
+            table.add_column(column, no_wrap=True)
+        services = dict.fromkeys(each.planned.service for each in self._processes)
+        for name in services:
+            urls = [each.replica.url for each in self._processes if each.planned.service == name]
+            table.add_row(name, f"{self._url}/{name}", ", ".join(urls))
+        self._console.print(table)
+        self._console.print(
+            f"Ready after {seconds:.1f} s: {self._url}. Logs are in {self._logs}. Ctrl-C stops all."
+        )

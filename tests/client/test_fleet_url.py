@@ -1,0 +1,136 @@
+"""One URL for all services of a fleet."""
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from rewardfleet import InvalidRequest, NotFound, RewardFleet, Unavailable, blocking
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+
+from ..conftest import LONG_CLIP, Serve
+from ..gateways import fleet_of
+from .conftest import Received, Reply, ScriptedReplica, problem
+
+TASK = "put the bowl on the plate"
+TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
+
+
+@pytest.fixture(scope="module")
+def code_url() -> Iterator[str]:
+    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
+        yield url
+
+
+async def test_one_url_leads_to_every_service(serve: Serve, code_url: str):
+    with fleet_of(video=str(serve().base_url), code=code_url) as url:
+        for base_url in (url, f"{url}/", [url], [url, url]):
+            async with RewardFleet(base_url) as fleet:
+                assert (await fleet.video.health()).status == "ok"
+                assert await fleet.code.reward("print(1)", TESTS) == 1
+
+
+def test_the_blocking_client_takes_one_url(serve: Serve):
+    with fleet_of(video=str(serve().base_url)) as url, blocking.RewardFleet(url) as fleet:
+        assert fleet.video.reward(TASK, LONG_CLIP.read_bytes()) == 1
+
+
+def test_a_fleet_with_one_url_can_be_pickled(code_url: str):
+    async def use(fleet: RewardFleet) -> float:
+        async with fleet:
+            return await fleet.code.reward("print(1)", TESTS)
+
+    with fleet_of(code=code_url) as url:
+        fleet = pickle.loads(pickle.dumps(RewardFleet(url)))
+        assert asyncio.run(use(fleet)) == 1
+
+
+async def test_a_keyword_replaces_the_service_of_the_fleet(serve: Serve, code_url: str):
+    in_fleet, alone = (str(serve(FakeJudge(score)).base_url) for score in (0.25, 0.75))
+    with fleet_of(video=in_fleet, code=code_url) as url:
+        async with RewardFleet(url, video=alone, code=None, binary_reward=False) as fleet:
+            assert await fleet.video.reward(TASK, LONG_CLIP.read_bytes()) == 0.75
+            assert await fleet.code.reward("print(1)", TESTS) == 1
+
+
+async def test_a_service_that_the_fleet_does_not_have_is_named(code_url: str):
+    with fleet_of(code=code_url) as url:
+        async with RewardFleet(url, on_failure=0.0) as fleet:
+            with pytest.raises(InvalidRequest, match=f"the fleet at {url} has no video service"):
+                await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
+
+
+async def test_a_single_service_instead_of_a_fleet_is_named(serve: Serve, code_url: str):
+    """Also if `on_failure` is a number, as no call can succeed."""
+    async with RewardFleet(code_url, on_failure=0.0) as fleet:
+        expected = f"{code_url} is the code service, not a fleet; give code='{code_url}'"
+        with pytest.raises(InvalidRequest, match=expected):
+            await fleet.code.reward("print(1)", TESTS)
+        expected = f"is the code service, not the video service; .*, or give code='{code_url}'"
+        with pytest.raises(InvalidRequest, match=expected):
+            await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
+        with pytest.raises(InvalidRequest, match=expected):
+            await fleet.video.health()
+
+
+async def test_a_fleet_instead_of_a_single_service_is_named(code_url: str):
+    with fleet_of(code=code_url) as url:
+        async with RewardFleet(code=url) as fleet:
+            with pytest.raises(InvalidRequest, match=r"is a fleet, not the code service; give Rew"):
+                await fleet.code.reward("print(1)", TESTS)
+
+
+async def test_what_a_service_does_not_find_is_no_wrong_url(serve: Serve):
+    with fleet_of(video=str(serve().base_url)) as url:
+        async with RewardFleet(url) as fleet:
+            with pytest.raises(NotFound, match="none.mp4"):
+                await fleet.video.score(TASK, "none.mp4")
+
+
+async def test_a_failure_of_the_gateway_is_retried(replica):
+    """For instance no replica of the service is ready."""
+    headers = {"x-rewardfleet-service": "gateway"}
+
+    async def recovering(request: Received) -> Reply:
+        if len(gateway.received) < 3 and request.path != "/video/readyz":
+            return Reply(503, problem(503, "unavailable"), headers)
+        return Reply(body={"score": 1, "status": "ok"}, headers={"x-rewardfleet-service": "video"})
+
+    gateway: ScriptedReplica = await replica(recovering)
+    async with RewardFleet(gateway.url) as fleet:
+        assert await fleet.video.reward(TASK, "clip.mp4") == 1
+    assert [each.path for each in gateway.received if each.path == "/video/score"] == [
+        "/video/score"
+    ] * 3
+
+
+async def test_a_fleet_that_does_not_run_is_unavailable():
+    async with RewardFleet("http://127.0.0.1:1") as fleet:
+        with pytest.raises(Unavailable, match="127.0.0.1:1/video"):
+            await fleet.video.score(TASK, "clip.mp4")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense", "127.0.0.1:18000", "ftp://host", "http://", "", "http://a:x", "http://a/?b=c",
+     "http://a#b", "http://[::1"],
+)  # fmt: skip
+def test_an_invalid_url_of_a_fleet_is_refused(url: str):
+    for given in (url, ["http://127.0.0.1:1", url]):
+        with pytest.raises(ValueError, match="url: give a URL such as http://127.0.0.1:18000, not"):
+            RewardFleet(given)
+
+
+def test_no_url_is_refused():
+    with pytest.raises(ValueError, match="url: give one URL or more"):
+        RewardFleet([])
+    with pytest.raises(ValueError, match="give the URL of a fleet, or of a service"):
+        RewardFleet()
+
+
+def test_a_service_without_a_url_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="give video=..., or the URL of a fleet"):
+        _ = RewardFleet(code="http://127.0.0.1:1").video

@@ -1,0 +1,96 @@
+"""What `rewardfleet up` starts: defaults, a file, flags."""
+
+from pathlib import Path
+
+import pytest
+
+from rewardfleet_server.fleet.settings import plan, read_config
+
+FILE = """
+port = 19000
+only = ["code", "tools"]
+data_dir = "/data"
+
+[code]
+replicas = 2
+workers = 3
+packages = ["numpy", "pandas"]
+
+[tools]
+port = 19083
+run_state_url = "redis://127.0.0.1:6379/0"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_by_default_all_services_start_with_stores_on_disk():
+    planned = {each.name: each for each in plan(read_config(None, {"data_dir": Path("/data")}))}
+    assert list(planned) == ["video-0", "code-0", "episode-0", "tools-0"]
+    assert [each.settings.port for each in planned.values()] == [18080, 18081, 18082, 18083]
+    assert planned["code-0"].settings.cache_file == Path("/data/code-cache.sqlite")
+    assert planned["tools-0"].settings.run_state_file == Path("/data/run-state.sqlite")
+    assert planned["episode-0"].settings.run_state_file == Path("/data/run-state.sqlite")
+    assert all(each.settings.host == "127.0.0.1" for each in planned.values())
+
+
+def test_the_settings_of_a_file_become_flags(file: Path):
+    config = read_config(file, {})
+    assert (config.port, config.data_dir) == (19000, Path("/data"))
+    first, second, tools = plan(config)
+    assert [first.settings.port, second.settings.port] == [18081, 18091]
+    assert first.flags == [
+        "--cache-file", "/data/code-cache.sqlite", "--workers", "3",
+        "--packages", "numpy", "--packages", "pandas", "--port", "18081",
+    ]  # fmt: skip
+    assert "--run-state-file" not in tools.flags
+    assert tools.settings.run_state_url is not None
+
+
+def test_flags_come_before_the_file(file: Path):
+    overrides = {"port": 20000, "only": ["tools"], "replicas": {"tools": 3}}
+    planned = plan(read_config(file, overrides))
+    assert [each.settings.port for each in planned] == [19083, 19093, 19103]
+    assert planned[0].settings.replicas == 3
+
+
+def test_port_0_is_a_free_port(tmp_path: Path):
+    path = tmp_path / "fleet.toml"
+    path.write_text("[tools]\nport = 0\nreplicas = 2\n")
+    ports = {each.settings.port for each in plan(read_config(path, {"only": ["tools"]}))}
+    assert len(ports) == 2
+    assert min(ports) > 1024
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "reason"),
+    [
+        ("", {"only": ["vidoe"]}, r"--only vidoe: no such service \(did you mean video\?\)"),
+        ("", {"replicas": {"cod": 2}}, "--replicas cod: no such service"),
+        ("", {"replicas": {"code": 0}}, "replicas of code: give 1 to 100"),
+        ("[code]\nreplicas = 'x'", {}, "replicas of code: give 1 to 100"),
+        ("[code]\nworker = 2", {}, r"\[code\] worker: no such setting; did you mean workers\?"),
+        ("[code]\nworkers = 0", {}, r"\[code\] --workers 0"),
+        ("[vidoe]\n", {}, "vidoe"),
+        ("port = 'x'", {}, "port"),
+        ("port = ", {}, "--config"),
+        ("[code]\nport = 65536", {}, "--port 65536"),
+        ("host = '0.0.0.0'", {}, "--host 0.0.0.0 makes the fleet reachable"),
+        ("code = 3", {}, "code"),
+    ],
+)
+def test_what_is_not_accepted_is_named(tmp_path: Path, content: str, overrides: dict, reason: str):
+    path = tmp_path / "fleet.toml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        plan(read_config(path, overrides))
+
+
+def test_a_file_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="--config /none/fleet.toml"):
+        read_config(Path("/none/fleet.toml"), {})

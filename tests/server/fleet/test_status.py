@@ -1,0 +1,246 @@
+"""`rewardfleet status`: real services, alone and behind a gateway."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rewardfleet import RewardFleet, __version__
+from rewardfleet_server.cli import main
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.fleet import status as status_module
+from rewardfleet_server.fleet.gateway import Gateway
+from rewardfleet_server.fleet.replicas import Replica
+from rewardfleet_server.fleet.status import fleet_status
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+
+from ...conftest import Serve
+from ...gateways import replica, reply, standin_gateway
+
+#: An address at which nothing listens.
+NOTHING = "http://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def code_url() -> Iterator[str]:
+    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
+        yield url
+
+
+@pytest.fixture
+def status(capsys: pytest.CaptureFixture[str]):
+    """Run the command; return its exit status and the rows of its JSON."""
+
+    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        exit_status = main(["status", "--json", *arguments])
+        return exit_status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@contextmanager
+def answering(status_code: int, content: bytes, *, index: bytes | None = None) -> Iterator[str]:
+    """Serve the same answer to every request, and `index` to `GET /`; yield the URL."""
+
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        if index is not None and scope["path"] == "/":
+            await reply(send, 200, [], index)
+        else:
+            await reply(send, status_code, [], content)
+
+    with serving(app) as url:
+        yield url
+
+
+def test_a_single_service(serve: Serve, code_url: str, status):
+    video_url = str(serve(FakeJudge()).base_url).rstrip("/")
+    exit_status, rows = status(video_url, code_url)
+    video, code = rows
+    assert exit_status == 0
+    idle = {"requests": 0, "in_flight_items": 0, "queued_items": 0}
+    for row in rows:
+        assert (row["health"], row["version"], row["load"]) == ("ready", __version__, idle)
+    assert (video["service"], video["url"]) == ("video", video_url)
+    assert video["details"] == {"default_backend": "fake", "loaded_backends": ["fake"]}
+    assert (code["service"], code["details"]) == ("code", {"isolation": "none-unsafe"})
+    assert code["restarts"] is None
+
+
+def test_the_replicas_behind_a_local_gateway_are_asked(serve: Serve, code_url: str, status):
+    failing = FakeJudge()
+    failing.failure = "the engine has ended"
+    urls = [str(serve(judge).base_url).rstrip("/") for judge in (FakeJudge(), failing)]
+    replicas = {
+        "video": [
+            Replica("video", urls[0], True, restarts=2, last_failure="was ended by SIGKILL"),
+            Replica("video", urls[1], False, last_failure="the engine has ended"),
+        ],
+        "code": [Replica("code", code_url)],
+        "tools": [Replica("tools", NOTHING, restarts=7, last_failure="ended with 1")],
+    }
+    with serving(Gateway(replicas)) as url:
+        exit_status, rows = status(url)
+    assert exit_status == 1
+    assert [(each["service"], each["url"], each["health"], each["reason"]) for each in rows] == [
+        ("gateway", url, "ready", ""),
+        ("video", urls[0], "ready", ""),
+        ("video", urls[1], "not ready", "the engine has ended"),
+        ("code", code_url, "starting", ""),
+        ("tools", NOTHING, "not ready", "ended with 1"),
+    ]
+    assert [each["restarts"] for each in rows] == [None, 2, 0, 0, 7]
+    assert rows[1]["last_failure"] == "was ended by SIGKILL"
+    assert rows[1]["load"]["in_flight_items"] == 0
+    assert (rows[4]["version"], rows[4]["load"]) == ("", {})
+
+
+def test_of_replicas_out_of_reach_the_gateway_reports(serve: Serve, status):
+    """Of one without an address that leads to it from here, as behind a forwarded port."""
+    video_url = str(serve().base_url)
+    addresses = [NOTHING, "http://10.255.0.1:18080", "nonsense"]
+    shown = {"video": [replica(url, outstanding=3) for url in addresses]}
+    with standin_gateway(shown, hidden={"video": [replica(video_url)]}) as url:
+        exit_status, rows = status(url)
+    assert exit_status == 0
+    for row, address in zip(rows[1:], addresses, strict=True):
+        assert (row["url"], row["health"], row["version"]) == (address, "ready", __version__)
+        assert (row["load"], row["details"]["default_backend"]) == ({"requests": 3}, "fake")
+
+
+def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
+    local, remote = "http://localhost:18000", "http://gateway.example:18000"
+    is_local = status_module._is_local
+    assert is_local(local, status_module._Replica(url="http://127.0.0.1:18080"))
+    assert not is_local(remote, status_module._Replica(url="http://127.0.0.1:18080"))
+    assert not is_local(local, status_module._Replica(url="http://10.0.0.1:18080"))
+
+
+def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str, status):
+    """It passes on what is below `/video` and `/code`, and answers 404 to the rest."""
+    replicas = {"video": [replica(str(serve().base_url))], "code": [replica(code_url)]}
+    with standin_gateway(replicas, has_index=False) as url:
+        exit_status, rows = status(url)
+        assert exit_status == 0
+        assert [(each["service"], each["url"], each["health"]) for each in rows] == [
+            ("video", f"{url}/video", "ready"),
+            ("code", f"{url}/code", "ready"),
+        ]
+        exit_status, (row,) = status(f"{url}/nothing")
+        assert (exit_status, row["health"]) == (1, "unreachable")
+
+
+def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, monkeypatch):
+    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 0.1)
+
+    async def silent(scope, receive, send):
+        assert scope["type"] == "http"
+        await receive()
+        await receive()
+
+    with answering(200, b"<html>welcome</html>") as other, serving(silent) as silent_url:
+        exit_status, rows = status(NOTHING, other, silent_url, "--service", f"video={code_url}")
+    assert exit_status == 1
+    assert [(each["service"], each["health"]) for each in rows] == [
+        ("?", "unreachable"),
+        ("?", "unreachable"),
+        ("?", "unreachable"),
+        ("video", "not ready"),
+    ]
+    reasons = [each["reason"] for each in rows]
+    assert "connection" in reasons[0]
+    assert reasons[1:] == [
+        "HTTP 200, not an answer of rewardfleet",
+        "no answer within 0.1 s",
+        "this is the code service",
+    ]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [b'{"service": "gateway", "services": []}', b"[]", b'{"service": 1}', b"\xff", b"{"],
+)
+def test_an_invalid_index_is_not_that_of_a_service(index: bytes, status):
+    with answering(404, b"", index=index) as url:
+        exit_status, rows = status(url)
+    assert (exit_status, [each["health"] for each in rows]) == (1, ["unreachable"])
+
+
+def test_control_characters_of_a_service_are_not_printed(capsys):
+    index = json.dumps({"service": "code", "version": "\x1b[2J1\n2"}).encode()
+    with answering(200, b'{"isolation": "\\u001b[31mfull"}', index=index) as url:
+        main(["status", url])
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "[2J1 2" in output and "isolation  [31mfull" in output
+
+
+def test_the_load_needs_a_key(serve: Serve, tmp_path, status, capsys, monkeypatch):
+    keys = tmp_path / "keys"
+    keys.write_text("secret")
+    url = str(serve(api_key_file=keys).base_url)
+    exit_status, (row,) = status(url)
+    assert (exit_status, row["health"], row["load"]) == (0, "ready", {})
+    main(["status", url])
+    assert "set REWARDFLEET_API_KEY" in capsys.readouterr().out
+    monkeypatch.setenv("REWARDFLEET_API_KEY", "secret\n")
+    _, (row,) = status(url)
+    assert row["load"]["requests"] == 0
+
+
+async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
+    url = str(serve(FakeJudge(wait_s=30), max_in_flight=1).base_url)
+    clip = make_video(4).read_bytes()
+    async with RewardFleet(video=url) as fleet, asyncio.TaskGroup() as group:
+        calls = [group.create_task(fleet.video.score(f"task {n}", clip)) for n in range(3)]
+        async with asyncio.timeout(10):
+            load = {}
+            while load != {"requests": 3, "in_flight_items": 1, "queued_items": 2}:
+                (row,) = await fleet_status([("video", url.rstrip("/"))])
+                load = row.load
+        for call in calls:
+            call.cancel()
+
+
+def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys):
+    with_password = code_url.replace("//", "//user:hunter2@")
+    replicas = {"code": [replica(with_password, restarts=2, last_failure="was ended by SIGKILL")]}
+    with standin_gateway(replicas) as url:
+        fleet_url = url.replace("//", "//user:hunter2@")
+        exit_status = main(["status", fleet_url, "--service", f"code={with_password}"])
+    output = capsys.readouterr().out
+    lines = [line.split() for line in output.splitlines()]
+    assert exit_status == 0
+    assert "hunter2" not in output
+    assert lines[0][:4] == ["service", "address", "health", "version"]
+    assert [line[0] for line in lines[1:]] == ["gateway", "code", "code"]
+    assert "isolation none-unsafe; restarts 2 (was ended by SIGKILL)" in output
+    assert "\x1b" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "give a URL such as http://127.0.0.1:18000, not 'nonsense'"),
+        (["http://user:hunter2@host:x"], "not 'http://***@host:x'"),
+        (["http://host/?key=hunter2"], "not 'http://host/?***'"),
+        (["--service", "vidoe=http://127.0.0.1:1"], "NAME is one of video, code, episode, tools"),
+        (["--service", "video"], "--service video: give NAME=URL"),
+        (["--api-key", "hunter2\nb"], "the API key is not one line of plain ASCII"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments, message, capsys):
+    assert main(["status", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "hunter2" not in error
+
+
+def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatch):
+    monkeypatch.setenv("REWARDFLEET_URL", NOTHING)
+    assert [each["url"] for each in status()[1]] == [NOTHING]
+    assert [each["url"] for each in status(code_url)[1]] == [code_url]
+    assert [each["url"] for each in status("--service", f"code={code_url}")[1]] == [code_url]

@@ -1,0 +1,191 @@
+"""`rewardfleet up`: real processes, below one address."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet import blocking
+from rewardfleet_server.fleet import processes
+from rewardfleet_server.fleet.processes import FleetFailed, ReplicaProcess
+from rewardfleet_server.fleet.replicas import Replica
+from rewardfleet_server.fleet.settings import plan, read_config
+from rewardfleet_server.testing import wait_until
+
+pytestmark = pytest.mark.slow
+
+ANSWER = "<think>a</think>\n<response>1</response>"
+
+
+class Up:
+    """A running `rewardfleet up`."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def url(self) -> str:
+        ready = next(line for line in self.log.splitlines() if line.startswith("Ready after"))
+        return ready.partition(": ")[2].partition(". ")[0]
+
+    def services(self) -> dict:
+        return httpx.get(self.url, trust_env=False).json()["services"]
+
+    def pids(self) -> list[int]:
+        """Return the processes of the services."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: "Ready after" in self.log or self.process.poll() is not None, 50)
+        assert "Ready after" in self.log, self.log
+
+
+@contextmanager
+def up(folder: Path, config: str = "", *flags: str) -> Iterator[Up]:
+    path = folder / "fleet.toml"
+    path.write_text(f"port = 0\n{config}\n[episode]\nport = 0\n[tools]\nport = 0\nreplicas = 2\n")
+    command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(path)]
+    command += ["--data-dir", str(folder / "data"), "--only", "tools,episode", *flags]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log, text=True)
+    try:
+        yield Up(process, folder / "log")
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_all_services_start_score_and_end_with_ctrl_c(tmp_path: Path):
+    with up(tmp_path) as fleet:
+        fleet.wait_until_ready()
+        assert set(fleet.services()) == {"tools", "episode"}
+        assert f"{fleet.url}/tools" in fleet.log
+        with blocking.RewardFleet(fleet.url) as client:
+            assert client.tools.reward(ANSWER, ANSWER) == 1.0
+            client.tools.put_budget("run", budget=0.5)
+        pids = fleet.pids()
+        assert len(pids) == 3
+        fleet.process.send_signal(signal.SIGINT)
+        assert fleet.process.wait(30) == 0
+        assert not any(map(is_running, pids))
+    assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
+
+
+def test_a_crashed_replica_starts_again_and_nothing_is_lost(tmp_path: Path):
+    with up(tmp_path) as fleet:
+        fleet.wait_until_ready()
+        before = fleet.pids()
+        with blocking.RewardFleet(fleet.url) as client:
+            for pid in before[:1]:
+                os.kill(pid, signal.SIGKILL)
+            for _ in range(50):
+                assert client.tools.reward(ANSWER, ANSWER) == 1.0
+        wait_until(lambda: len(set(fleet.pids()) - set(before)) == 1, 20)
+
+        def restarted() -> bool:
+            replicas = [each for every in fleet.services().values() for each in every["replicas"]]
+            return all(each["is_ready"] for each in replicas) and (
+                sum(each["restarts"] for each in replicas) == 1
+            )
+
+        wait_until(restarted, 30)
+        assert "was ended by SIGKILL" in fleet.log
+
+
+def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
+        path = tmp_path / "fleet.toml"
+        path.write_text(f"port = 0\n[tools]\nport = {port}\n[episode]\nport = 0\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(path),
+             "--only", "tools,episode", "--data-dir", str(tmp_path / "data")],
+            capture_output=True, text=True, timeout=50, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"tools-0: --port {port}" in done.stderr
+    assert "Nothing was started" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "run-state.sqlite").write_text("no database" * 100)
+    with up(tmp_path) as fleet:
+        assert fleet.process.wait(50) == 1
+        assert "ended with status 2" in fleet.log
+        assert "run-state" in fleet.log
+
+
+def test_services_end_when_their_parent_is_killed(tmp_path: Path):
+    with up(tmp_path) as fleet:
+        fleet.wait_until_ready()
+        pids = fleet.pids()
+        fleet.process.kill()
+        wait_until(lambda: not any(map(is_running, pids)), 30)
+
+
+def test_logs_are_printed_with_the_names_of_replicas(tmp_path: Path):
+    with up(tmp_path, "", "--logs") as fleet:
+        fleet.wait_until_ready()
+        assert "tools-1 | " in fleet.log
+        assert "episode-0 | " in fleet.log
+
+
+async def test_a_replica_that_does_not_answer_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "_READY_SECONDS", 0.1)
+    path = tmp_path / "fleet.toml"
+    path.write_text("[tools]\nport = 0\n")
+    config = read_config(path, {"only": ["tools"], "data_dir": tmp_path})
+    (planned,) = plan(config)
+    replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
+    process = ReplicaProcess(planned, replica, tmp_path / "log", None)
+    running = asyncio.create_task(process.run())
+    try:
+        async with asyncio.timeout(20):
+            await process.has_been_ready.wait()
+            assert process._process is not None
+            process._process.send_signal(signal.SIGSTOP)
+            while replica.restarts == 0 or not replica.is_ready:
+                await asyncio.sleep(0.05)
+    finally:
+        running.cancel()
+        started = time.monotonic()
+        await asyncio.gather(running, return_exceptions=True)
+    assert time.monotonic() - started < 10
+    assert replica.last_failure
+
+
+async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
+    path = tmp_path / "fleet.toml"
+    path.write_text("[tools]\nport = 0\n")
+    (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path / "none"}))
+    replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
+    with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
+        await ReplicaProcess(planned, replica, tmp_path / "log", None).run()
