@@ -204,7 +204,7 @@ class Gateway:
         while replica := self._choose(replicas, tried, request):
             if not request.can_be_sent:
                 # 0 s: another replica is free. A 429 would make the client pause for all.
-                reason = "a replica failed, and the body is too large to be sent to another by the gateway; repeat the request"
+                reason = "a replica failed, and the body is too large to be stored; send it again"
                 raise Unavailable(reason, retry_after=0)
             if lost == _MAX_LOST:
                 break

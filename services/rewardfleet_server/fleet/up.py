@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Idle connections to the gateway are kept for so many seconds, as those to services.
 _KEEP_ALIVE_SECONDS = 75
+#: Columns where the output is not a terminal.
+_LOG_WIDTH = 200
 
 
 def run_up(config: FleetConfig, *, show_logs: bool) -> int:
@@ -39,7 +41,8 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for name in ("httpx", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    width = None if sys.stderr.isatty() else _LOG_WIDTH
+    console = Console(stderr=True, highlight=False, soft_wrap=True, width=width)
     replicas = plan(config)
     if not _works(replicas, console):
         return 1

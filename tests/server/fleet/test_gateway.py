@@ -1,0 +1,704 @@
+"""The gateway in front of real services, and of replicas that misbehave, on loopback."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+
+from rewardfleet import RewardFleet
+from rewardfleet.wire.errors import Overloaded
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.episode.app import create_app as create_episode_app
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.fleet import gateway as gateway_module
+from rewardfleet_server.fleet.gateway import Gateway
+from rewardfleet_server.fleet.replicas import Replica
+from rewardfleet_server.http import protocol
+from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.video.app import create_app as create_video_app
+from rewardfleet_server.video.settings import VideoSettings
+
+ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+ITEM = {"response": ANSWER, "ground_truth": ANSWER}
+MIB = 2**20
+
+
+class Stub:
+    """A replica of the `tools` service that behaves as a test needs.
+
+    Attributes:
+        requests: Scope and body of each request so far.
+        disconnects: Number of requests whose connection ended before the response.
+    """
+
+    def __init__(
+        self,
+        status: int = 200,
+        *,
+        retry_after: int = 1,
+        reads: bool = True,
+        respond: threading.Event | None = None,
+    ) -> None:
+        self.status = status
+        self.requests: list[tuple[dict, bytes]] = []
+        self.disconnects = 0
+        self._retry_after = retry_after
+        self._reads = reads
+        self._respond = respond
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        body, more = b"", self._reads
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.requests.append((scope, body))
+        if self._respond is not None:
+            while not self._respond.is_set():
+                try:
+                    async with asyncio.timeout(0.01):
+                        if (await receive())["type"] == "http.disconnect":
+                            self.disconnects += 1
+                            return
+                except TimeoutError:
+                    pass
+        answer = hashlib.sha256(body).hexdigest().encode()
+        headers = [(b"content-type", b"text/plain"), (b"keep-alive", b"timeout=5")]
+        if self.status != 200:
+            headers.append((b"retry-after", b"%d" % self._retry_after))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+Front = Callable[..., httpx.Client]
+
+
+@contextmanager
+def fronted(fleet: dict[str, list[Replica]]) -> Iterator[httpx.Client]:
+    with (
+        serving(Gateway(fleet), BoundedHttpProtocol) as url,
+        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    """Serve replicas of the `tools` service behind a gateway; return a client of the gateway.
+
+    The client has the attribute `replicas`.
+    """
+    with ExitStack() as stack:
+
+        def start(*apps: object) -> httpx.Client:
+            urls = [each if isinstance(each, str) else stack.enter_context(serving(each))
+                    for each in apps]  # fmt: skip
+            replicas = [Replica("tools", url, is_ready=True) for url in urls]
+            client = stack.enter_context(fronted({"tools": replicas}))
+            client.replicas = replicas
+            return client
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def judge() -> FakeJudge:
+    return FakeJudge(wait_s=20)
+
+
+@pytest.fixture(scope="module")
+def fleet(judge: FakeJudge) -> Iterator[httpx.Client]:
+    """Return a client of a gateway in front of all services."""
+    apps = {
+        "video": create_video_app(VideoSettings(), {"fake": judge}),
+        "code": create_code_app(CodeSettings(), FakeSandbox()),
+        "episode": create_episode_app(EpisodeSettings()),
+        "tools": create_tools_app(ToolsSettings(max_body_mb=2)),
+    }
+    with ExitStack() as stack:
+        replicas = {
+            name: [Replica(name, stack.enter_context(serving(app)), is_ready=True)]
+            for name, app in apps.items()
+        }
+        yield stack.enter_context(fronted(replicas))
+
+
+def address(client: httpx.Client) -> tuple[str, int]:
+    return client.base_url.host, client.base_url.port
+
+
+def exchange(client: httpx.Client, request: bytes) -> bytes:
+    """Send raw bytes and return all that is answered until the connection is closed."""
+    with socket.create_connection(address(client), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+# Paths and services
+
+
+def test_every_service_answers_below_its_prefix(fleet: httpx.Client):
+    score = fleet.post("/tools/score", json=ITEM, headers={"x-request-id": "abc"})
+    assert score.status_code == 200
+    assert score.json()["status"] == "ok"
+    assert score.headers["x-rewardfleet-service"] == "tools"
+    assert score.headers["x-request-id"] == "abc"
+    item = {"uid": "a", "group": "g", "kind": "binary", "success": 1}
+    batch = fleet.post("/episode/score/batch", json={"items": [item]})
+    assert batch.status_code == 200, batch.text
+    run = fleet.post("/code/run_code", json={"code": "print(1)", "language": "python"})
+    assert run.json()["status"] == "Success"
+    for name in ("video", "code", "episode", "tools"):
+        assert fleet.get(f"/{name}").json()["service"] == name
+        assert fleet.get(f"/{name}/healthz").status_code == 200
+        assert fleet.head(f"/{name}/healthz").status_code == 200
+    assert len(score.headers.get_list("date")) == 1
+
+
+def test_an_encoded_slash_stays_one(fleet: httpx.Client):
+    created = fleet.put("/tools/budgets/a%2Fb", json={"budget": 0.5})
+    assert created.status_code == 200, created.text
+    assert fleet.get("/tools/budgets/a%2Fb").json()["run"] == "a/b"
+
+
+def test_the_documentation_page_finds_its_schema(fleet: httpx.Client):
+    page = fleet.get("/video/docs").text
+    found = re.search(r"url: '([^']+)'", page)
+    assert found
+    assert found[1] == "/video/openapi.json"
+    schema = fleet.get(found[1]).json()
+    assert schema["info"]["title"] == "rewardfleet video"
+    assert schema["servers"] == [{"url": "/video"}]
+
+
+def test_a_prefix_that_a_caller_sends_is_removed(front: Front):
+    stub = Stub()
+    client = front(stub)
+    client.get("/tools/docs", headers={"x-forwarded-prefix": "/evil"})
+    names = [value for name, value in stub.requests[0][0]["headers"]
+             if name == b"x-forwarded-prefix"]  # fmt: skip
+    assert names == [b"/tools"]
+
+
+@pytest.mark.parametrize("prefix", ["'><script>", "//evil", "/a/../b", "https://evil", "/A'"])
+def test_a_service_ignores_a_prefix_that_is_no_path(prefix: str):
+    with serving(create_tools_app(ToolsSettings())) as url:
+        page = httpx.get(f"{url}/docs", headers={"x-forwarded-prefix": prefix}, trust_env=False)
+    assert "url: '/openapi.json'" in page.text
+
+
+@pytest.mark.parametrize("path", ["/score", "/toolsx/score", "/%74ools/score", "//tools", "/a/b"])
+def test_an_unknown_service_is_a_problem_that_names_the_services(fleet: httpx.Client, path: str):
+    with httpx.Client(trust_env=False) as client:
+        answer = client.post(f"http://{fleet.base_url.netloc.decode()}{path}", json={})
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["kind"] == "not_found"
+    assert answer.headers["x-rewardfleet-service"] == "gateway"
+    for name in ("video", "code", "episode", "tools"):
+        assert f"/{name}" in answer.json()["detail"]
+
+
+def test_the_index_describes_the_fleet_and_readiness_names_what_is_missing(front: Front):
+    client = front(Stub(), Stub())
+    index = client.get("/").json()
+    assert index["service"] == "gateway"
+    assert index["services"]["tools"]["url"] == "/tools"
+    assert index["services"]["tools"]["replicas"][0] == {
+        "url": client.replicas[0].url,
+        "is_ready": True,
+        "outstanding": 0,
+        "restarts": 0,
+        "last_failure": "",
+    }
+    assert client.get("/readyz").json() == {"status": "ready"}
+    for replica in client.replicas:
+        replica.is_ready = False
+    assert client.get("/healthz").status_code == 200
+    not_ready = client.get("/readyz")
+    assert not_ready.status_code == 503
+    assert "tools" in not_ready.json()["detail"]
+    refused = client.post("/tools/score", json=ITEM)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["retryable"] is True
+
+
+# Headers
+
+
+def test_headers_of_one_connection_are_not_passed_on(front: Front):
+    stub = Stub()
+    client = front(stub)
+    answer = client.get(
+        "/tools/x?a=%0a&b=1",
+        headers={
+            "connection": "keep-alive, x-private",
+            "x-private": "1",
+            "te": "trailers",
+            "authorization": "Bearer key",
+            "x-request-timeout": "7",
+            "host": "fleet.example",
+        },
+    )
+    scope, _ = stub.requests[0]
+    headers = dict(scope["headers"])
+    assert not {b"connection", b"x-private", b"te"} & headers.keys()
+    assert headers[b"authorization"] == b"Bearer key"
+    assert headers[b"x-request-timeout"] == b"7"
+    assert headers[b"host"] == b"fleet.example"
+    assert scope["raw_path"] == b"/x"
+    assert scope["query_string"] == b"a=%0a&b=1"
+    assert "keep-alive" not in answer.headers
+
+
+SMUGGLED = b"GET /tools/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"X: a\rTransfer-Encoding: chunked\r\n",
+        b"X: a\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+def test_ambiguous_framing_is_refused_and_nothing_is_smuggled(front: Front, headers: bytes):
+    stub = Stub()
+    client = front(stub)
+    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    answer = exchange(client, head + headers + b"\r\n0\r\n\r\n" + SMUGGLED)
+    assert all(scope["raw_path"] != b"/smuggled" for scope, _ in stub.requests)
+    # A line feed alone ends a header for the parser; then the body is chunked for all.
+    assert answer.startswith(b"HTTP/1.1 400") or headers.startswith(b"X: a\n")
+
+
+def test_a_body_is_framed_again(front: Front):
+    """What looks like another request inside a body arrives as a body."""
+    stub = Stub()
+    client = front(stub)
+    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    sized = b"Content-Length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
+        len(SMUGGLED), SMUGGLED)  # fmt: skip
+    for body in (sized, chunked):
+        assert exchange(client, head + body).startswith(b"HTTP/1.1 200")
+    assert [body for _, body in stub.requests] == [SMUGGLED, SMUGGLED]
+
+
+def test_encoded_line_breaks_stay_encoded(front: Front):
+    stub = Stub()
+    client = front(stub)
+    path = b"/tools/a%0d%0aX-Injected:%201%0d%0a%0d%0aGET%20/b?c=%0d%0aX-Too:%201"
+    answer = exchange(client, b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+    assert answer.startswith(b"HTTP/1.1 200")
+    ((scope, _),) = stub.requests
+    assert scope["raw_path"] == b"/a%0d%0aX-Injected:%201%0d%0a%0d%0aGET%20/b"
+    assert not {b"x-injected", b"x-too"} & dict(scope["headers"]).keys()
+
+
+# The choice of a replica
+
+
+def test_the_replica_with_the_fewest_requests_in_progress_is_chosen(front: Front):
+    respond = threading.Event()
+    busy, idle = Stub(respond=respond), Stub()
+    client = front(busy, idle)
+    client.replicas[1].is_ready = False
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, "/tools/x")
+        wait_until(lambda: len(busy.requests) == 1)
+        client.replicas[1].is_ready = True
+        for _ in range(5):
+            assert client.get("/tools/x").status_code == 200
+        respond.set()
+        assert waiting.result().status_code == 200
+    assert (len(busy.requests), len(idle.requests)) == (1, 5)
+    assert [each.outstanding for each in client.replicas] == [0, 0]
+
+
+def test_equally_busy_replicas_take_turns(front: Front):
+    stubs = [Stub(), Stub(), Stub()]
+    client = front(*stubs)
+    for _ in range(9):
+        client.get("/tools/x")
+    assert [len(stub.requests) for stub in stubs] == [3, 3, 3]
+
+
+def test_a_429_of_one_replica_is_not_seen_and_the_replica_gets_a_pause(front: Front):
+    full, free = Stub(429, retry_after=60), Stub()
+    client = front(full, free)
+    for _ in range(6):
+        assert client.post("/tools/score", json=ITEM).status_code == 200
+    assert (len(full.requests), len(free.requests)) == (1, 6)
+    client.replicas[0].cooling_until = 0
+    full.status = 200
+    for _ in range(2):
+        client.post("/tools/score", json=ITEM)
+    assert len(full.requests) == 2
+
+
+def test_if_all_replicas_answer_429_the_smallest_retry_after_is_passed_on(front: Front):
+    stubs = Stub(429, retry_after=9), Stub(429, retry_after=3), Stub(429, retry_after=20)
+    client = front(*stubs)
+    answer = client.post("/tools/score", json=ITEM)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    again = client.post("/tools/score", json=ITEM)
+    assert again.json()["kind"] == "overloaded"
+    assert 0 < again.json()["retry_after"] <= 5
+    assert [len(stub.requests) for stub in stubs] == [1, 1, 1]
+    # Pages and health checks are answered at capacity as well.
+    assert client.get("/tools/healthz").status_code == 429
+    assert [len(stub.requests) for stub in stubs] == [2, 2, 2]
+
+
+def test_a_503_is_tried_elsewhere_and_passed_on_if_all_answer_it(front: Front):
+    ending, working = Stub(503), Stub()
+    client = front(ending, working)
+    for _ in range(4):
+        assert client.post("/tools/score", json=ITEM).status_code == 200
+    working.status = 503
+    assert client.post("/tools/score", json=ITEM).status_code == 503
+    assert all(each.is_ready for each in client.replicas)
+
+
+@contextmanager
+def broken_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Accept connections, read a request, send `answer`, and close; yield URL and requests."""
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    requests.append(connection.recv(65536))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_replica_that_cannot_be_reached_or_resets_is_not_seen(front: Front):
+    working = Stub()
+    with broken_server(b"") as (resetting, requests):
+        client = front(closed_port(), resetting, working)
+        bodies = [os.urandom(200_000) for _ in range(6)]
+        for body in bodies:
+            answer = client.post("/tools/score", content=body)
+            assert answer.text == hashlib.sha256(body).hexdigest()
+    assert [body for _, body in working.requests] == bodies
+    assert len(requests) == 1
+    refused, reset, _ = client.replicas
+    assert not refused.is_ready and not reset.is_ready
+    assert "connected" in refused.last_failure
+    assert "connection ended" in reset.last_failure
+
+
+def test_a_request_that_two_replicas_did_not_survive_is_not_sent_to_a_third(front: Front):
+    with ExitStack() as stack:
+        servers = [stack.enter_context(broken_server(b"")) for _ in range(3)]
+        client = front(*(url for url, _ in servers))
+        answer = client.post("/tools/score", json=ITEM)
+        assert (answer.status_code, answer.json()["retryable"]) == (503, True)
+        assert sorted(len(requests) for _, requests in servers) == [0, 1, 1]
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_large_body_arrives_although_one_replica_refuses(front: Front, is_chunked: bool):
+    """The replica refuses before it reads the body, so the gateway has sent nothing of it."""
+    full, free = Stub(429, reads=False), Stub()
+    client = front(full, free)
+    body = os.urandom(32 * MIB)
+    content = (body[i : i + 100_000] for i in range(0, len(body), 100_000)) if is_chunked else body
+    client.replicas[1].outstanding = 1  # the other one is tried first
+    answer = client.post("/tools/score", content=content)
+    assert answer.text == hashlib.sha256(body).hexdigest()
+    assert (len(full.requests), len(free.requests)) == (1, 1)
+
+
+def test_a_large_body_that_is_refused_after_it_was_read_gets_a_503_to_send_again(front: Front):
+    full, free = Stub(429, retry_after=4), Stub()
+    client = front(full, free)
+    client.replicas[1].outstanding = 1
+    body = os.urandom(3 * MIB)
+    answer = client.post("/tools/score", content=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "0")
+    assert answer.json()["retryable"] is True
+    assert client.post("/tools/score", content=body).status_code == 200
+
+
+def test_bodies_are_not_stored_beyond_a_limit_for_all(front: Front, monkeypatch):
+    monkeypatch.setattr(gateway_module, "MAX_TOTAL_BYTES", 1000)
+    client = front(Stub(503), Stub())
+    client.replicas[1].outstanding = 1
+    assert client.post("/tools/score", content=b"x" * 900).status_code == 200
+    assert client.post("/tools/score", content=b"x" * 900).status_code == 200
+    assert client.post("/tools/score", content=b"x" * 1100).headers["retry-after"] == "0"
+
+
+def test_an_early_answer_arrives_while_the_body_is_still_being_sent(fleet: httpx.Client):
+    """The service refuses by Content-Length; the connection is usable afterwards."""
+    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    size = 8 * MIB
+    with socket.create_connection(address(fleet), timeout=10) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size)
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413"), answer
+        connection.sendall(b"x" * size)
+        connection.sendall(b"GET /tools/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_an_answer_in_the_middle_of_a_small_body_arrives(front: Front):
+    client = front(Stub(413, reads=False))
+    with socket.create_connection(address(client), timeout=10) as connection:
+        connection.sendall(
+            b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+    assert client.replicas[0].outstanding == 0
+
+
+def test_a_caller_that_waits_for_100_continue_gets_it_from_the_service(fleet: httpx.Client):
+    body = json.dumps({**ITEM, "response": ANSWER + " " * MIB}).encode()
+    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(address(fleet), timeout=10) as connection:
+        connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+# Responses
+
+
+class Streamer:
+    """Sends a chunk whenever `go` is released; the last one is never sent if `fails`."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.go = threading.Semaphore(0)
+        self._fails = fails
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(3):
+            await asyncio.to_thread(self.go.acquire)
+            await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
+        if not self._fails:
+            await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_response_is_passed_on_as_it_arrives(front: Front):
+    streamer = Streamer()
+    client = front(streamer)
+    with client.stream("GET", "/tools/x") as answer:
+        chunks = answer.iter_raw()
+        for _ in range(3):
+            streamer.go.release()
+            assert next(chunks) == b"x" * 10
+        assert list(chunks) == []
+
+
+def test_an_incomplete_response_never_looks_complete(front: Front):
+    streamer = Streamer(fails=True)
+    for _ in range(3):
+        streamer.go.release()
+    partial = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+    unframed = b"HTTP/1.1 200 OK\r\n\r\nonly this"
+    with broken_server(partial) as (short, _), broken_server(unframed) as (endless, _):
+        for replica in (streamer, short, endless):
+            with pytest.raises(httpx.RemoteProtocolError):
+                front(replica).get("/tools/x")
+
+
+def test_an_answer_that_is_not_http_is_a_failure_of_the_replica(front: Front):
+    with broken_server(b"SSH-2.0-OpenSSH\r\n") as (url, _):
+        client = front(url)
+        answer = client.get("/tools/x")
+    assert answer.status_code == 503
+    assert "not valid HTTP" in answer.json()["detail"]
+
+
+def test_a_second_response_on_a_connection_is_not_given_to_another_request(front: Front):
+    twice = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na" * 2
+    with broken_server(twice) as (url, _):
+        client = front(url)
+        client.get("/tools/x")
+        client.replicas[0].is_ready = True
+        assert client.get("/tools/x").text != "aa"
+
+
+def test_a_large_response_arrives(front: Front):
+    content = os.urandom(32 * MIB)
+
+    async def app(scope, receive, send) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": content})
+
+    assert front(app).get("/tools/x").content == content
+
+
+def test_a_caller_that_disconnects_cancels_the_computation(
+    fleet: httpx.Client, judge: FakeJudge, frames_request: dict
+):
+    cancelled = judge.cancelled
+    seen = len(judge.seen)
+    body = json.dumps(frames_request).encode()
+    head = b"POST /video/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(address(fleet)) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: len(judge.seen) > seen)
+    wait_until(lambda: judge.cancelled > cancelled)
+    replica = fleet.get("/").json()["services"]["video"]["replicas"][0]
+    assert replica["outstanding"] == 0
+    assert replica["is_ready"] is True
+
+
+# Limits
+
+
+def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
+    monkeypatch.setattr(gateway_module, "SILENCE_SECONDS", 0.2)
+    stub = Stub()
+    client = front(stub)
+    with socket.create_connection(address(client), timeout=10) as connection:
+        connection.sendall(b"POST /tools/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nabc")
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 504")
+    assert b"no more of the body" in answer
+    assert client.replicas[0].outstanding == 0
+
+
+def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch):
+    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 0.2)
+    client = front(Stub())
+    assert exchange(client, b"POST /tools/x HTTP/1.1\r\nHost: x\r\nX: ") == b""
+
+
+def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
+    monkeypatch.setattr(gateway_module, "_TIMEOUT_GRACE_SECONDS", 0.1)
+    stub = Stub(respond=threading.Event())
+    client = front(stub)
+    answer = client.get("/tools/x", headers={"x-request-timeout": "0.1"})
+    assert (answer.status_code, answer.json()["kind"]) == (504, "deadline_exceeded")
+    wait_until(lambda: stub.disconnects == 1)
+
+
+def test_requests_beyond_the_limit_get_429(front: Front, monkeypatch):
+    monkeypatch.setattr(gateway_module, "MAX_REQUESTS", 1)
+    respond = threading.Event()
+    stub = Stub(respond=respond)
+    client = front(stub)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, "/tools/x")
+        wait_until(lambda: len(stub.requests) == 1)
+        refused = client.get("/tools/x")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert client.get("/healthz").status_code == 200
+        respond.set()
+        assert waiting.result().status_code == 200
+
+
+# The real client
+
+
+async def test_a_429_of_one_replica_does_not_pause_the_client(front: Front):
+    full, working = Stub(429, retry_after=60), create_tools_app(ToolsSettings())
+    client = front(full, working)
+    async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=20) as fleet:
+        started = asyncio.get_running_loop().time()
+        scores = await asyncio.gather(*(fleet.tools.score(ANSWER, ANSWER) for _ in range(50)))
+        assert asyncio.get_running_loop().time() - started < 3
+    assert {score.status for score in scores} == {"ok"}
+    assert len(full.requests) <= 50
+
+
+async def test_the_client_sees_the_pause_of_a_fleet_at_capacity(front: Front):
+    client = front(Stub(429, retry_after=9))
+    async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=2) as fleet:
+        with pytest.raises(Overloaded):
+            await fleet.tools.score(ANSWER, ANSWER)
+
+
+@contextmanager
+def tools_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stderr:
+                if found := re.search(r"serving tools on (http://[\d.:]+)", line):
+                    drain = threading.Thread(target=process.stderr.read, daemon=True)
+                    drain.start()
+                    yield process, found[1]
+                    break
+        finally:
+            process.kill()
+            process.wait(10)
+            drain.join(5)
+
+
+@pytest.mark.slow
+async def test_nothing_is_lost_when_a_replica_is_killed_under_load(front: Front):
+    with tools_process() as (victim, first), tools_process() as (_, second):
+        client = front(first, second)
+        done = 0
+
+        async def call(fleet: RewardFleet) -> float:
+            nonlocal done
+            score = await fleet.tools.score(ANSWER, ANSWER)
+            done += 1
+            if done == 300:
+                victim.kill()
+            return score.score
+
+        async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=30) as fleet:
+            scores = await asyncio.gather(*(call(fleet) for _ in range(2000)))
+    assert scores == [4.0] * 2000
+    assert not client.replicas[0].is_ready
+    assert [each.outstanding for each in client.replicas] == [0, 0]
