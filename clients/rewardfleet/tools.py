@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
 from .service import BatchClient
-from .wire.errors import RewardFleetError
+from .wire.episode import Name
+from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.policy_text import UNUSABLE
 from .wire.tools import (
     Budget,
@@ -19,6 +22,8 @@ from .wire.tools import (
     ToolsScore,
 )
 from .wire.validation import encode_json, validate
+
+_NAME = TypeAdapter(Name)
 
 
 class ToolsFields(TypedDict, total=False):
@@ -153,4 +158,10 @@ def tools_request(response: str, ground_truth: str, **fields: Unpack[ToolsFields
 
 
 def _path(run: str) -> str:
-    return f"/budgets/{quote(run, safe='')}"
+    try:
+        name = quote(_NAME.validate_python(run), safe="")
+    except ValueError:
+        raise InvalidRequest("run: give a name of 1 to 200 characters") from None
+    if name in {".", ".."}:
+        raise InvalidRequest(f"run: {name!r} cannot be part of a URL; give another name")
+    return f"/budgets/{name}"

@@ -112,6 +112,16 @@ def test_calls_are_matched_one_to_one_and_as_well_as_possible():
     assert len(rewards) == 1, "the order of calls does not matter"
 
 
+def test_the_order_of_calls_that_match_equally_well_does_not_matter():
+    """They differ in weight, and the one that is not matched costs its weight."""
+    for truth in (answer(call()), answer(call(), call(a=1))):
+        rewards = {
+            score_answer(answer(*order), truth, STRICT).correctness
+            for order in permutations([call(x=1), call(y=1, z=2), call(x=1, y=1, z=3)])
+        }
+        assert len(rewards) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "is_formatted"),
     [
@@ -156,6 +166,35 @@ def test_calls_of_malformed_answers_are_counted(text: str, calls: int):
     assert len(parse_answer(text).calls) == calls
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        pytest.param(f"<think>a</think><think><tool_call>{RIGHT}</tool_call></think>", 1,
+                     id="a second think"),
+        pytest.param(f"<response><tool_call>\n</response>\n{RIGHT}\n</tool_call>", 2,
+                     id="across blocks"),
+        pytest.param(answer("{", RIGHT, RIGHT), 3, id="after a malformed line"),
+        pytest.param(answer(RIGHT, json.dumps(json.loads(RIGHT), indent=2)[:-1]), 2,
+                     id="broken JSON over several lines"),
+    ],
+)  # fmt: skip
+def test_calls_that_an_executor_runs_are_counted(text: str, calls: int):
+    reward = score_answer(text, ANSWER_ONLY, ToolsOptions(cost="calls"))
+    assert (reward.usage.calls, reward.cost, reward.format) == (calls, calls, 0.0)
+    assert reward.correctness < 0
+
+
+@pytest.mark.parametrize("depth", [99, 101, 500, 960, 5000])
+def test_the_limit_of_nesting_does_not_depend_on_the_callers_stack(depth: int):
+    text = answer(f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}', RIGHT)
+
+    def score(frames: int) -> float:
+        return score_answer(text, TRUTH, STRICT).task if frames == 0 else score(frames - 1)
+
+    assert score(0) == score(200)
+    assert (score(0) > 2) is (depth < 100)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
@@ -185,6 +224,8 @@ def test_any_text_gets_a_reward_in_the_range(text: str):
         ('<tool_call>{"name": "f", "parameters": 3}</tool_call>', "a `name` and `parameters`"),
         (answer(*[call()] * 65), "at most 64"),
         ("<response>1</response><response>2</response>", "at most once"),
+        (TRUTH.replace("</think>", ""), "<think> is not closed"),
+        (answer(response=f"<tool_call>{RIGHT}</tool_call>"), "<tool_call> is in <response>"),
     ],
 )
 def test_a_malformed_ground_truth_is_an_error_that_says_why(truth: str, reason: str):
@@ -198,6 +239,8 @@ def test_a_malformed_ground_truth_is_an_error_that_says_why(truth: str, reason: 
         (3, "3", True), (3, 3.0, True), ("3.0", 3, True), (1e3, "1000", True), (True, "true", True),
         ([1, "2"], ["1", 2], True), ({"a": [3]}, {"a": ["3"]}, True), (-0.5, "-0.5", True),
         (True, 1, False), (7, "007", False), ("a", "A", False), (None, "null", False),
+        (float("nan"), float("nan"), True), (float("inf"), float("-inf"), False),
+        (10**30, str(10**30), True), (10**30, 10**30 + 1, False), (2.0**60, 2**60, True),
         (None, 0, False), ([], {}, False), ("", None, False), ([1, 2], [2, 1], False),
     ],
 )  # fmt: skip
@@ -266,10 +309,21 @@ def test_the_time_is_linear_in_the_answer(variant: str):
     assert took[1] < 20 * took[0]
 
 
+def test_integers_with_equal_hashes_take_linear_time():
+    """Python's hash of n is that of n + 2^61 - 1."""
+    texts = [answer(*(call(a=n * modulus) for n in range(6000))) for modulus in (2**61 - 1, 2**61)]
+    took = []
+    for text in texts:
+        started = time.process_time()
+        assert score_answer(text, TRUTH, STRICT).usage.repeats == 0
+        took.append(time.process_time() - started)
+    assert took[0] < 10 * took[1]
+
+
 @pytest.mark.parametrize(
     "unit",
     ["<think>", "</think>", "<tool_call>", "</think>\n<tool_call>\n", "<response></response>",
-     "<tool_call>{</tool_call>", "1 "],
+     "<tool_call>{</tool_call>", "1 ", "{\n", "</response><tool_call>"],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [STRICT, TOOLRL], ids=["strict", "toolrl"])
 def test_a_megabyte_of_tags_takes_less_than_a_second(unit: str, options: ToolsOptions):

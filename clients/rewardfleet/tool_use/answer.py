@@ -195,7 +195,7 @@ def canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
         return _of_text(value)
     if isinstance(value, bool):
         return ("bool", "true" if value else "false")
-    if depth < 0:
+    if depth == 0 and isinstance(value, list | dict):
         raise RecursionError
     if isinstance(value, list):
         return ("list", *[canonical(each, depth - 1) for each in value])

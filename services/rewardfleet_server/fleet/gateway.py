@@ -317,18 +317,44 @@ class _Request:
         self._receive = receive
         self._memory = memory
         self._is_chunked = b"transfer-encoding" in headers
-        length = headers.get(b"content-length")
+        self._length = int(headers.get(b"content-length", 0))
         # A service refuses a large body before it reads it. Until it asks for the body, nothing of
         # it is sent, so that the request can go to another replica.
-        self._is_large = self._is_chunked or int(length or 0) > MAX_STORED_BYTES
-        self._head = _request_head(scope, service, length, self._is_chunked, self._is_large)
+        self._is_large = self._is_chunked or self._length > MAX_STORED_BYTES
+        self._head = self._encode_head(scope, service)
         self._stored: list[bytes] = []
-        self._size = 0
+        self._size = self._received = 0
         self._is_complete = False
         self.timeout_s = _timeout(headers.get(TIMEOUT_HEADER.encode(), b""))
         self.is_head = scope["method"] == "HEAD"
         self.is_read = self.is_head or scope["method"] == "GET"
         self.can_be_sent = True
+
+    def _encode_head(self, scope: MutableMapping[str, Any], service: str) -> bytes:
+        """Return request line and headers as the replica gets them.
+
+        Raises:
+            InvalidRequest: They cannot be passed on.
+        """
+        path = scope["raw_path"][1 + len(service) :] or b"/"
+        query = scope["query_string"]
+        target = path + b"?" + query if query else path
+        dropped = _dropped(scope["headers"], _NOT_FORWARDED)
+        lines = [scope["method"].encode("ascii") + b" " + target + b" HTTP/1.1"]
+        lines += [b"%b: %b" % each for each in scope["headers"] if each[0] not in dropped]
+        lines.append(b"%b: /%b" % (_PREFIX, service.encode("ascii")))
+        if self._is_chunked:
+            lines.append(b"transfer-encoding: chunked")
+        else:
+            lines.append(b"content-length: %d" % self._length)
+        if self._is_large:
+            lines.append(b"expect: 100-continue")
+        head = b"\r\n".join(lines)
+        # The server's parser has refused such requests already; here they would become two.
+        breaks = len(lines) - 1
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b" " in target:
+            raise InvalidRequest("the request contains a line break")
+        return head + b"\r\n\r\n"
 
     def close(self) -> None:
         """Give back the memory of the body."""
@@ -364,7 +390,8 @@ class _Request:
                 await connection.write(self._framed(chunk))
         if self._is_chunked:
             await connection.write(b"0\r\n\r\n")
-        connection.is_request_sent = True
+        # Else the replica would take the start of the next request for the rest of this one.
+        connection.is_request_sent = self._is_chunked or self._received == self._length
         while True:
             await self._next_chunk()
 
@@ -374,6 +401,7 @@ class _Request:
             raise _CallerDisconnected
         chunk: bytes = message.get("body", b"")
         self._is_complete = not message.get("more_body", False)
+        self._received += len(chunk)
         if self.can_be_sent:
             self._stored.append(chunk)
             self._size += len(chunk)
@@ -385,38 +413,6 @@ class _Request:
 
     def _framed(self, chunk: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked and chunk else chunk
-
-
-def _request_head(
-    scope: MutableMapping[str, Any],
-    service: str,
-    length: bytes | None,
-    is_chunked: bool,
-    is_large: bool,
-) -> bytes:
-    """Return request line and headers as the replica gets them.
-
-    Raises:
-        InvalidRequest: They cannot be passed on.
-    """
-    path = scope["raw_path"][1 + len(service) :] or b"/"
-    query = scope["query_string"]
-    target = path + b"?" + query if query else path
-    dropped = _dropped(scope["headers"], _NOT_FORWARDED)
-    lines = [scope["method"].encode("ascii") + b" " + target + b" HTTP/1.1"]
-    lines += [b"%b: %b" % each for each in scope["headers"] if each[0] not in dropped]
-    lines.append(b"%b: /%b" % (_PREFIX, service.encode("ascii")))
-    if is_chunked:
-        lines.append(b"transfer-encoding: chunked")
-    elif length is not None:
-        lines.append(b"content-length: %d" % int(length))
-    if is_large:
-        lines.append(b"expect: 100-continue")
-    head = b"\r\n".join(lines)
-    # The server's parser has refused such requests already; here they would become two requests.
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b" " in target:
-        raise InvalidRequest("the request contains a line break")
-    return head + b"\r\n\r\n"
 
 
 def _returned(headers: Headers) -> Headers:

@@ -208,9 +208,9 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Report the head; that of an informational response only allows the body."""
         status = self._parser.get_status_code()
-        self._may_send_body.set()
         if status < 200:
             self._headers = []
+            self._may_send_body.set()
             return
         self._status = status
         self._is_complete = self._is_head

@@ -152,17 +152,20 @@ class RewardApp:
             await send(message)
 
         if scope["type"] == "http":
-            route, parameters = self.routes.find(scope["method"], scope["path"])
-            if route is not None or scope["method"] == "POST":
+            asked = scope["method"]
+            method = "GET" if asked == "HEAD" else asked  # uvicorn sends no body
+            scope = {**scope, "method": method, "root_path": _prefix(scope)}
+            route, parameters = self.routes.find(method, scope["path"])
+            accepted = self.routes.methods(scope["path"])
+            response: Response | None = None
+            if route is None and accepted:
+                response = _wrong_method(scope["path"], asked, ", ".join(accepted))
+            elif route is not None or method == "POST":
                 request = Request(scope, receive)
                 response = await self._dispatcher.handle(route, request, parameters)
+            if response is not None:
                 await response(scope, receive, send_named)
                 return
-        if scope["type"] == "http":
-            method = (
-                "GET" if scope["method"] == "HEAD" else scope["method"]
-            )  # uvicorn sends no body
-            scope = {**scope, "method": method, "root_path": _prefix(scope)}
         await self._pages(scope, receive, send_named)
 
     async def drain(self, timeout_s: float) -> None:
@@ -184,8 +187,8 @@ def _prefix(scope: Scope) -> str:
 def _document(pages: FastAPI, route: Route[Any]) -> None:
     """Add a route to the OpenAPI document; `RewardApp` dispatches it before FastAPI does."""
 
-    async def endpoint() -> None:
-        raise AssertionError(f"{route.path} is dispatched by RewardApp")
+    async def endpoint(request: Request) -> None:
+        raise no_endpoint(request.url.path)  # e.g. `/budgets/`, without a name
 
     extra: dict[str, Any] = {}
     if route.request_model is not None:
@@ -296,8 +299,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return problem_response(no_endpoint(path))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        reason = f"{path[:100]} takes {allowed}, not {request.method}"
-        response = problem_response(InvalidRequest(reason))
-        response.headers["allow"] = allowed
-        return response
+        return _wrong_method(path, request.method, allowed)
     return problem_response(InvalidRequest(str(error.detail)))
+
+
+def _wrong_method(path: str, method: str, accepted: str) -> Response:
+    response = problem_response(InvalidRequest(f"{path[:100]} takes {accepted}, not {method[:20]}"))
+    response.headers["allow"] = accepted
+    return response

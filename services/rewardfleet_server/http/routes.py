@@ -147,6 +147,12 @@ class Routes:
                 return each, found.groupdict()
         return None, {}
 
+    def methods(self, path: str) -> list[str]:
+        """Return the methods that a path takes."""
+        exact = [method for method, known in self._routes if known == path]
+        matching = (route for route, pattern in self._patterns if pattern.fullmatch(path))
+        return exact or sorted({route.method for route in matching})
+
 
 class _Upload(NamedTuple, Generic[RequestT]):
     """An item, and the file that was uploaded with it."""

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
@@ -294,9 +294,8 @@ def test_ambiguous_framing_is_refused_and_nothing_is_smuggled(front: Front, head
     client = front(stub)
     head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     answer = exchange(client, head + headers + b"\r\n0\r\n\r\n" + SMUGGLED)
-    assert all(scope["raw_path"] != b"/smuggled" for scope, _ in stub.requests)
-    # A line feed alone ends a header for the parser; then the body is chunked for all.
-    assert answer.startswith(b"HTTP/1.1 400") or headers.startswith(b"X: a\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert stub.requests == []
 
 
 def test_a_body_is_framed_again(front: Front):
@@ -603,6 +602,49 @@ def test_a_caller_that_disconnects_cancels_the_computation(
 # Limits
 
 
+def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
+    """The service asks for the body, reads the start of it, and then nothing."""
+
+    async def app(scope, receive, send) -> None:
+        if scope["type"] == "http":
+            await receive()
+            await asyncio.sleep(0.6)
+
+    client = front(app)
+    with socket.create_connection(address(client), timeout=0.4) as connection:
+        connection.sendall(
+            b"POST /tools/x HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+        )
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < 64 * MIB:
+                sent += connection.send(b"x" * 65536)
+    assert 0 < sent < 32 * MIB
+
+
+def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypatch):
+    """Responses wait in the service; a caller that reads nothing loses its connection to it."""
+    monkeypatch.setattr(gateway_module, "SILENCE_SECONDS", 0.5)
+    sent = 0
+
+    async def app(scope, receive, send) -> None:
+        nonlocal sent
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await receive()
+            disconnected = asyncio.create_task(receive())
+            while sent < 128 * MIB and not disconnected.done():
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                sent += 65536
+
+    client = front(app)
+    with socket.create_connection(address(client), timeout=1) as connection:
+        connection.sendall(b"GET /tools/x HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: client.replicas[0].outstanding == 1)
+        wait_until(lambda: client.replicas[0].outstanding == 0)
+        assert 0 < sent < 64 * MIB
+
+
 def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
     monkeypatch.setattr(gateway_module, "SILENCE_SECONDS", 0.2)
     stub = Stub()
@@ -693,12 +735,12 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(front: Front)
             nonlocal done
             score = await fleet.tools.score(ANSWER, ANSWER)
             done += 1
-            if done == 300:
+            if done == 100:
                 victim.kill()
             return score.score
 
         async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=30) as fleet:
-            scores = await asyncio.gather(*(call(fleet) for _ in range(2000)))
-    assert scores == [4.0] * 2000
+            scores = await asyncio.gather(*(call(fleet) for _ in range(400)))
+    assert scores == [4.0] * 400
     assert not client.replicas[0].is_ready
     assert [each.outstanding for each in client.replicas] == [0, 0]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -84,6 +85,14 @@ def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
     assert (last["closed"], last["lambda"]) == (True, 1)
 
 
+def test_fewer_parts_than_have_arrived_close_the_step_with_the_next_one(service: httpx.Client):
+    service.put("/budgets/fewer", json={"eta": 1, "budget": 0, "parts": 5})
+    for part in "abc":
+        update(service, "fewer", 0, part=part, costs=[1])
+    service.put("/budgets/fewer", json={"eta": 1, "budget": 0, "parts": 2})
+    assert update(service, "fewer", 0, part="d", costs=[1])["closed"] is True
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
@@ -101,6 +110,7 @@ def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
         ({"step": 5, "mean_cost": 1, "count": 0}, 422, "count"),
         ({"step": 5, "costs": [1], "part": ""}, 422, "part"),
         ({"step": 5, "costs": [1], "typo": 1}, 422, "typo"),
+        ({"step": 5, "costs": [1], "mean_task_reward": 1e300}, 422, "mean_task_reward"),
         ('{"step": 5, "costs": [NaN]}', 422, "finite"),
         ('{"step": 5, "mean_cost": Infinity, "count": 1}', 422, "finite"),
     ],
@@ -132,6 +142,9 @@ def test_an_update_that_does_not_fit_leaves_the_budget_unharmed(
         ({"every": 0}, "every"), ({"parts": 0}, "parts"), ({"pid": {"error_smoothing": 1}}, "pid"),
         ({"typo": 1}, "typo"), ({"checkpoint": {}}, "checkpoint"),
         ({"checkpoint": {"multiplier": {"multiplier": -1, "integral": 0}}}, "checkpoint"),
+        ({"checkpoint": {"multiplier": {"multiplier": 0, "integral": 0, "error": 1e300}}}, "1e+30"),
+        ({"checkpoint": {"multiplier": {"multiplier": 0, "integral": 0},
+                         "window": {"steps": 1, "count": 10**400}}}, "1e+30"),
     ],
 )  # fmt: skip
 def test_options_out_of_range(service: httpx.Client, options: dict, reason: str):
@@ -192,10 +205,66 @@ def test_metrics_have_the_runs_that_were_changed_last(service: httpx.Client):
     assert text.count("rewardfleet_budget_lambda{") == 32
 
 
+def test_metrics_do_not_go_back_with_an_update_that_is_sent_again(service: httpx.Client):
+    options = {"eta": 1, "budget": 0, "parts": 2}
+    empty = service.put("/budgets/again", json=options).json()["checkpoint"]
+    for step in (1, 2):
+        for part in "aba":  # the first answer of `a` is from before the step was closed
+            update(service, "again", step, part=part, costs=[1])
+    update(service, "again", 1, part="b", costs=[1])
+    assert 'rewardfleet_budget_lambda{run="again"} 2.0' in service.get("/metrics").text
+    service.put("/budgets/again", json={**options, "checkpoint": empty})
+    text = service.get("/metrics").text
+    assert 'rewardfleet_budget_lambda{run="again"} 0.0' in text
+    assert 'rewardfleet_budget_mean_cost{run="again"}' not in text
+
+
+@pytest.mark.parametrize("name", ["a/b", "a%2Fb", "x/update", 'ü\n"', "x" * 200])
+def test_the_name_of_a_run_may_be_any_text(service: httpx.Client, name: str):
+    path = f"/budgets/{quote(name, safe='')}"
+    assert service.put(path, json={"eta": 1, "budget": 0}).json()["run"] == name
+    assert service.post(f"{path}/update", json={"step": 0, "costs": [1]}).json()["lambda"] == 1
+    item = {"response": "", "ground_truth": "<response>1</response>", "run": name}
+    assert service.post("/score", json=item).json()["components"]["lambda"] == 1
+
+
+def test_the_name_of_a_run_has_the_limit_of_an_item(service: httpx.Client):
+    path = "/budgets/" + "x" * 201
+    answers = (
+        service.put(path, json={}),
+        service.get(path),
+        service.post(f"{path}/update", json={"step": 0, "costs": [1]}),
+    )
+    assert {answer.status_code for answer in answers} == {422}
+    assert all("at most 200 characters" in answer.json()["detail"] for answer in answers)
+
+
+def test_budgets_need_the_key(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    with served_tools(api_key_file=keys) as service:
+        for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 200)):
+            update = {"step": 0, "costs": [1]}
+            answers = (
+                service.put("/budgets/r", json={}, headers=headers),
+                service.get("/budgets/r", headers=headers),
+                service.post("/budgets/r/update", json=update, headers=headers),
+            )
+            assert {answer.status_code for answer in answers} == {status}
+
+
 def test_routes_that_are_not_posted_to(service: httpx.Client):
-    for refused in (service.delete("/budgets/x"), service.put("/score", json={})):
+    for refused, methods in (
+        (service.delete("/budgets/x"), "GET, PUT"),
+        (service.post("/budgets/x", json={}), "GET, PUT"),
+        (service.put("/score", json={}), "POST"),
+    ):
         assert refused.status_code == 422
-        assert " takes " in refused.json()["detail"]
+        assert f" takes {methods}, not" in refused.json()["detail"]
+        assert refused.headers["allow"] == methods
+    assert service.get("/budgets/x/update").status_code == 404  # of a run `x/update`
+    assert service.put("/budgets/", json={}).status_code == 404
+    assert service.head("/budgets/nobody").status_code == 404
     paths = service.get("/openapi.json").json()["paths"]
     assert set(paths["/budgets/{run}"]) == {"put", "get"}
 

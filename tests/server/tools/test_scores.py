@@ -109,6 +109,18 @@ def test_a_lone_surrogate_in_the_body_is_part_of_the_text(service: httpx.Client)
     assert batch["results"][0]["score"] == single["score"] == 3.0
 
 
+def test_nan_fails_its_item_only(service: httpx.Client):
+    item = {"response": TRUTH, "ground_truth": TRUTH}
+    items = [item, {**item, "options": {"cost_weights": {"search": float("nan")}}}, item]
+    body = json.dumps({"items": items})
+    assert "NaN" in body
+    headers = {"content-type": "application/json"}
+    answered = service.post("/score/batch", content=body, headers=headers)
+    first, second, third = answered.json()["results"]
+    assert first["score"] == third["score"] == 4.0
+    assert "cost_weights.search" in second["error"]["detail"]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -123,6 +135,14 @@ def test_what_is_not_a_batch_is_refused(service: httpx.Client, body: object, rea
     response = service.post("/score/batch", json=body)
     assert response.status_code == 422
     assert reason in response.json()["detail"]
+
+
+def test_the_number_of_patterns_has_a_limit(service: httpx.Client):
+    options = {"family_patterns": {"search": [f"*{n}*" for n in range(101)]}}
+    body = {"response": TRUTH, "ground_truth": TRUTH, "options": options}
+    answered = service.post("/score", json=body)
+    assert answered.status_code == 422
+    assert "at most 100 items" in answered.json()["detail"]
 
 
 def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
@@ -203,5 +223,8 @@ async def test_the_client_scores_and_keeps_a_budget(url: str):
             await fleet.tools.budget("nobody")
         with pytest.raises(InvalidRequest, match="eta"):
             await fleet.tools.put_budget(run, eta=0)
+        for name in ("", "x" * 201, ".", "..", "\ud800"):
+            with pytest.raises(InvalidRequest, match="run: "):
+                await fleet.tools.budget(name)
         resumed = await fleet.tools.put_budget(run, checkpoint=created.checkpoint)
         assert resumed.lambda_ == 0.0
