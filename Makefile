@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 
-.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools example-episode serve lock
+.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode serve lock
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed jail packages
@@ -62,6 +62,9 @@ bench-episode: install  ## speed of the episode service, next to bare parsing an
 
 bench-tools: install  ## speed of the tools service, next to its pure function
 	$(BIN)/python tests/bench/tools.py $(TOOLRL)
+
+bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
+	$(BIN)/python tests/bench/gateway.py
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png

@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
         """Prepare the process, and serve until a signal or a failure ends the service."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         _keep_freed_memory()
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         # Objects made at startup stay. Collecting them would pause the event loop for tens of
         # milliseconds at a time.
         gc.collect()
@@ -203,7 +203,7 @@ def _describe_auth(settings: ServerSettings) -> str:
     return "none" if settings.allow_unauthenticated else "none (loopback only)"
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit() -> None:
     """Raise the limit on open files and connections, whose default is low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -157,6 +157,7 @@ async def test_a_score_becomes_a_reward(serve: Serve, frames, score, options, re
         assert await fleet.video.rewards([video_request(TASK, frames)]) == [reward]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", [FakeJudge(None), FakeJudge(error=RuntimeError("dead"))])
 async def test_a_missing_reward_is_raised_or_replaced_with_a_warning(
     serve: Serve, frames, judge, caplog
@@ -299,6 +300,7 @@ def test_closing_the_blocking_client_cancels_the_calls_of_other_threads(serve: S
     assert ended.wait(5)
 
 
+@pytest.mark.slow
 async def test_unset_fields_are_not_sent(frames):
     """A service of an older version would refuse fields that it does not know."""
     received = []
@@ -318,7 +320,7 @@ async def test_unset_fields_are_not_sent(frames):
         daemon_threads = True
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         async with RewardFleet(video=f"http://127.0.0.1:{server.server_address[1]}") as fleet:
             with pytest.raises(rewardfleet.InvalidRequest):
                 await fleet.video.score(TASK, "clip.mp4")

@@ -294,6 +294,7 @@ def test_costs(cost: str, weights: dict[str, float], expected: float):
     assert score_answer(ANSWER_ONLY, TRUTH, options).cost == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["strict", "toolrl"])
 def test_the_time_is_linear_in_the_answer(variant: str):
     """64 wanted calls, up to 10,000 given ones of the same name, and a megabyte of text."""
@@ -309,6 +310,7 @@ def test_the_time_is_linear_in_the_answer(variant: str):
     assert took[1] < 20 * took[0]
 
 
+@pytest.mark.slow
 def test_integers_with_equal_hashes_take_linear_time():
     """Python's hash of n is that of n + 2^61 - 1."""
     texts = [answer(*(call(a=n * modulus) for n in range(6000))) for modulus in (2**61 - 1, 2**61)]
@@ -317,9 +319,10 @@ def test_integers_with_equal_hashes_take_linear_time():
         started = time.process_time()
         assert score_answer(text, TRUTH, STRICT).usage.repeats == 0
         took.append(time.process_time() - started)
-    assert took[0] < 10 * took[1]
+    assert took[0] < 30 * took[1], "100 times with the hashes of integers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     ["<think>", "</think>", "<tool_call>", "</think>\n<tool_call>\n", "<response></response>",

@@ -171,6 +171,7 @@ def test_work_is_cancelled_when_its_caller_disconnects(serve: Serve, frames_requ
     wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
 
 
+@pytest.mark.slow
 def test_a_queued_item_is_dropped_when_its_caller_disconnects(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=0.5)
     client = serve(judge, max_in_flight=1)

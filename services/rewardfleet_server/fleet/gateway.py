@@ -213,9 +213,10 @@ class Gateway:
                 refusal = await self._attempt(replica, request, send)
             except UpstreamFailed as error:
                 lost += not isinstance(error, Unreachable)
+                if replica.is_ready:  # else it is known already
+                    log.warning("%s at %s failed a request: %s", service, replica.url, error)
                 replica.is_ready = False
                 replica.last_failure = f"a request failed: {error}"
-                log.warning("%s at %s failed a request: %s", service, replica.url, error)
                 continue
             if refusal is None:
                 return

@@ -16,7 +16,7 @@ from rich.table import Table
 from rewardfleet_server.doctor import Diagnosis
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.serve import bind
+from rewardfleet_server.serve import bind, raise_descriptor_limit
 
 from .gateway import Gateway
 from .processes import FleetFailed, ReplicaProcess
@@ -46,6 +46,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     replicas = plan(config)
     if not _works(replicas, console):
         return 1
+    raise_descriptor_limit()  # the gateway has two connections for each request
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     return asyncio.run(_Fleet(config, replicas, console, show_logs=show_logs).run())

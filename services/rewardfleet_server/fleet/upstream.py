@@ -249,7 +249,7 @@ class Pool:
             connection = idle.pop()
             if connection.is_reusable and now - connection.idle_since < _IDLE_SECONDS:
                 return connection
-            connection.end()
+            connection.abort(UpstreamFailed("idle"))
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80
         loop = asyncio.get_running_loop()

@@ -158,6 +158,7 @@ def policy_for(score: dict, mode: str = "pass_rate", **options: bool) -> tuple[s
     return store_policy("k", mode, CodeScore.model_validate(score), **options)
 
 
+@pytest.mark.slow
 def test_verdicts_that_depend_on_time_are_stored_briefly(cached: Service):
     timed = cached.score("while True: pass", stdio(("", "1")))
     assert timed["verdicts"][0]["verdict"] == "time_limit"
@@ -179,6 +180,7 @@ def test_verdicts_of_a_submission_out_of_time_are_stored_briefly_in_both_modes()
             assert policy_for(score, mode) == (key, 600.0)
 
 
+@pytest.mark.slow
 def test_a_judgment_on_an_original_program_out_of_time_is_stored_briefly(cached: Service):
     fields = {"critique": "Overall judgment: Incorrect", "original_program": "while True: pass"}
     score = cached.score("print(3)", stdio(("", "3")), **fields)

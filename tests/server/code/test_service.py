@@ -147,6 +147,7 @@ async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts(progr
     assert score.verdicts[-1].verdict == "skipped"
 
 
+@pytest.mark.slow
 def test_a_later_attempt_has_the_time_of_the_complete_call(service: Service):
     """A program is not to blame for what the first attempt waited for."""
     body = {"revision": "import time\ntime.sleep(0.8)", "tests": stdio(("", ""))}
@@ -168,6 +169,7 @@ def test_the_stages_add_up_to_the_backend_time(service: Service):
     assert sum(stages) == pytest.approx(timing["backend"], abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_jail_is_the_time_in_the_queue():
     with served_code(workers=1) as service:
         item = {"tests": stdio(("", "")), "limits": LIMITS}
@@ -367,6 +369,7 @@ def test_a_program_ends_when_its_caller_disconnects(service: Service):
 # Programs that sleep
 
 
+@pytest.mark.slow
 def test_programs_that_sleep_do_not_delay_others():
     """They wait in jails of their own, and lend the cores."""
     nap = {"cpu_s": 5, "wall_s": 2, "memory_mb": 256, "output_kb": 2048}
@@ -410,6 +413,7 @@ def test_programs_that_wake_up_do_not_share_a_core():
         assert timing["queue"] + timing["backend"] <= timing["total"] + 1
 
 
+@pytest.mark.slow
 def test_a_paused_program_ends_when_its_caller_disconnects():
     sleep_then_loop = "import time\ntime.sleep(0.2)\nwhile True: pass"
     body = {"tests": stdio(("", "")), "limits": {"cpu_s": 30}}

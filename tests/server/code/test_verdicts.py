@@ -304,6 +304,7 @@ def test_values_with_the_same_hash_take_little_time(given: object, expected: obj
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tuple", "set"])
 def test_forged_values_that_are_deeply_nested(kind: str):
     test_run = CallRun(

@@ -57,6 +57,7 @@ def test_replicas_share_the_state_in_redis(redis_server: RedisServer):
         assert adapt(one).json() == adapt(other).json() != adapt(one, step=2).json()
 
 
+@pytest.mark.slow
 def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted_once(
     redis_server: RedisServer,
 ):

@@ -350,6 +350,7 @@ def test_open_groups_are_limited_and_abandoned_ones_are_evicted(monkeypatch: pyt
 # The client, the command and the example
 
 
+@pytest.mark.slow
 async def test_the_client(service: httpx.Client):
     url = str(service.base_url)
     items = [episode_request(**{**each, "actions": np.zeros((3, 7))}) for each in four_items()]

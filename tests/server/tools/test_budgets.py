@@ -262,7 +262,7 @@ def test_routes_that_are_not_posted_to(service: httpx.Client):
         assert refused.status_code == 422
         assert f" takes {methods}, not" in refused.json()["detail"]
         assert refused.headers["allow"] == methods
-    assert service.get("/budgets/x/update").status_code == 404  # of a run `x/update`
+    assert service.get("/budgets/nobody/update").status_code == 404  # of a run with this name
     assert service.put("/budgets/", json={}).status_code == 404
     assert service.head("/budgets/nobody").status_code == 404
     paths = service.get("/openapi.json").json()["paths"]

@@ -394,6 +394,7 @@ def complete_server() -> Iterator[int]:
         thread.join(10)
 
 
+@pytest.mark.slow
 def test_endless_headers_are_rejected():
     with complete_server() as port:
         with socket.create_connection(("127.0.0.1", port)) as connection:

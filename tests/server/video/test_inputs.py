@@ -347,7 +347,7 @@ def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
     server = Site(authority.issue_cert("site.example", "internal.example"))
     certificates = ssl.create_default_context()
     authority.configure_trust(certificates)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server, certificates
@@ -411,6 +411,7 @@ async def test_failures_of_a_fetch_are_typed(fetched_site, path, error):
         await fetch_path(path)
 
 
+@pytest.mark.slow
 async def test_a_server_that_sends_slowly_exceeds_the_deadline(fetched_site, monkeypatch):
     _, fetch_path = fetched_site
     monkeypatch.setattr(fetch, "_SECONDS", 0.5)

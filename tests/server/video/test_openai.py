@@ -288,7 +288,7 @@ def test_a_truncated_response_is_retried():
             self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         with serving_judge(url, deadline_s=2) as post_score:
             assert post_score().status_code in {503, 504}
