@@ -56,9 +56,10 @@ def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
     """Report what would keep the services from starting; return whether nothing does."""
     failures = 0
     for diagnosis in _diagnoses(replicas):
-        if diagnosis.status in {"ok", "extra"}:
+        has_failed = diagnosis.status == "failed"
+        if not has_failed and not (diagnosis.status == "note" and diagnosis.fix):
             continue
-        failures += diagnosis.status == "failed"
+        failures += has_failed
         console.print(f"{diagnosis.status:8}{diagnosis.what}", markup=False)
         if diagnosis.fix:
             console.print(f"        fix: {diagnosis.fix}", markup=False)
@@ -162,8 +163,9 @@ class _Fleet:
                 self._print_table(time.monotonic() - started)
                 await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ready.cancel()
-            stopped.cancel()
+            for each in (ready, stopped):
+                each.cancel()
+            await asyncio.gather(ready, stopped, return_exceptions=True)
         for task in running:
             if task.done():
                 try:
