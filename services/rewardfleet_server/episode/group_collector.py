@@ -99,8 +99,13 @@ class GroupCollector:
             keep_steps=_KEEP_STEPS,
         )
         groups: Any = await self._store.read(scope)
-        opened: dict[str, Any] | None = (groups or {}).get(_key(request.step, group))
-        return opened
+        key = _key(request.step, group)
+        opened: dict[str, Any] | None = (groups or {}).get(key)
+        if await self._store.outcome(scope, request.step, _key("released", group)) is None:
+            return opened
+        if opened is not None:  # it was released just before, and this member opened it again
+            await self._store.update(scope, lambda state: (_without(state, key), None))
+        return None
 
     async def _release(
         self, scope: Scope, step: int, group: str, opened: dict[str, Any], request_id: str | None
@@ -113,9 +118,7 @@ class GroupCollector:
         outcome, bins = _scored(members, opened, request_id)
 
         def close(state: JsonValue) -> tuple[JsonValue, JsonValue]:
-            groups: Any = dict(state) if isinstance(state, dict) else {}
-            groups.pop(_key(step, group), None)
-            return groups, outcome
+            return _without(state, _key(step, group)), outcome
 
         released: Any = await self._store.apply_once(
             scope, step, _key("released", group), close, keep_steps=_KEEP_STEPS
@@ -142,6 +145,12 @@ def _scored(
         "released_by": uuid.uuid4().hex,  # the request whose result this is
     }
     return outcome, by_temperature(rewards)
+
+
+def _without(state: JsonValue, key: str) -> JsonValue:
+    groups = dict(state) if isinstance(state, dict) else {}
+    groups.pop(key, None)
+    return groups
 
 
 def _key(*parts: str | int) -> str:
