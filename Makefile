@@ -93,6 +93,9 @@ bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
 
-lock:  ## rewrite requirements.lock from pyproject.toml; it contains no registry address
+lock:  ## rewrite both requirements.lock from pyproject.toml; they contain no registry address
 	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-header -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra server --extra redis --extra fusion --group image \
+		--universal --python-version 3.12 --generate-hashes --no-header --no-annotate -c requirements.lock \
+		-o deploy/requirements.lock
