@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 
 .PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode serve lock
+.PHONY: up down secrets test-deploy
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 
 install: $(VENV)/.installed jail packages
@@ -68,6 +69,26 @@ bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
+
+# Files, because environment variables are shown by `docker inspect`. Containers read them as another
+# user, so only the folder is closed to others on this machine.
+SECRETS ?= deploy/secrets
+
+up: secrets  ## all services in containers, at http://127.0.0.1:18000: see docs/deployment.md
+	docker compose build
+	docker compose up --detach --wait
+
+down:  ## end them; caches, run state and metrics stay in volumes
+	docker compose down
+
+secrets:
+	@mkdir -p $(SECRETS) && chmod 700 $(SECRETS)
+	@for name in api_key grafana_password; do test -s $(SECRETS)/$$name || { \
+		od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $(SECRETS)/$$name \
+		&& chmod 444 $(SECRETS)/$$name && echo "created $(SECRETS)/$$name"; }; done
+
+test-deploy: install  ## images and docker-compose.yml in an engine of their own; needs root on Debian
+	$(BIN)/python -m pytest -m deploy tests/deploy
 
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in their own environment
 
