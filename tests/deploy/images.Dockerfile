@@ -20,6 +20,7 @@ WORKDIR /data
 VOLUME /data
 
 FROM packages AS caddy
+ENV XDG_CONFIG_HOME=/config XDG_DATA_HOME=/data
 CMD ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"]
 
 FROM packages AS prometheus
@@ -28,4 +29,4 @@ ENTRYPOINT ["/bin/prometheus"]
 
 # In place of vLLM's image: a Python with most packages, but not all.
 FROM standin-packages AS vllm
-RUN pip uninstall --quiet --yes rewardfleet redis msgspec && pip install --quiet --no-index --find-links /locked --no-deps packaging
+RUN pip uninstall --quiet --yes rewardfleet redis msgspec && pip install --quiet --no-deps sortedcontainers==2.3.0

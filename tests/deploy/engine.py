@@ -1,0 +1,187 @@
+"""A Docker engine of the tests' own, on Debian, without access to a registry of images.
+
+Everything is in one folder, which later runs use again: the engine's data, its socket, the compose
+plugin and the base image. System packages are installed by apt if they are missing. Mirrors and
+registries are those that this machine is configured for.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+RELEASE = "trixie"
+#: Images that docker-compose.yml names, and their targets in images.Dockerfile.
+STAND_INS = {"redis": "redis:8", "caddy": "caddy:2.11", "prometheus": "prom/prometheus:v3.5.3"}
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+class NoEngine(Exception):
+    """A container engine cannot run on this machine."""
+
+
+class Engine:
+    """Runs `docker` with the tests' own engine.
+
+    Args:
+        folder: Where everything is; not on an overlay file system.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if "DOCKER" not in name},
+            "DOCKER_HOST": f"unix://{folder}/docker.sock",
+            "DOCKER_CONFIG": str(folder / "config"),
+            "DOCKER_BUILDKIT": "1",
+        }
+
+    def docker(self, *arguments: object, timeout: float = 240, check: bool = True) -> str:
+        """Run a command of docker; return its output, with that of errors if it may fail.
+
+        Raises:
+            AssertionError: It failed.
+        """
+        done = subprocess.run(
+            ["docker", *map(str, arguments)],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        errors = done.stderr[-4000:]
+        assert not check or done.returncode == 0, f"docker {arguments}: {done.stdout} {errors}"
+        return (done.stdout if check else done.stdout + errors).strip()
+
+    def build(self, dockerfile: Path, tag: str, context: Path = ROOT, *flags: str) -> None:
+        """Build an image. Its network is this machine's, as those of the engine lead nowhere."""
+        self.docker("build", "--network=host", "-q", "-f", dockerfile, "-t", tag, *flags, context)
+
+    def start(self) -> None:
+        """Install what is missing, and start the engine.
+
+        Raises:
+            NoEngine: It cannot run here.
+        """
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise NoEngine("the engine needs root on Debian")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not all(map(shutil.which, ("dockerd", "mmdebstrap"))):
+            _run("apt-get", "update", "-qq")
+            packages = ("docker.io", "mmdebstrap")
+            _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages)
+        if not (self.folder / "config/cli-plugins/docker-compose").exists():
+            self._install_plugins()
+        self._start_daemon()
+
+    def stop(self) -> None:
+        """End the engine."""
+        if self._daemon is not None:
+            self._daemon.send_signal(signal.SIGTERM)
+            self._daemon.wait(60)
+
+    def make_base_image(self) -> None:
+        """Make `python:3.13-slim` unless it exists."""
+        if self.docker("images", "-q", "python:3.13-slim"):
+            return
+        tar, context = self.folder / "rootfs.tar", self.folder / "base"
+        packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
+        _run("mmdebstrap", "--variant=minbase", packages, RELEASE, str(tar), _source(RELEASE))
+        self.docker("import", tar, "rootfs")
+        tar.unlink()
+        context.mkdir(exist_ok=True)
+        shutil.copy(_CERTIFICATES, context)
+        index = _output("pip", "config", "get", "global.index-url")
+        lines = ["[global]", f"cert = {_CERTIFICATES}", *([f"index-url = {index}"] if index else [])]
+        (context / "pip.conf").write_text("\n".join(lines) + "\n")
+        self.build(HERE / "base.Dockerfile", "python:3.13-slim", context)
+
+    def make_images(self) -> None:
+        """Build the project's image `cpu`, and the stand-ins for public images."""
+        self.build(ROOT / "deploy/Dockerfile", "rewardfleet:cpu", ROOT, "--target=cpu")
+        empty = self.folder / "empty"
+        empty.mkdir(exist_ok=True)
+        for target, tag in STAND_INS.items():
+            self.build(HERE / "images.Dockerfile", tag, empty, f"--target={target}")
+
+    def _install_plugins(self) -> None:
+        """Extract Debian's plugins of docker with an apt of their own; the system's is unchanged."""
+        apt = self.folder / "apt"
+        for name in ("lists/partial", "archives/partial", "parts"):
+            (apt / name).mkdir(parents=True, exist_ok=True)
+        (apt / "sources.list").write_text(_source(RELEASE) + "\n")
+        (apt / "status").touch()
+        options = {
+            "Dir::State::lists": apt / "lists",
+            "Dir::State::status": apt / "status",
+            "Dir::Cache": apt,
+            "Dir::Etc::sourcelist": apt / "sources.list",
+            "Dir::Etc::sourceparts": apt / "parts",
+            "APT::Sandbox::User": "root",
+        }
+        flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
+        _run("apt-get", *flags, "update", "-qq")
+        _run("apt-get", *flags, "download", "-qq", "docker-compose", "docker-buildx", cwd=apt)
+        for package in apt.glob("*.deb"):
+            _run("dpkg-deb", "--extract", str(package), str(apt / "extracted"))
+        plugins = self.folder / "config/cli-plugins"
+        shutil.copytree(apt / "extracted/usr/libexec/docker/cli-plugins", plugins)
+
+    def _start_daemon(self) -> None:
+        folder = self.folder
+        (folder / "dockerd.pid").unlink(missing_ok=True)  # of a run that was killed
+        with (folder / "dockerd.log").open("w") as log:
+            self._daemon = subprocess.Popen(
+                [
+                    "dockerd",
+                    *("--data-root", folder / "data", "--exec-root", folder / "exec"),
+                    *("--pidfile", folder / "dockerd.pid", "-H", f"unix://{folder}/docker.sock"),
+                    # No firewall rule of this machine changes.
+                    *("--iptables=false", "--ip6tables=false", "--ip-masq=false"),
+                    *("--bridge=none", "--ip-forward=false"),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 30
+        while "Server" not in self.docker("version", check=False, timeout=30):
+            if self._daemon.poll() is not None or time.monotonic() > deadline:
+                log_end = (folder / "dockerd.log").read_text()[-2000:]
+                raise NoEngine(f"dockerd does not run here:\n{log_end}")
+            time.sleep(0.1)
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise NoEngine(f"{' '.join(command)}: {done.stdout[-2000:]}")
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _source(release: str) -> str:
+    """Return the line of apt's sources for a release at this machine's mirror."""
+    sources = Path("/etc/apt/sources.list.d/debian.sources")
+    if not sources.exists():
+        raise NoEngine(f"{sources} does not exist: the mirror is unknown")
+    lines = sources.read_text().splitlines()
+    mirror = next(line.split()[1] for line in lines if line.startswith("URIs:"))
+    return f"deb [signed-by={_KEYRING}] {mirror} {release} main"
