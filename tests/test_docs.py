@@ -235,10 +235,20 @@ def test_flags_and_variables_that_are_named_exist():
             assert variable in variables, (page, variable)
 
 
-def test_the_lock_names_no_registry():
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("path", ["requirements.lock", "deploy/requirements.lock"])
+def test_a_lock_names_no_registry(path: str):
+    lock = (ROOT / path).read_text()
     assert "://" not in lock
     assert "--hash=sha256:" in lock
+
+
+def test_the_lock_of_the_image_has_the_versions_that_are_tested():
+    pinned = re.compile(r"(?m)^([\w.-]+==\S+)")
+    image, tested = (
+        set(pinned.findall((ROOT / path).read_text()))
+        for path in ("deploy/requirements.lock", "requirements.lock")
+    )
+    assert image <= tested
 
 
 # Code blocks

@@ -102,7 +102,9 @@ def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield stack
     finally:
         stack.compose("down", "--volumes", "--timeout=10")
-        assert engine.docker("ps", "-q", "--filter", f"label=com.docker.compose.project={name}") == ""
+        assert (
+            engine.docker("ps", "-q", "--filter", f"label=com.docker.compose.project={name}") == ""
+        )
 
 
 def _free_ports(count: int) -> list[int]:

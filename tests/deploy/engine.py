@@ -100,7 +100,11 @@ class Engine:
         context.mkdir(exist_ok=True)
         shutil.copy(_CERTIFICATES, context)
         index = _output("pip", "config", "get", "global.index-url")
-        lines = ["[global]", f"cert = {_CERTIFICATES}", *([f"index-url = {index}"] if index else [])]
+        lines = [
+            "[global]",
+            f"cert = {_CERTIFICATES}",
+            *([f"index-url = {index}"] if index else []),
+        ]
         (context / "pip.conf").write_text("\n".join(lines) + "\n")
         self.build(HERE / "base.Dockerfile", "python:3.13-slim", context)
 
@@ -113,7 +117,7 @@ class Engine:
             self.build(HERE / "images.Dockerfile", tag, empty, f"--target={target}")
 
     def _install_plugins(self) -> None:
-        """Extract Debian's plugins of docker with an apt of their own; the system's is unchanged."""
+        """Extract Debian's plugins of docker, with an apt apart from that of the system."""
         apt = self.folder / "apt"
         for name in ("lists/partial", "archives/partial", "parts"):
             (apt / name).mkdir(parents=True, exist_ok=True)
