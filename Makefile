@@ -76,7 +76,7 @@ SECRETS ?= deploy/secrets
 
 up: secrets  ## all services in containers, at http://127.0.0.1:18000: see docs/deployment.md
 	docker compose build
-	docker compose up --detach --wait
+	SECRETS=$(abspath $(SECRETS)) docker compose up --detach --wait
 
 down:  ## end them; caches, run state and metrics stay in volumes
 	docker compose down
