@@ -87,6 +87,9 @@ class Engine:
         if self._daemon is not None:
             self._daemon.send_signal(signal.SIGTERM)
             self._daemon.wait(60)
+        namespace = self.folder / "exec/netns/default"
+        if namespace.exists():  # docker leaves it mounted
+            subprocess.run(["umount", namespace], stderr=subprocess.DEVNULL, check=False)
 
     def make_base_image(self) -> None:
         """Make `python:3.13-slim` unless it exists."""
@@ -115,6 +118,8 @@ class Engine:
         empty.mkdir(exist_ok=True)
         for target, tag in STAND_INS.items():
             self.build(HERE / "images.Dockerfile", tag, empty, f"--target={target}")
+        self.docker("image", "prune", "--force")  # those that had these tags before
+        self.docker("builder", "prune", "--force", "--keep-storage=6GB")
 
     def _install_plugins(self) -> None:
         """Extract Debian's plugins of docker, with an apt apart from that of the system."""
@@ -141,7 +146,7 @@ class Engine:
 
     def _start_daemon(self) -> None:
         folder = self.folder
-        (folder / "dockerd.pid").unlink(missing_ok=True)  # of a run that was killed
+        _end_previous(folder / "dockerd.pid", str(folder / "data"))
         with (folder / "dockerd.log").open("w") as log:
             self._daemon = subprocess.Popen(
                 [
@@ -175,6 +180,19 @@ def _run(*command: str, cwd: Path | None = None) -> None:
     )
     if done.returncode:
         raise NoEngine(f"{' '.join(command)}: {done.stdout[-2000:]}")
+
+
+def _end_previous(pid_file: Path, data: str) -> None:
+    """End the engine of a run that was killed."""
+    try:
+        process = Path("/proc") / pid_file.read_text().strip()
+        if data.encode() in (process / "cmdline").read_bytes().split(b"\0"):
+            os.kill(int(process.name), signal.SIGTERM)
+            while process.exists():
+                time.sleep(0.1)
+    except FileNotFoundError:
+        pass
+    pid_file.unlink(missing_ok=True)
 
 
 def _output(*command: str) -> str:
