@@ -79,7 +79,7 @@ up: secrets  ## all services in containers, at http://127.0.0.1:18000: see docs/
 	SECRETS=$(abspath $(SECRETS)) docker compose up --detach --wait
 
 down:  ## end them; caches, run state and metrics stay in volumes
-	docker compose down
+	docker compose --profile '*' down
 
 secrets:
 	@mkdir -p $(SECRETS) && chmod 700 $(SECRETS)
