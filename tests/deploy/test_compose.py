@@ -160,6 +160,14 @@ async def test_one_item_of_each_service_is_scored(stack: Stack):
         assert answer.score == 4.0
 
 
+def test_large_requests_that_are_refused_early_are_answered(stack: Stack):
+    """The service answers before it has read the body."""
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        for _ in range(20):
+            answer = http.post(f"{stack.url}/video/score", content=b"x" * 5_000_000)
+            assert answer.status_code == 401
+
+
 def test_pages_know_their_prefix(stack: Stack):
     page = httpx.get(f"{stack.url}/code/docs", trust_env=False).text
     assert "/code/openapi.json" in page
@@ -254,6 +262,10 @@ async def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
             # Each is sent four times; of equally busy replicas, one is chosen at random.
             assert len(passed) > 45
             assert all(each.content == body for each in passed)
+            large = b"x" * 3_000_000  # is not stored, so it is sent once, and complete
+            answers = [await http.post(f"{stack.url}/vlm/score", content=large) for _ in range(20)]
+            assert {each.status_code for each in answers} == {200, 429}
+            assert all(each.content == large for each in answers)
             stack.engine.docker("kill", standins.pop())
             wait_until(lambda: _status(f"{stack.url}/vlm/score", body) == 429, 30)
             refused = await http.post(f"{stack.url}/vlm/score", content=body)
