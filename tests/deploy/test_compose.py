@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_pages_know_their_prefix(stack: Stack):
 
 
 def test_status_shows_the_fleet(stack: Stack):
-    command = [shutil.which("rewardfleet") or "rewardfleet", "status", stack.url, "--json"]
+    command = [sys.executable, "-m", "rewardfleet_server", "status", stack.url, "--json"]
     environment = {**os.environ, "REWARDFLEET_API_KEY": stack.api_key}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     services = {each["service"]: each["health"] for each in json.loads(done.stdout)}
