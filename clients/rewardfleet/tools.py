@@ -7,9 +7,9 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from .service import BatchClient
-from .wire.episode import Name
 from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.policy_text import UNUSABLE
+from .wire.score import Name
 from .wire.tools import (
     Budget,
     BudgetRequest,

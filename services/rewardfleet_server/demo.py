@@ -8,7 +8,6 @@ FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,10 +20,13 @@ from pathlib import Path
 import httpx
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
+
+from .fleet.settings import free_port
 
 _STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 #: Concurrent requests.
@@ -74,15 +76,15 @@ def main(folder: Path) -> int:
     console = Console()
     rollouts = _read_manifest(folder)
     console.print("Starting the services: rewardfleet up …")
-    with _fleet(folder) as url:
-        console.print(
-            f"They are below {url}; the judge of videos is `reference`.\n", highlight=False
-        )
-        try:
+    try:
+        with _fleet(folder) as url:
+            console.print(
+                f"They are below {url}; the video judge is `reference`.\n", highlight=False
+            )
             results, others = asyncio.run(_score_all(url, rollouts, console))
-        except RewardFleetError as error:
-            console.print(f"[red]A service failed:[/red] {error}")
-            return 1
+    except RewardFleetError as error:
+        console.print(f"[red]A service failed:[/red] {escape(str(error))}")
+        return 1
     console.print(_table(results))
     _print_summary(console, results)
     for name, (what, score) in others.items():
@@ -108,12 +110,10 @@ def _read_manifest(folder: Path) -> list[Rollout]:
 def _fleet(folder: Path) -> Iterator[str]:
     """Run `rewardfleet up` on free ports for the block; yield its URL."""
     with tempfile.TemporaryDirectory() as data:
-        config = Path(data) / "fleet.toml"
-        ports = _free_ports(5)
+        config, port = Path(data) / "fleet.toml", free_port()
         config.write_text(
-            f"port = {ports[0]}\n"
-            f"[video]\nport = {ports[1]}\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
-            f"[code]\nport = {ports[2]}\n[episode]\nport = {ports[3]}\n[tools]\nport = {ports[4]}\n"
+            f"port = {port}\n[code]\nport = 0\n[episode]\nport = 0\n[tools]\nport = 0\n"
+            f"[video]\nport = 0\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
         )
         command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(config)]
         with Path(data, "log").open("w+") as log:
@@ -121,25 +121,16 @@ def _fleet(folder: Path) -> Iterator[str]:
                 [*command, "--data-dir", data], stderr=log
             )
             try:
-                url = f"http://127.0.0.1:{ports[0]}"
+                url = f"http://127.0.0.1:{port}"
                 while not _is_ready(url):
                     if process.poll() is not None:
                         log.seek(0)
-                        raise RuntimeError(f"the fleet did not start:\n{log.read()}")
+                        raise RewardFleetError(f"the fleet did not start:\n{log.read()}")
                     time.sleep(_POLL_SECONDS)
                 yield url
             finally:
                 process.terminate()
                 process.wait(_STOP_SECONDS)
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _is_ready(url: str) -> bool:

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
-BatchT = TypeVar("BatchT", bound="ScoredBatch")
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,19 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
         """
 
 
-class ScoredBatch(Protocol):
-    """The result of a batch that is scored as a whole, as metrics count it.
+@dataclass(frozen=True)
+class ScoredBatch:
+    """The result of a batch that is scored as a whole.
 
     Attributes:
-        statuses: How many items have each status.
-        scores: The scores of the items that are `ok`, `[N]`.
+        content: The encoded response.
+        statuses: How many items have each status, for metrics.
+        scores: The scores of the items that are `ok`, `[N]`, for metrics.
     """
 
-    @property
-    def statuses(self) -> Mapping[Status, int]: ...
-
-    @property
-    def scores(self) -> NDArray[np.float64]: ...
+    content: bytes
+    statuses: Mapping[Status, int]
+    scores: NDArray[np.float64]
 
 
 class Engine(Generic[RequestT, ScoreT]):
@@ -189,8 +188,11 @@ class Engine(Generic[RequestT, ScoreT]):
         return [score for score, _ in results]
 
     async def score_together(
-        self, backend: str, context: RequestContext, compute: Callable[[Timing], Awaitable[BatchT]]
-    ) -> BatchT:
+        self,
+        backend: str,
+        context: RequestContext,
+        compute: Callable[[Timing], Awaitable[ScoredBatch]],
+    ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
         Args:

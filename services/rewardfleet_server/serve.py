@@ -75,6 +75,12 @@ def bind(address: Address) -> socket.socket:
     return listener
 
 
+def url_of(listener: socket.socket) -> str:
+    """Return the base URL of a bound address."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class Server(uvicorn.Server):
     """uvicorn, which on the first signal drains the application before it stops listening.
 
@@ -115,8 +121,7 @@ class Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """The base URL of the service."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._listener)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Prepare the process, and serve until a signal or a failure ends the service."""

@@ -7,7 +7,6 @@ affects both. Service, gateway and caller are three processes. Exits with 1 if t
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 from multiprocessing.connection import Connection as Pipe
@@ -18,13 +17,9 @@ import uvicorn
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
-from rewardfleet_server.logs import configure_logging
-from rewardfleet_server.serve import Server
-from rewardfleet_server.tools.app import create_app
-from rewardfleet_server.tools.settings import ToolsSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, in_process, post, rate, send_port
+from load import Connection, in_process, post, rate, run_tools, send_port
 
 CALLS, WARM_UP = 3000, 200
 LIMIT_MS = 1.0
@@ -32,7 +27,7 @@ LIMIT_MS = 1.0
 
 def main() -> int:
     with (
-        in_process(run_service) as (service, _),
+        in_process(run_tools) as (service, _),
         in_process(run_gateway, service) as (gateway, _),
     ):
         added = asyncio.run(compare(service, gateway))
@@ -72,16 +67,6 @@ def request(prefix: str) -> bytes:
     text = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
     body = json.dumps({"response": text, "ground_truth": text}).encode()
     return post(f"{prefix}/score", body)
-
-
-def run_service(pipe: Pipe) -> None:
-    # As in production, with a log line per request.
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
-    configure_logging("info")
-    settings = ToolsSettings(port=0)
-    server = Server(create_app(settings), settings)
-    send_port(pipe, server)
-    server.run()
 
 
 def run_gateway(pipe: Pipe, service_port: int) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import multiprocessing
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,11 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
 
 
 def post(path: str, body: bytes) -> bytes:
@@ -133,6 +139,16 @@ def run_empty(pipe: Pipe, request_type: type[BaseModel]) -> None:
 
     config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
     server = uvicorn.Server(config)
+    send_port(pipe, server)
+    server.run()
+
+
+def run_tools(pipe: Pipe) -> None:
+    """Serve the tools service as in production, with a log line per request."""
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    configure_logging("info")
+    settings = ToolsSettings(port=0)
+    server = Server(create_tools_app(settings), settings)
     send_port(pipe, server)
     server.run()
 

@@ -15,19 +15,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 from rewardfleet.tool_use import score_answer
 from rewardfleet.tool_use.answer import parse_ground_truth
 from rewardfleet.wire.tools import ToolsOptions
-from rewardfleet_server.logs import configure_logging
-from rewardfleet_server.serve import Server
-from rewardfleet_server.tools.app import create_app
-from rewardfleet_server.tools.settings import ToolsSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from load import Connection, in_process, post, send_port
+from load import Connection, in_process, post, run_tools
 
 BATCH, BATCHES, ROUNDS = 256, 40, 9
 GROUP = 8
@@ -87,7 +82,7 @@ def http() -> bool:
     print(f"{os.cpu_count()} cores")
     options = ToolsOptions()
     served, pure = [], []
-    with in_process(run_service) as (port, pid):
+    with in_process(run_tools) as (port, pid):
         asyncio.run(send(port, requests[:5]))
         for _ in range(ROUNDS):  # in turns, so that other load on the machine affects both
             before = cpu_seconds(pid)
@@ -170,16 +165,6 @@ async def send(port: int, requests: list[bytes]) -> None:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / _TICKS
-
-
-def run_service(pipe: Pipe) -> None:
-    # As in production, with a log line per request.
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
-    configure_logging("info")
-    settings = ToolsSettings(port=0)
-    server = Server(create_app(settings), settings)
-    send_port(pipe, server)
-    server.run()
 
 
 if __name__ == "__main__":

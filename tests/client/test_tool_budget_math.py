@@ -301,10 +301,10 @@ def test_no_answers_have_no_advantages(method: Method):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (([1, np.nan], [0, 0], "aa", 1.0), {}, "task: finite numbers .position 1: nan"),
-        (([1, 2], [0, np.inf], "aa", 1.0), {}, "cost: finite numbers .position 1: inf"),
-        (([1, None], [0, 0], "aa", 1.0), {}, "task: .*position 1"),
-        (([1, 2, 3], [0, 0, 0], "aab", 1.0), {}, "two answers or more .position 2: b"),
+        (([1, np.nan], [0, 0], "aa", 1.0), {}, "task: finite numbers .entry 1: nan"),
+        (([1, 2], [0, np.inf], "aa", 1.0), {}, "cost: finite numbers .entry 1: inf"),
+        (([1, None], [0, 0], "aa", 1.0), {}, "task: .*entry 1"),
+        (([1, 2, 3], [0, 0, 0], "aab", 1.0), {}, "two members or more .entry 2"),
         (([1, 2], [0], "aa", 1.0), {}, "cost: one entry per task reward"),
         (([1, 2], [0, 0], "aaa", 1.0), {}, "groups: one entry per task reward"),
         (([[1, 2]], [0, 0], "aa", 1.0), {}, r"task: \[N\]"),

@@ -2,15 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from rewardfleet import RewardFleet
+from rewardfleet_server.fleet.settings import free_port
 
 from .engine import ROOT, Engine, NoEngine
 
@@ -79,7 +79,7 @@ class Stack:
 def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     secrets = tmp_path_factory.mktemp("stack") / "secrets"
     subprocess.run(["make", "secrets", f"SECRETS={secrets}"], cwd=ROOT, check=True, timeout=30)
-    fleet, prometheus = _free_ports(2)
+    fleet, prometheus = free_port(), free_port()
     name = "rewardfleet-test"
     engine.environment |= {
         "COMPOSE_PROJECT_NAME": name,
@@ -105,17 +105,3 @@ def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert (
             engine.docker("ps", "-q", "--filter", f"label=com.docker.compose.project={name}") == ""
         )
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    return lambda: _free_ports(1)[0]

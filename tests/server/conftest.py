@@ -1,18 +1,30 @@
-"""A real Redis server, which tests stop, freeze and start again."""
+"""Clients of served applications, and a real Redis server, which tests stop and freeze."""
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import httpx
 import pytest
 import redis
 
-from rewardfleet_server.testing import wait_until
+from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.testing import serving, wait_until
+
+
+@contextmanager
+def client_of(app: Callable[..., Any], timeout_s: float = 30) -> Iterator[httpx.Client]:
+    """Serve an application; yield an HTTP client of it."""
+    with (
+        serving(app) as url,
+        httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=False) as client,
+    ):
+        yield client
 
 
 class RedisServer:
@@ -21,8 +33,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         program = shutil.which("redis-server")
         assert program, "install redis-server (`make install` does, if it has permission)"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.Redis.from_url(self.url)
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",

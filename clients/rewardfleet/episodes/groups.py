@@ -68,7 +68,19 @@ class Grouping:
 
         Divides by n - 1, as GRPO does in verl and TRL.
         """
-        return self.std_of_centered(values - self.broadcast(self.mean(values)))
+        return self.std_of_centered(self.centered(values))
+
+    def centered(self, values: Floats) -> Floats:
+        """Return each value minus the mean of its group, [N]; exactly 0 if all are equal.
+
+        The mean of equal values may differ from them by rounding, which a standard deviation of
+        almost 0 would enlarge. So one member is subtracted first.
+        """
+        member = np.zeros(self.count)
+        member[self._members(self.codes)] = self._members(values)
+        shifted = values - self.broadcast(member)
+        centered: Floats = shifted - self.broadcast(self.mean(shifted))
+        return centered
 
     def std_of_centered(self, centered: Floats) -> Floats:
         """Return `std` of values from which the mean of their group was subtracted."""
@@ -136,7 +148,7 @@ def normalize(
     if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
         sizes = grouping.broadcast(grouping.sizes.astype(float))
         check((sizes > 1) | ~np.asarray(mask, bool), "a group has two members or more", sizes)
-    centered = values - grouping.broadcast(grouping.mean(values))
+    centered = grouping.centered(values)
     if not by_std:
         return centered
     return centered / grouping.broadcast(grouping.std_of_centered(centered) + EPSILON)

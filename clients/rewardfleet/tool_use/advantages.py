@@ -8,15 +8,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Indices = NDArray[np.intp]
+from rewardfleet.episodes import Grouping, normalize
+from rewardfleet.episodes.arrays import Bools, Floats, check
 
 #: How task reward and cost become one advantage; see `advantages`.
 Method = Literal["separate", "gated", "mean", "std"]
 
-#: Added to standard deviations, as verl and TRL do: equal values become 0 instead of NaN.
-EPSILON = 1e-6
 #: Method "gated": largest part of the task advantage that the cost may add or take away.
 MAX_COST_SHARE = 0.5
 
@@ -71,16 +68,16 @@ def advantages(
     _check_length("groups", labels, task_rewards)
     if not (np.isfinite(multiplier) and multiplier >= 0):
         raise ValueError(f"multiplier: a finite number of 0 or more (got {multiplier})")
-    _, codes = np.unique(labels, return_inverse=True)
-    _check_all("groups: two answers or more", np.bincount(codes)[codes] > 1, labels)
+    names, codes = np.unique(labels, return_inverse=True)
+    grouping = Grouping(codes, names.size)
+    mixed = task_rewards - multiplier * costs
 
-    if method == "std":
-        return _normalized(task_rewards - multiplier * costs, codes)
-    if method == "mean":
-        return _centered(task_rewards - multiplier * costs, codes)
+    if method in {"std", "mean"}:
+        return normalize(mixed, grouping, by_std=method == "std")
+    z_task = normalize(task_rewards, grouping, by_std=True)
     if method == "separate":
-        both = _normalized(task_rewards, codes) - multiplier * _normalized(costs, codes)
-        separate: Floats = both / (1 + multiplier)
+        z_cost = normalize(costs, grouping, by_std=True)
+        separate: Floats = (z_task - multiplier * z_cost) / (1 + multiplier)
         return separate
     if method != "gated":
         raise ValueError(f"unknown method {method!r}; known: {', '.join(get_args(Method))}")
@@ -90,54 +87,31 @@ def advantages(
     _check_length("correct", is_correct, task_rewards)
     if is_correct.dtype != np.bool_:
         raise ValueError(f"correct: booleans (got {is_correct.dtype})")
-    return _gated(task_rewards, costs, codes, multiplier, is_correct)
+    return _gated(z_task, costs, grouping, multiplier, is_correct)
 
 
-def _gated(task: Floats, cost: Floats, codes: Indices, multiplier: float, correct: Bools) -> Floats:
-    gated = _normalized(task, codes)
-    if not correct.any():
-        return gated
-    weight = multiplier / (1 + multiplier)
-    shift = weight * _normalized(cost[correct], codes[correct])
-    is_mixed = np.bincount(codes, ~correct)[codes] > 0
-    limit = np.where(is_mixed, MAX_COST_SHARE * np.maximum(gated, 0.0), np.inf)[correct]
-    gated[correct] -= np.clip(shift, -limit, limit)
+def _gated(
+    z_task: Floats, cost: Floats, grouping: Grouping, multiplier: float, correct: Bools
+) -> Floats:
+    correct_ones = grouping.where(correct)
+    number = correct_ones.broadcast(correct_ones.sizes.astype(float))  # NaN for wrong answers
+    compared = number > 1
+    z_cost = normalize(cost, correct_ones.where(compared), by_std=True, mask=compared)
+    shift = multiplier / (1 + multiplier) * np.where(compared, z_cost, 0.0)
+    is_mixed = grouping.broadcast((correct_ones.sizes < grouping.sizes).astype(float)) > 0
+    limit = np.where(is_mixed, MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)
+    gated: Floats = z_task - np.clip(shift, -limit, limit)
     return gated
-
-
-def _centered(values: Floats, codes: Indices) -> Floats:
-    """Return values - mean of their group, [N]; exactly 0 in a group of equal values."""
-    sizes = np.bincount(codes)
-    any_member = np.zeros(sizes.size)
-    any_member[codes] = values
-    shifted = values - any_member[codes]  # a mean of equal values may differ from them by rounding
-    means = np.bincount(codes, shifted) / np.maximum(sizes, 1)
-    centered: Floats = shifted - means[codes]
-    return centered
-
-
-def _normalized(values: Floats, codes: Indices) -> Floats:
-    """Return (value - mean)/(std + 1e-6) of their group, [N]; 0 for the only one of its group."""
-    centered = _centered(values, codes)
-    variance = np.bincount(codes, centered**2) / np.maximum(np.bincount(codes) - 1, 1)
-    normalized: Floats = centered / (np.sqrt(variance) + EPSILON)[codes]
-    return normalized
 
 
 def _numbers(name: str, values: ArrayLike) -> Floats:
     numbers = np.asarray(values, float)
     if numbers.ndim != 1:
         raise ValueError(f"{name}: [N] (got shape {numbers.shape})")
-    _check_all(f"{name}: finite numbers", np.isfinite(numbers), numbers)
+    check(np.isfinite(numbers), f"{name}: finite numbers", numbers)
     return numbers
 
 
 def _check_length(name: str, values: NDArray[np.generic], task: Floats) -> None:
     if values.shape != task.shape:
         raise ValueError(f"{name}: one entry per task reward (got {values.shape}, {task.shape})")
-
-
-def _check_all(requirement: str, valid: Bools, values: NDArray[np.generic]) -> None:
-    if not valid.all():
-        position = int(np.flatnonzero(~valid)[0])
-        raise ValueError(f"{requirement} (position {position}: {values[position]})")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
-from .score import Request, Response, Score, Timing
+from .score import Name, Request, Response, Score, Step, Timing
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
@@ -31,10 +31,6 @@ RewardKind = Literal[
 Objective = Literal["success", "efficiency", "smoothness", "low_energy", "short_path", "progress"]
 #: Filter rules; see `FilterOptions`.
 DropReason = Literal["all_equal", "accuracy", "alone", "not_selected"]
-#: Names of episodes, groups and runs, in characters.
-Name = Annotated[str, Field(min_length=1, max_length=200)]
-#: Steps of a training run, counted by the trainer.
-Step = Annotated[int, Field(ge=0, le=2**53)]
 #: A number in [0, 1].
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 #: Numbers, one per step. The check ends at the first wrong one: a message per number takes memory.

@@ -1,7 +1,7 @@
 """What every service answers: a score, or the reason why there is none."""
 
 from enum import StrEnum
-from typing import Generic, Self, TypeVar
+from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
@@ -9,6 +9,12 @@ from .errors import Problem
 
 #: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256
+#: Maximum number of characters of a name.
+MAX_NAME = 200
+#: Names of runs, and of groups, episodes and parts in them.
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+#: Steps of a training run, counted by the trainer.
+Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class Request(BaseModel):

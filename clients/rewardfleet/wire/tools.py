@@ -4,9 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
-from .episode import Name, Step
 from .policy_text import PolicyText
-from .score import Request, Response, Score
+from .score import Name, Request, Response, Score, Step
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000

@@ -3,14 +3,12 @@
 A batch flows in one direction: decode → validate → compute rewards → aggregate by group → encode.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 
 from rewardfleet.episodes import (
@@ -35,7 +33,7 @@ from rewardfleet.wire.episode import (
     TemperaturesResponse,
 )
 from rewardfleet.wire.score import Status, Timing
-from rewardfleet_server.engine import Engine
+from rewardfleet_server.engine import Engine, ScoredBatch
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.run_state import RunState
 from rewardfleet_server.telemetry import RequestContext
@@ -84,15 +82,6 @@ class TemperatureMetrics:
             self.episodes.labels(each.temperature).inc(each.episodes)
             for name, gauge in self._gauges.items():
                 gauge.labels(each.temperature).set(getattr(each, name))
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """An encoded response, and what metrics count of it; an `engine.ScoredBatch`."""
-
-    content: bytes
-    statuses: Mapping[Status, int]
-    scores: NDArray[np.float64]
 
 
 class EpisodeApi:
@@ -165,10 +154,10 @@ class EpisodeApi:
 
     async def _score(
         self, batch: DecodedBatch, context: RequestContext, timing: Timing
-    ) -> _Encoded:
+    ) -> ScoredBatch:
         options = batch.header.options
 
-        def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> _Encoded:
+        def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> ScoredBatch:
             with stage(timing, "backend"):
                 result = aggregate(rewards, options, running)
             return self._encode(result, by_temperature(rewards), running, context, timing)
@@ -190,12 +179,12 @@ class EpisodeApi:
         running: RunningMeanStd | None,
         context: RequestContext,
         timing: Timing,
-    ) -> _Encoded:
+    ) -> ScoredBatch:
         self._metrics.observe(bins)
         timing.total = round(context.elapsed_ms, 3)
         content = encode.encode_batch(result, bins, running, context.request_id, timing)
         scores = result.scores[np.isfinite(result.scores)]
-        return _Encoded(content, encode.statuses(result), scores)
+        return ScoredBatch(content, encode.statuses(result), scores)
 
     async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
@@ -208,7 +197,7 @@ class EpisodeApi:
                 state cannot be written now.
         """
 
-        async def add(timing: Timing) -> _Encoded:
+        async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
                 response = await self._groups.add_member(request, context.request_id)
             statuses, scores = {}, []
@@ -216,7 +205,7 @@ class EpisodeApi:
                 result = response["result"]
                 statuses = {Status(result["status"]): 1}
                 scores = [] if result["score"] is None else [result["score"]]
-            return _Encoded(msgspec.json.encode(response), statuses, np.array(scores, float))
+            return ScoredBatch(msgspec.json.encode(response), statuses, np.array(scores, float))
 
         scored = await self._engine.score_together(encode.BACKEND, context, add)
         return scored.content

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -10,10 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import httpx
+
+from rewardfleet_server.child_process import end_with_parent
 
 from .replicas import Replica
 from .settings import PlannedReplica
@@ -24,15 +26,15 @@ log = logging.getLogger(__name__)
 _STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
 #: A replica that has been ready and does not answer for so many seconds is killed.
 _SILENCE_SECONDS = 30.0
-#: The pause before a crashed replica is started again doubles from the first to the second, in
-#: seconds, and begins anew when it has run for the third.
-_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
+#: Seconds before a crashed replica is restarted: the backoff doubles up to a maximum.
+_MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
+#: A replica that ran for so many seconds is restarted after the minimum again.
+_STABLE_SECONDS = 60.0
 #: Seconds beyond `--shutdown-timeout-s` after which a replica that should end is killed.
 _GRACE_SECONDS = 5.0
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20
 _LAST_LINES = 20
-_PR_SET_PDEATHSIG = 1
 
 
 class FleetFailed(Exception):
@@ -65,12 +67,12 @@ class ReplicaProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Run the replica, again and again, until this is cancelled.
+        """Run the replica, and restart it whenever it ends, until this is cancelled.
 
         Raises:
             FleetFailed: It ended before it was ready for the first time.
         """
-        pause = _FIRST_PAUSE
+        backoff = _MIN_BACKOFF
         try:
             while True:
                 started = time.monotonic()
@@ -81,11 +83,11 @@ class ReplicaProcess:
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
                 if time.monotonic() - started > _STABLE_SECONDS:
-                    pause = _FIRST_PAUSE
+                    backoff = _MIN_BACKOFF
                 name, reason = self.planned.name, _ended(status)
-                log.warning("%s %s; it starts again in %g s", name, reason, pause)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                log.warning("%s %s; it is restarted in %g s", name, reason, backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, _MAX_BACKOFF)
                 self.replica.restarts += 1
         finally:
             await self._stop()
@@ -100,7 +102,7 @@ class ReplicaProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for this process, which ends the others
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
         checks = asyncio.create_task(self._check(process))
         try:
@@ -128,7 +130,7 @@ class ReplicaProcess:
             self._show(self.planned.name, line)
 
     async def _check(self, process: asyncio.subprocess.Process) -> None:
-        """Check again and again whether the replica is ready; kill it if it does not answer."""
+        """Poll whether the replica is ready; kill it if it stops answering."""
         last_answer = time.monotonic()
         was_ready = False
         async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
@@ -169,13 +171,6 @@ class ReplicaProcess:
             await process.wait()
         finally:
             drain.cancel()
-
-
-def _end_with_parent() -> None:
-    """Let the kernel end this process when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:  # it has ended already
-        os._exit(1)
 
 
 def _ended(status: int) -> str:

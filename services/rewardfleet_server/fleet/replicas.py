@@ -1,7 +1,7 @@
 """The replicas of the services of a fleet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Replica:
     outstanding: int = 0
     cooling_until: float = 0.0
     restarts: int = 0
-    last_failure: str = field(default="")
+    last_failure: str = ""
 
 
 #: The replicas of each service, by its name.

@@ -140,6 +140,10 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
     count = own.pop("replicas", 1)
     if not (isinstance(count, int) and 1 <= count <= _MAX_REPLICAS):
         raise ValueError(f"replicas of {service}: give 1 to {_MAX_REPLICAS} (got {count!r})")
+    if "host" in own:
+        raise ValueError(
+            f"[{service}] host: services listen on loopback only; give `host` of the gateway"
+        )
     fields = settings_type.model_fields
     for name in own:
         if name not in fields:
@@ -149,7 +153,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
     first_port = own.pop("port", fields["port"].default)
     for number in range(count):
         given: dict[str, Any] = {**_defaults(config, service, own, count), **own}
-        given["port"] = first_port + PORT_STEP * number if first_port else _free_port()
+        given["port"] = first_port + PORT_STEP * number if first_port else free_port()
         try:
             settings = read_settings(settings_type, given)
         except ValueError as error:
@@ -157,7 +161,8 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
         yield PlannedReplica(service, number, settings, given)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -16,7 +16,7 @@ from rich.table import Table
 from rewardfleet_server.doctor import Diagnosis
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.serve import bind, raise_descriptor_limit
+from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
 from .gateway import Gateway
 from .processes import FleetFailed, ReplicaProcess
@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no handlers."""
         yield
 
 
@@ -114,8 +114,7 @@ class _Fleet:
         by_service: dict[str, list[Replica]] = {}
         for process in self._processes:
             by_service.setdefault(process.planned.service, []).append(process.replica)
-        host, port = self._listener.getsockname()[:2]
-        self._url = f"http://{host}:{port}"
+        self._url = url_of(self._listener)
         self._gateway = Gateway(by_service)
         self._stopped = asyncio.Event()
 

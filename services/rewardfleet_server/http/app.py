@@ -151,22 +151,22 @@ class RewardApp:
                 message["headers"] = [*message["headers"], self._name]
             await send(message)
 
-        if scope["type"] == "http":
-            asked = scope["method"]
-            method = "GET" if asked == "HEAD" else asked  # uvicorn sends no body
-            scope = {**scope, "method": method, "root_path": _prefix(scope)}
-            route, parameters = self.routes.find(method, scope["path"])
-            accepted = self.routes.methods(scope["path"])
-            response: Response | None = None
-            if route is None and accepted:
-                response = _wrong_method(scope["path"], asked, ", ".join(accepted))
-            elif route is not None or method == "POST":
-                request = Request(scope, receive)
-                response = await self._dispatcher.handle(route, request, parameters)
-            if response is not None:
-                await response(scope, receive, send_named)
-                return
-        await self._pages(scope, receive, send_named)
+        if scope["type"] != "http":
+            await self._pages(scope, receive, send_named)
+            return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # uvicorn sends no body
+        route, parameters = self.routes.find(method, scope["path"])
+        accepted = self.routes.methods(scope["path"]) if route is None else []
+        if accepted:
+            response = _wrong_method(scope["path"], scope["method"], ", ".join(accepted))
+        elif route is not None or method == "POST":
+            request = Request(scope, receive)
+            response = await self._dispatcher.handle(route, request, parameters)
+        else:
+            page = {**scope, "method": method, "root_path": _prefix(scope)}
+            await self._pages(page, receive, send_named)
+            return
+        await response(scope, receive, send_named)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""

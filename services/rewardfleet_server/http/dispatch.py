@@ -104,16 +104,12 @@ class Dispatcher:
         context.timeout_s = self._seconds(headers, TIMEOUT_HEADER) or self._deadline_s
         context.call_timeout_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or context.timeout_s
         deadline = context.deadline
-        if route.request_model is None:
-            with self._admission.admit(0):
-                async with Guard(request, deadline):
-                    response = await route.handler(None, context)
-            return response if isinstance(response, bytes) else response.model_dump_json()
+        has_body = route.request_model is not None
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
-        announced = self._bodies.announced_bytes(headers, is_form=is_form)
+        announced = self._bodies.announced_bytes(headers, is_form=is_form) if has_body else 0
         with self._admission.admit(announced) as resize:
             try:
-                decoded = await self._bodies.read(
+                decoded = has_body and await self._bodies.read(
                     request, route, deadline, is_form=is_form, on_size=resize
                 )
             except InvalidRequest:

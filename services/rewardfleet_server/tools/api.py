@@ -4,17 +4,15 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import Gauge
 from pydantic import BaseModel
 
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import BatchRequest, BatchResponse, Status, Timing
+from rewardfleet.wire.score import MAX_NAME, BatchRequest, BatchResponse, Status, Timing
 from rewardfleet.wire.tools import (
     Budget,
     BudgetRequest,
@@ -23,7 +21,7 @@ from rewardfleet.wire.tools import (
     ToolsRequest,
     ToolsScore,
 )
-from rewardfleet_server.engine import Engine
+from rewardfleet_server.engine import Engine, ScoredBatch
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.telemetry import RequestContext
 from rewardfleet_server.tracing import stage
@@ -36,8 +34,6 @@ from .scorer import BACKEND, PROVENANCE, AnswerScorer, Result
 _SMALL_BATCH = 64 * 1024
 #: Limit on the JSON fields of a batch; labels of a row are fields.
 _MAX_BATCH_FIELDS = 200_000
-#: Limit on the name of a run, as in the model of an item.
-_MAX_RUN_NAME = 200
 #: The runs whose budgets are in the metrics: those updated last.
 _MAX_RUNS = 32
 
@@ -92,15 +88,6 @@ class BudgetMetrics:
             oldest, _ = self._runs.popitem(last=False)
             for gauge in self._gauges.values():
                 gauge.remove_by_labels({"run": oldest})
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """An encoded response, and what metrics count of it; an `engine.ScoredBatch`."""
-
-    content: bytes
-    statuses: Mapping[Status, int]
-    scores: NDArray[np.float64]
 
 
 class ToolsApi:
@@ -174,7 +161,7 @@ class ToolsApi:
             RewardFleetError: The batch cannot be scored now.
         """
 
-        async def compute(timing: Timing) -> _Encoded:
+        async def compute(timing: Timing) -> ScoredBatch:
             prices = await self._prices(items)
             with stage(timing, "backend"):
                 if _characters(items) <= _SMALL_BATCH:
@@ -202,7 +189,7 @@ class ToolsApi:
         items: Sequence[Item | InvalidRequest],
         prices: Mapping[str | None, Price | RewardFleetError | None],
         context: RequestContext,
-    ) -> _Encoded:
+    ) -> ScoredBatch:
         results: list[Result] = []
         for item in items:
             if context.deadline is not None and time.monotonic() > context.deadline:
@@ -214,7 +201,9 @@ class ToolsApi:
                 results.append(Result(None, Status.ERROR, error=problem))
         content = msgspec.json.encode({"results": results, "provenance": {BACKEND: PROVENANCE}})
         scores = [each.score for each in results if each.score is not None]
-        return _Encoded(content, Counter(each.status for each in results), np.array(scores, float))
+        return ScoredBatch(
+            content, Counter(each.status for each in results), np.array(scores, float)
+        )
 
     def _result(
         self,
@@ -272,8 +261,8 @@ def _run(context: RequestContext) -> str:
         InvalidRequest: Its name is too long for the `run` of an item.
     """
     run = context.parameters["run"]
-    if len(run) > _MAX_RUN_NAME:
-        raise InvalidRequest(f"run: give a name of at most {_MAX_RUN_NAME} characters")
+    if len(run) > MAX_NAME:
+        raise InvalidRequest(f"run: give a name of at most {MAX_NAME} characters")
     return run
 
 

@@ -180,16 +180,15 @@ class _State:
 
     def count(self, request: BudgetUpdateRequest) -> bool:
         """Count a request that was not counted before; return whether its step is closed."""
-        last = self.checkpoint.step
-        newest = last if self.open_step is None else self.open_step
-        if (last is not None and request.step <= last) or (
-            newest is not None and request.step < newest
-        ):
+        last, opened = self.checkpoint.step, self.open_step
+        oldest = opened if opened is not None else 0 if last is None else last + 1
+        if request.step < oldest:
+            newest = last if opened is None else opened
             raise InvalidRequest(
                 f"step {request.step} is closed: the run is at step {newest}, and a step is closed "
                 "with its last part, or by a later step"
             )
-        if self.open_step is not None and request.step > self.open_step:
+        if opened is not None and request.step > opened:
             self._close()
         if request.part is None and self.parts.parts:
             raise InvalidRequest(

@@ -72,7 +72,8 @@ class AnswerScorer:
             default_labels=self._families,
         )
         task, cost, usage = reward.task, reward.cost, reward.usage
-        multiplier, violation = (0.0, 0.0) if price is None else (price[0], cost - price[1])
+        multiplier = 0.0 if price is None else price.multiplier
+        violation = 0.0 if price is None else cost - price.budget
         components = {
             "task": task,
             "format": reward.format,

@@ -11,7 +11,8 @@ import pytest
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.sandboxes import Sandbox
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.testing import serving
+
+from ..conftest import client_of
 
 LEVELS = ("bubblewrap", "landlock")
 
@@ -66,10 +67,7 @@ def served_code(
     uncached = {"cache_mb": 0, "cache_file": None}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
     app = create_app(CodeSettings(isolation=level, **settings), sandbox)
-    with (
-        serving(app) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
-    ):
+    with client_of(app, timeout_s=60) as client:
         yield Service(client, level)
 
 

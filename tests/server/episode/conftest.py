@@ -8,16 +8,13 @@ import pytest
 
 from rewardfleet_server.episode.app import create_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.testing import serving
+
+from ..conftest import client_of
 
 
 @contextmanager
 def served_episodes(**settings: object) -> Iterator[httpx.Client]:
-    app = create_app(EpisodeSettings(**settings))
-    with (
-        serving(app) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
-    ):
+    with client_of(create_app(EpisodeSettings(**settings))) as client:
         yield client
 
 

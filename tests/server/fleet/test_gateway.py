@@ -24,6 +24,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.fleet import gateway as gateway_module
+from rewardfleet_server.fleet import request as request_module
 from rewardfleet_server.fleet import upstream
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
@@ -481,7 +482,7 @@ def test_a_large_body_that_is_refused_after_it_was_read_gets_a_503_to_send_again
 
 
 def test_bodies_are_not_stored_beyond_a_limit_for_all(front: Front, monkeypatch):
-    monkeypatch.setattr(gateway_module, "MAX_TOTAL_BYTES", 1000)
+    monkeypatch.setattr(request_module, "MAX_TOTAL_BYTES", 1000)
     client = front(Stub(503), Stub())
     client.replicas[1].outstanding = 1
     assert client.post("/tools/score", content=b"x" * 900).status_code == 200
@@ -667,7 +668,8 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
 @pytest.mark.slow
 def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypatch):
     """Responses wait in the service; a caller that reads nothing loses its connection to it."""
-    monkeypatch.setattr(gateway_module, "SILENCE_SECONDS", 0.5)
+    for module in (gateway_module, request_module):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.5)
     sent = 0
 
     async def app(scope, receive, send) -> None:
@@ -689,7 +691,8 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypa
 
 
 def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
-    monkeypatch.setattr(gateway_module, "SILENCE_SECONDS", 0.2)
+    for module in (gateway_module, request_module):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
     stub = Stub()
     client = front(stub)
     with socket.create_connection(address(client), timeout=10) as connection:
@@ -705,7 +708,7 @@ def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch
 
 
 def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
-    monkeypatch.setattr(gateway_module, "_TIMEOUT_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(request_module, "_TIMEOUT_GRACE_SECONDS", 0.1)
     stub = Stub(respond=threading.Event())
     client = front(stub)
     answer = client.get("/tools/x", headers={"x-request-timeout": "0.1"})

@@ -75,6 +75,7 @@ def test_port_0_is_a_free_port(tmp_path: Path):
         ("", {"replicas": {"code": 0}}, "replicas of code: give 1 to 100"),
         ("[code]\nreplicas = 'x'", {}, "replicas of code: give 1 to 100"),
         ("[code]\nworker = 2", {}, r"\[code\] worker: no such setting; did you mean workers\?"),
+        ("[code]\nhost = '0.0.0.0'", {}, r"\[code\] host: services listen on loopback only"),
         ("[code]\nworkers = 0", {}, r"\[code\] --workers 0"),
         ("[vidoe]\n", {}, "vidoe"),
         ("port = 'x'", {}, "port"),

@@ -8,18 +8,15 @@ import httpx
 import pytest
 
 from rewardfleet_server.run_state import RunState
-from rewardfleet_server.testing import serving
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
+
+from ..conftest import client_of
 
 
 @contextmanager
 def served_tools(store: RunState | None = None, **settings: object) -> Iterator[httpx.Client]:
-    app = create_app(ToolsSettings(**settings), store)
-    with (
-        serving(app) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
-    ):
+    with client_of(create_app(ToolsSettings(**settings), store)) as client:
         yield client
 
 

@@ -4,26 +4,21 @@ vLLM ends its processes at its shutdown, but not if the process that started the
 would then occupy the GPU.
 """
 
-import ctypes
 import multiprocessing
-import os
 import signal
 
 from vllm.platforms import current_platform
 
+from rewardfleet_server.child_process import end_with_parent
 from rewardfleet_server.threads import lower_thread_priority
 from rewardfleet_server.video.settings import started_by_service
-
-_PR_SET_PDEATHSIG = 1
 
 
 def begin() -> None:
     """Have the kernel kill this process when its parent ends, if it belongs to a service."""
     parent = multiprocessing.parent_process()
-    if parent is None or not started_by_service():
+    if parent is None or parent.pid is None or not started_by_service():
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it ended before the call
-        os._exit(1)
+    end_with_parent(parent.pid, signal.SIGKILL)
     if current_platform.is_cpu():
         lower_thread_priority()
