@@ -17,6 +17,7 @@ from rewardfleet_server.doctor import Diagnosis
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
+from rewardfleet_server.settings import is_loopback
 
 from .gateway import Gateway
 from .processes import FleetFailed, ReplicaProcess
@@ -46,6 +47,8 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     replicas = plan(config)
     if not _works(replicas, console):
         return 1
+    if config.api_key_file is None and not is_loopback(config.host):
+        log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
     raise_descriptor_limit()  # the gateway has two connections for each request
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
