@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import cv2
 import httpx
@@ -33,13 +34,19 @@ def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx.Client]:
-    """Serve the video service with one judge, and yield an HTTP client of it."""
-    app = create_app(VideoSettings(**settings), {"fake": judge or FakeJudge()})
+def client_of(app: Callable[..., Any], timeout_s: float = 30) -> Iterator[httpx.Client]:
+    """Serve an application; yield an HTTP client of it."""
     with (
         serving(app) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=False) as client,
     ):
+        yield client
+
+
+@contextmanager
+def served(judge: FakeJudge | None = None, **settings: object) -> Iterator[httpx.Client]:
+    """Serve the video service with one judge, and yield an HTTP client of it."""
+    with client_of(create_app(VideoSettings(**settings), {"fake": judge or FakeJudge()})) as client:
         yield client
 
 

@@ -1,30 +1,18 @@
-"""Clients of served applications, and a real Redis server, which tests stop and freeze."""
+"""A real Redis server, which tests stop and freeze."""
 
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import httpx
 import pytest
 import redis
 
 from rewardfleet_server.fleet.settings import free_port
-from rewardfleet_server.testing import serving, wait_until
-
-
-@contextmanager
-def client_of(app: Callable[..., Any], timeout_s: float = 30) -> Iterator[httpx.Client]:
-    """Serve an application; yield an HTTP client of it."""
-    with (
-        serving(app) as url,
-        httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=False) as client,
-    ):
-        yield client
+from rewardfleet_server.testing import wait_until
 
 
 class RedisServer:

@@ -12,7 +12,7 @@ from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.sandboxes import Sandbox
 from rewardfleet_server.code.settings import CodeSettings
 
-from ..conftest import client_of
+from ...conftest import client_of
 
 LEVELS = ("bubblewrap", "landlock")
 

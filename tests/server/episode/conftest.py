@@ -9,7 +9,7 @@ import pytest
 from rewardfleet_server.episode.app import create_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 
-from ..conftest import client_of
+from ...conftest import client_of
 
 
 @contextmanager

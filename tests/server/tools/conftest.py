@@ -11,7 +11,7 @@ from rewardfleet_server.run_state import RunState
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from ..conftest import client_of
+from ...conftest import client_of
 
 
 @contextmanager
