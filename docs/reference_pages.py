@@ -44,15 +44,16 @@ is `{ENV_PREFIX}MAX_BODY_MB`. The flag takes precedence."""
 
 _ERRORS_INTRODUCTION = """\
 Every failure is `application/problem+json` (RFC 9457) with `kind`, `detail` (what was wrong, what
-is accepted), `retryable`, `retry_after` and `request_id`. The client raises one class for each
-kind."""
+is accepted), `retryable`, `retry_after` and `request_id`; on `/v1/chat/completions` and
+`/v1/models` it is OpenAI's `{"error": {"message", "type", "code", "param"}}`, where `code` is the
+kind. The client raises one class for each kind."""
 
 _HTTP_INTRODUCTION = """\
 Bodies and responses are JSON. A request with an unknown field is refused, and the error names the
-field; `/run_code` and `/submit` ignore unknown fields, as SandboxFusion does. Failures are
-[problems](errors.md). `/openapi.json` has these tables, and the forms, as OpenAPI 3.1. `GET /`,
-`/healthz`, `/readyz`, `/metrics`, `/docs` and `/openapi.json` are described in
-[operations](../operations.md)."""
+field; `/run_code`, `/submit` and `/v1/chat/completions` ignore unknown fields, as the servers do
+whose formats these are. Failures are [problems](errors.md). `/openapi.json` has these tables, and
+the forms, as OpenAPI 3.1. `GET /`, `/healthz`, `/readyz`, `/metrics`, `/docs` and `/openapi.json`
+are described in [operations](../operations.md)."""
 
 _FORM_NOTE = f"""\
 The body may also be a form (`multipart/form-data`): the file is the part `{FILE_FIELD}`, and the

@@ -6,7 +6,6 @@
 from .client import RewardFleet
 from .code import CodeClient, code_request
 from .episode import EpisodeClient, episode_request
-from .service import Abstained
 from .tools import ToolsClient, tools_request
 from .video import ClipLike, VideoClient, video_request
 from .wire.code import (
@@ -23,6 +22,7 @@ from .wire.code import (
 )
 from .wire.episode import EpisodeBatchResponse, EpisodeOptions, EpisodeRequest, EpisodeScore
 from .wire.errors import (
+    Abstained,
     BackendFailed,
     DeadlineExceeded,
     ErrorKind,

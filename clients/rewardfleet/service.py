@@ -12,7 +12,15 @@ from .coalesce import Coalescer
 from .replicas import retry_wait
 from .transport import ServiceTransport
 from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError, TooLarge
-from .wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Request, Score, Status
+from .wire.score import (
+    MAX_BATCH_ITEMS,
+    BatchRequest,
+    BatchResponse,
+    Request,
+    Score,
+    Status,
+    abstained,
+)
 
 RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -24,19 +32,6 @@ _MAX_BATCH_BYTES = 48 * 2**20
 
 #: "raise", or the reward that replaces a missing one.
 OnFailure = Literal["raise"] | float
-
-
-class Abstained(RewardFleetError):
-    """The judge answered, without a usable verdict. It is not retryable.
-
-    Attributes:
-        score: The judge's answer; its `score` is None.
-    """
-
-    def __init__(self, score: Score) -> None:
-        text = getattr(score, "model_output", "")
-        super().__init__(f"judge {score.backend} abstained: {text[:200]}")
-        self.score = score
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class RewardPolicy:
         if score.error is not None:
             return self.failed(RewardFleetError.from_problem(score.error))
         if score.score is None:
-            return self.failed(Abstained(score))
+            return self.failed(abstained(score))
         if self.binary_reward:
             return float(score.score >= self.success_threshold)
         return score.score

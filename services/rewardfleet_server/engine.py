@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
 from rewardfleet.wire.errors import DeadlineExceeded, InternalError, RewardFleetError
-from rewardfleet.wire.score import Score, Status, Timing
+from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
 from .anonymous_file import AnonymousFile
@@ -127,6 +127,8 @@ class Engine(Generic[RequestT, ScoreT]):
         admission: Its permits limit the items at the backend.
         telemetry: Counts results, lookups and audits, and times stages.
         audit_rate: Share of the cache hits that are computed again and compared, in [0, 1].
+        abstention_fails: Whether an abstention is the failure `Abstained`. It is counted as an
+            abstention in any case.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Engine(Generic[RequestT, ScoreT]):
         admission: Admission,
         telemetry: Telemetry,
         audit_rate: float = 0.0,
+        abstention_fails: bool = False,
     ) -> None:
         self.scorer = scorer
         self._score_type = score_type
@@ -145,6 +148,7 @@ class Engine(Generic[RequestT, ScoreT]):
         self._admission = admission
         self._telemetry = telemetry
         self._audit_rate = audit_rate
+        self._abstention_fails = abstention_fails
         self._audits: set[asyncio.Task[None]] = set()
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
         # Part of every key: scores stored by a version with other fields are not looked up.
@@ -259,6 +263,10 @@ class Engine(Generic[RequestT, ScoreT]):
             )
         score.timing_ms.total = round(context.elapsed_ms, 3)
         self._telemetry.record_score(context, score)
+        if self._abstention_fails and score.status is Status.ABSTAINED:
+            failure = abstained(score)
+            problem = failure.problem(context.request_id)
+            score = score.model_copy(update={"status": Status.ERROR, "error": problem})
         return score, failure
 
     async def _score(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:

@@ -191,6 +191,8 @@ def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:
         log.info("serving %s on %s", app.service.name, url, extra={"overview": overview})
     if settings.allow_unauthenticated and settings.api_key_file is None:
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use this service", url)
+    for warning in app.service.warnings:
+        log.warning(warning)
 
 
 def _describe_cache(settings: ServerSettings) -> str:

@@ -6,6 +6,7 @@ RewardFleetError
 ├── Forbidden           403  the key is valid, but what it asks for is not allowed
 ├── NotFound            404  no such file or route
 ├── TooLarge            413  over a limit on size, pixels, frames or items
+├── Abstained           424  the judge answered without a usable verdict (`--abstention error`)
 ├── Overloaded          429  the service is at capacity; try again after `retry_after`
 ├── BackendFailed       502  the judge or the sandbox failed, or its answer was unusable
 ├── Unavailable         503  the service is shutting down, or what it needs has failed
@@ -19,9 +20,12 @@ are derived from the classes.
 """
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:  # it imports this module
+    from .score import Score
 
 
 class ErrorKind(StrEnum):
@@ -32,6 +36,7 @@ class ErrorKind(StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     TOO_LARGE = "too_large"
+    ABSTAINED = "abstained"
     OVERLOADED = "overloaded"
     BACKEND_FAILED = "backend_failed"
     UNAVAILABLE = "unavailable"
@@ -145,6 +150,13 @@ class NotFound(RewardFleetError, kind=ErrorKind.NOT_FOUND, status=404):
 
 class TooLarge(RewardFleetError, kind=ErrorKind.TOO_LARGE, status=413):
     """The request is over a limit on size, pixels, frames or items."""
+
+
+class Abstained(RewardFleetError, kind=ErrorKind.ABSTAINED, status=424):
+    """The judge answered, without a usable verdict. Services send it with `--abstention error`."""
+
+    #: The judge's answer, whose `score` is None; None if the service sent an error in its place.
+    score: "Score | None" = None
 
 
 class Overloaded(RewardFleetError, kind=ErrorKind.OVERLOADED, status=429, retryable=True):

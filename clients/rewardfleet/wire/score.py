@@ -5,12 +5,14 @@ from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
-from .errors import Problem
+from .errors import Abstained, Problem
 
 #: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256
 #: Maximum number of characters of a name.
 MAX_NAME = 200
+#: Characters of a judge's text in an error.
+_MAX_QUOTED = 200
 #: Names of runs, and of groups, episodes and parts in them.
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 #: Steps of a training run, counted by the trainer.
@@ -84,6 +86,14 @@ class Score(Response):
         if (self.error is not None) != (self.status is Status.ERROR):
             raise ValueError("`error` is given if and only if `status` is `error`")
         return self
+
+
+def abstained(score: Score) -> Abstained:
+    """Return the error that an abstention is where it counts as a failure."""
+    text = getattr(score, "model_output", "")
+    error = Abstained(f"judge {score.backend} abstained: {text[:_MAX_QUOTED]}")
+    error.score = score
+    return error
 
 
 ItemT = TypeVar("ItemT")

@@ -31,7 +31,7 @@ from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher
 from .problems import PROBLEM_TYPE, no_endpoint, problem_response
-from .routes import Route, Routes, Service
+from .routes import FailureModel, Route, Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -47,6 +47,14 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     }
     for kind, status in STATUS.items()
 }
+
+
+def _failures(model: type[FailureModel]) -> dict[int | str, dict[str, Any]]:
+    """Return the failures of a route that has its own format."""
+    return {
+        status: {"description": problem["description"], "model": model}
+        for status, problem in _PROBLEMS.items()
+    }
 
 
 def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> "RewardApp":
@@ -70,6 +78,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         admission=admission,
         telemetry=telemetry,
         audit_rate=settings.cache_audit_rate,
+        abstention_fails=service.abstention_fails,
     )
     bodies = BodyReader(settings.max_body_mb * _MIB)
     keys = ApiKeys(settings.api_key_file)
@@ -207,7 +216,7 @@ def _document(pages: FastAPI, route: Route[Any]) -> None:
         endpoint,
         methods=[route.method],
         response_model=route.response_model,
-        responses=_PROBLEMS,
+        responses=_PROBLEMS if route.failure_model is None else _failures(route.failure_model),
         openapi_extra=extra,
         summary=route.description,
     )

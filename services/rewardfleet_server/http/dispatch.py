@@ -81,9 +81,9 @@ class Dispatcher:
             if not self._cancelled:
                 raise
             error = Unavailable("the service is shutting down", retry_after=1)
-            return self._problem(error, context)
+            return self._problem(route, error, context)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
-            return self._problem(as_failure(error, context, overdue=True), context)
+            return self._problem(route, as_failure(error, context, overdue=True), context)
         finally:
             self._requests.discard(task)
         self._telemetry.record_response(context, 200, None)
@@ -140,6 +140,9 @@ class Dispatcher:
             raise InvalidRequest(f"{name}: give seconds, above 0 (got {asked[:60]!r})")
         return min(seconds, self._deadline_s)
 
-    def _problem(self, error: RewardFleetError, context: RequestContext) -> Response:
+    def _problem(
+        self, route: Route[Any] | None, error: RewardFleetError, context: RequestContext
+    ) -> Response:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
-        return problem_response(error, context.request_id)
+        model = None if route is None else route.failure_model
+        return problem_response(error, context.request_id, model)

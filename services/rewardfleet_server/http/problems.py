@@ -5,6 +5,8 @@ from starlette.responses import Response
 from rewardfleet.wire.errors import ErrorKind, NotFound, RewardFleetError
 from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
+from .routes import FailureModel
+
 #: The media type of failures.
 PROBLEM_TYPE = "application/problem+json"
 
@@ -14,8 +16,18 @@ def no_endpoint(path: str) -> NotFound:
     return NotFound(f"no endpoint {path[:100]!r}; GET /docs lists them")
 
 
-def problem_response(error: RewardFleetError, request_id: str | None = None) -> Response:
-    """Return a failure as `application/problem+json` (RFC 9457)."""
+def problem_response(
+    error: RewardFleetError,
+    request_id: str | None = None,
+    model: type[FailureModel] | None = None,
+) -> Response:
+    """Return a failure as a response.
+
+    Args:
+        error: The failure.
+        request_id: Of the request that failed.
+        model: The format of its body; None for `application/problem+json` (RFC 9457).
+    """
     headers = {}
     if request_id is not None:
         headers[REQUEST_ID_HEADER] = request_id
@@ -23,9 +35,11 @@ def problem_response(error: RewardFleetError, request_id: str | None = None) -> 
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.kind is ErrorKind.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
+    problem = error.problem(request_id)
+    body = problem if model is None else model.from_problem(problem)
     return Response(
-        error.problem(request_id).model_dump_json(),
+        body.model_dump_json(),
         status_code=error.status,
-        media_type=PROBLEM_TYPE,
+        media_type=PROBLEM_TYPE if model is None else "application/json",
         headers=headers,
     )

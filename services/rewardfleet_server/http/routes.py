@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from prometheus_client.registry import Collector
 from pydantic import (
@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import InvalidRequest, Problem
 from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import format_validation_error, validate, validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
@@ -25,6 +25,17 @@ from rewardfleet_server.telemetry import RequestContext
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 DecodedT = TypeVar("DecodedT")
+
+
+class FailureModel(Protocol):
+    """A failure in the format of another project: a pydantic model."""
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> Self:
+        """Return a failure in this format."""
+
+    def model_dump_json(self) -> str:
+        """Return it as JSON."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Route(Generic[DecodedT]):
             time than its bytes.
         max_values: Limit on the JSON values of a body, by its commas.
         method: The HTTP method.
+        failure_model: The model of the body of a failure; None for the `Problem` itself.
     """
 
     path: str
@@ -70,6 +82,7 @@ class Route(Generic[DecodedT]):
     max_fields: int = 20_000
     max_values: int = 2_000_000
     method: str = "POST"
+    failure_model: type[FailureModel] | None = None
 
 
 @asynccontextmanager
@@ -95,6 +108,8 @@ class Service(Generic[RequestT, ScoreT]):
         failure: Returns why the service can never score again, or None. The process then exits,
             for its supervisor to start a new one.
         overview: What the startup table shows, e.g. `{"judge": "reference"}`.
+        warnings: What is logged once the service listens.
+        abstention_fails: Whether an abstention is the error `Abstained`.
     """
 
     name: str
@@ -109,6 +124,8 @@ class Service(Generic[RequestT, ScoreT]):
     health: Callable[[], BaseModel] | None = None
     failure: Callable[[], str | None] = lambda: None
     overview: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    abstention_fails: bool = False
 
 
 class Routes:

@@ -12,12 +12,17 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.threads import lower_thread_priority
 
+from .chat_api import ChatApi
 from .fetch import Fetcher
 from .judges import Judge
 from .judges.loading import load_judges
 from .scorer import VideoScorer
 from .settings import VideoSettings
 from .sources import VideoFiles
+
+_NO_VIDEO_ROOT = (
+    "every video_path will be refused; --video-root FOLDER names a folder whose files may be read"
+)
 
 
 def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = None) -> RewardApp:
@@ -56,25 +61,29 @@ def video_service(
                 await stack.enter_async_context(judge.lifespan())
             yield
 
+    scorer = VideoScorer(
+        judges,
+        default=default,
+        files=VideoFiles(settings.video_root, max_bytes=max_bytes),
+        fetcher=fetcher,
+        readers=readers,
+        decoders=decoders,
+        max_video_bytes=max_bytes,
+    )
     return Service(
         name="video",
         description=SERVICES["video"].description,
-        scorer=VideoScorer(
-            judges,
-            default=default,
-            files=VideoFiles(settings.video_root, max_bytes=max_bytes),
-            fetcher=fetcher,
-            readers=readers,
-            decoders=decoders,
-            max_video_bytes=max_bytes,
-        ),
+        scorer=scorer,
         request_type=VideoRequest,
         score_type=VideoScore,
         lifespan=lifespan,
         accepts_uploads=True,
+        routes=lambda engine: ChatApi(engine, scorer).routes(),
         health=lambda: VideoHealth(
             status="ok", default_backend=default, loaded_backends=sorted(judges)
         ),
         failure=lambda: next((judge.failure for judge in judges.values() if judge.failure), None),
         overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
+        warnings=() if settings.video_root else (_NO_VIDEO_ROOT,),
+        abstention_fails=settings.abstention == "error",
     )

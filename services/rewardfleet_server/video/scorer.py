@@ -119,11 +119,12 @@ class VideoScorer:
                 not a video.
             RewardFleetError: See `VideoFiles.open` and `Fetcher.fetch`.
         """
-        name = self._loaded_name(request.backend or self._default)
-        judge = self._judges.get(name)
-        if judge is None:
+        requested = request.backend or self._default
+        name = self.loaded_name(requested)
+        if name is None:
             loaded = ", ".join(sorted(self._judges))
-            raise InvalidRequest(f"backend {name[:60]!r} is not loaded; loaded: {loaded}")
+            raise InvalidRequest(f"backend {requested[:60]!r} is not loaded; loaded: {loaded}")
+        judge = self._judges[name]
         judge.check_options(request.backend_kwargs)
         source = await self._source(request, upload)
         digest = source.cached_digest()
@@ -135,10 +136,15 @@ class VideoScorer:
             policy = CachePolicy((key,))
         return Plan(name, lambda _: self._score(name, request, source, digest), policy)
 
-    def _loaded_name(self, name: str) -> str:
-        """Return the name under which a judge is loaded; `name` may be one of its aliases."""
+    @property
+    def judge_names(self) -> list[str]:
+        """The names of the loaded judges, the default one first."""
+        return [self._default, *(name for name in self._judges if name != self._default)]
+
+    def loaded_name(self, name: str) -> str | None:
+        """Return the name under which a judge is loaded, or None; `name` may be an alias."""
         same = {name, ALIASES.get(name, name), *(a for a, n in ALIASES.items() if n == name)}
-        return next((loaded for loaded in self._judges if loaded in same), name)
+        return next((loaded for loaded in self._judges if loaded in same), None)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share."""

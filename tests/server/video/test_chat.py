@@ -1,0 +1,534 @@
+"""The judges in OpenAI's format, with the payloads of stock RLinf and readers like its parsers."""
+
+import base64
+import io
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import JsonValue
+
+from rewardfleet_server.demo import auroc
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
+from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.judges import Judge, Judgment
+from rewardfleet_server.video.settings import VideoSettings
+
+from ...conftest import DATA, client_of
+from ...gateways import fleet_of
+from ..test_engine import item_metrics
+from .test_bad_input import check_problem
+
+PATH = "/v1/chat/completions"
+TASK = "put the bowl on the plate"
+#: Own words in the forms of RLinf's prompts.
+SCORE_PROMPT = "Task: {task}\n\nJudge it and return a reward between 0 and 1."
+TREND_PROMPT = (
+    "You are currently performing the task: {task}. You are given two synchronized {n}-frame "
+    "videos of one window. Is its trend positive, negative, or unclear? Answer in one word."
+)
+LABELS = ("positive", "negative", "unclear")
+
+
+def data_url(frame: np.ndarray) -> str:
+    """Encode a frame as RLinf does."""
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, format="JPEG", quality=95)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def gray(level: int, size: int = 32) -> np.ndarray:
+    return np.full((size, size, 3), level, np.uint8)
+
+
+def payload(frames: Sequence[np.ndarray], prompt: str, **fields: object) -> dict[str, Any]:
+    """Build a request as RLinf does: the frames of all cameras, the text, sampling parameters."""
+    images = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in frames]
+    content = [*images, {"type": "text", "text": prompt}]
+    return {
+        "model": "Qwen3-VL-4B-Instruct",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 16,
+        "temperature": 0.0,
+        **fields,
+    }
+
+
+def score_payload(*levels: int, **fields: object) -> dict[str, Any]:
+    return payload([gray(level) for level in levels], SCORE_PROMPT.format(task=TASK), **fields)
+
+
+def trend_payload(*levels: int, n: int = 5, **fields: object) -> dict[str, Any]:
+    prompt = TREND_PROMPT.format(task=TASK, n=n)
+    return payload([gray(level) for level in levels], prompt, **fields)
+
+
+def content_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    content = answer.json()["choices"][0]["message"]["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def read_trend(text: str) -> str | None:
+    """Read a label as RLinf's parser does: from JSON, else the last label in the text."""
+    try:
+        label = str(json.loads(text).get("trend", "")).lower()
+    except (ValueError, AttributeError):
+        label = ""
+    found = re.findall(r"\b(positive|negative|unclear)\b", text.lower())
+    return label if label in LABELS else found[-1] if found else None
+
+
+def read_number(text: str) -> float | None:
+    """Read the first number in a text."""
+    found = re.search(r"[-+]?\d+(?:\.\d+)?", text)
+    return float(found[0]) if found else None
+
+
+class LevelJudge(FakeJudge):
+    """The score of a clip is the mean gray level of its last frame, as a share of 255."""
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        await super().judge(task_text, clip, backend_kwargs)
+        return Judgment(float(clip.frames[-1].mean()) / 255, "the level")
+
+
+class ProgressJudge(LevelJudge):
+    """Its score is 0 until the end; the level is its progress."""
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        level = await super().judge(task_text, clip, backend_kwargs)
+        assert level.score is not None
+        return Judgment(0.0, "", {"progress": level.score})
+
+
+Chat = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def chat(request: pytest.FixtureRequest) -> Chat:
+    """Serve judges by name, the first as the default; one judge is called `fake`."""
+
+    def start(judge: Judge | Mapping[str, Judge], **settings: object) -> httpx.Client:
+        judges = judge if isinstance(judge, Mapping) else {"fake": judge}
+        context = client_of(create_app(VideoSettings(**settings), judges))
+        client = context.__enter__()
+        request.addfinalizer(lambda: context.__exit__(None, None, None))
+        return client
+
+    return start
+
+
+# The answer
+
+
+def test_the_score_of_a_clip_is_a_plain_number(chat: Chat):
+    client = chat(LevelJudge())
+    answer = client.post(PATH, json=score_payload(0, 100, 255)).json()
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "1.000000", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+    ]
+    assert (answer["object"], answer["model"], answer["task_text"]) == (
+        "chat.completion",
+        "fake",
+        TASK,
+    )
+    assert answer["id"].startswith("chatcmpl-")
+    assert abs(answer["created"] - time.time()) < 60
+    assert answer["usage"] == dict.fromkeys(
+        ("prompt_tokens", "completion_tokens", "total_tokens"), 0
+    )
+    [score] = answer["scores"]
+    assert (score["score"], score["status"], score["backend"]) == (1.0, "ok", "fake")
+    assert score["provenance"]["judge"] == "fake"
+    assert score["provenance"]["frames"]["total"] == 3
+
+
+def test_a_tiny_score_is_not_written_in_scientific_notation(chat: Chat):
+    """Of 9.9e-05, a reader of plain numbers would take 9.9."""
+    content = content_of(chat(FakeJudge(9.9e-5)).post(PATH, json=score_payload(1)))
+    assert content == "0.000099"
+    assert read_number(content) == pytest.approx(9.9e-5)
+
+
+@pytest.mark.parametrize("judge", [LevelJudge, ProgressJudge])
+@pytest.mark.parametrize(
+    ("levels", "label"),
+    [((0, 255), "positive"), ((255, 0), "negative"), ((100, 100), "unclear"), ((90,), "unclear")],
+)
+def test_the_trend_is_the_change_from_the_first_to_the_last_frame(
+    chat: Chat, judge: type[FakeJudge], levels: tuple[int, ...], label: str
+):
+    answer = chat(judge()).post(PATH, json=trend_payload(*levels, n=len(levels)))
+    assert json.loads(content_of(answer)) == {"trend": label}
+    assert len(answer.json()["scores"]) == 2
+
+
+def test_a_change_within_the_dead_zone_is_unclear(chat: Chat):
+    client = chat(LevelJudge())
+    step = TREND_DEAD_ZONE * 255
+    for change, label in (
+        (0.8, "unclear"),
+        (1.2, "positive"),
+        (-0.8, "unclear"),
+        (-1.2, "negative"),
+    ):
+        request = trend_payload(100, 100 + round(change * step), n=2)
+        assert read_trend(content_of(client.post(PATH, json=request))) == label
+
+
+def test_a_trend_looks_at_single_frames_and_shares_them_with_later_windows(chat: Chat):
+    judge = LevelJudge()
+    client = chat(judge)
+    for first in range(0, 60, 10):
+        levels = range(first, first + 50, 10)  # windows of five frames, one step apart
+        client.post(PATH, json=trend_payload(*levels, n=5))
+    assert judge.seen == [(0,)] * 10  # ten frames in six windows
+
+
+def test_the_frames_of_the_second_camera_are_not_judged(chat: Chat):
+    client = chat(LevelJudge())
+    rising, falling = (0, 100, 200), (200, 100, 0)
+    for n in (3, 5):  # the prompt says 5, whatever the length of the window
+        request = trend_payload(*rising, *falling, n=n)
+        assert read_trend(content_of(client.post(PATH, json=request))) == "positive"
+    # One camera, although the prompt names two.
+    request = trend_payload(0, 50, 100, 150, 250, n=5)
+    assert read_trend(content_of(client.post(PATH, json=request))) == "positive"
+    answer = client.post(PATH, json=trend_payload(1, 2, 3, n=5))
+    assert answer.status_code == 422
+    assert "even number of frames" in answer.json()["error"]["message"]
+
+
+def test_cameras_may_differ_in_size(chat: Chat):
+    frames = [gray(0), gray(255), gray(9, size=16), gray(8, size=16)]
+    request = payload(frames, TREND_PROMPT.format(task=TASK, n=2))
+    assert read_trend(content_of(chat(LevelJudge()).post(PATH, json=request))) == "positive"
+
+
+@pytest.mark.parametrize("request_body", [score_payload(1), trend_payload(1, 2, n=2)])
+def test_an_abstention_is_neither_a_number_nor_a_label(chat: Chat, request_body: dict[str, Any]):
+    answer = chat(FakeJudge(None)).post(PATH, json=request_body)
+    content = content_of(answer)
+    assert read_trend(content) is None
+    assert read_number(content) is None
+    with pytest.raises((ValueError, TypeError)):
+        float(json.loads(content))
+    assert "abstained" in answer.json()["choices"][0]["message"]["refusal"]
+    assert {score["status"] for score in answer.json()["scores"]} == {"abstained"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "task"),
+    [
+        (SCORE_PROMPT, TASK),
+        (TREND_PROMPT.replace("{n}", "5"), TASK),
+        ("Task: {task}", TASK),
+        ("  Task:{task} \nRate it.", TASK),
+        ("{task}", TASK),
+        ("  {task}\n", TASK),
+        ("You are performing the task: {task} and so on", None),
+    ],
+)
+def test_the_task_is_read_from_the_prompt(prompt: str, task: str | None):
+    text = prompt.format(task=TASK)
+    assert task_of(text) == (text if task is None else task)
+
+
+def test_a_task_may_contain_a_period():
+    text = TREND_PROMPT.format(task="open it. then close it.", n=5)
+    assert task_of(text) == "open it. then close it."
+
+
+# Judges and models
+
+
+def test_the_model_selects_a_loaded_judge_and_other_names_the_default(
+    chat: Chat, caplog: pytest.LogCaptureFixture
+):
+    client = chat({"low": FakeJudge(0.25), "PRIMO-R1": FakeJudge(0.75)})
+    models = client.get("/v1/models").json()
+    assert models["object"] == "list"
+    assert [each["id"] for each in models["data"]] == ["low", "PRIMO-R1"]
+    expected = {
+        "low": ("low", "0.250000"),
+        "PRIMO-R1": ("PRIMO-R1", "0.750000"),
+        "primo_r1_vllm": ("PRIMO-R1", "0.750000"),  # its alias
+        "Qwen3-VL-4B-Instruct": ("low", "0.250000"),
+    }
+    with caplog.at_level(logging.WARNING):
+        for model, (judge, content) in [*expected.items(), *expected.items()]:
+            answer = client.post(PATH, json=score_payload(1, model=model))
+            assert (answer.json()["model"], content_of(answer)) == (judge, content)
+        request = score_payload(1)
+        del request["model"]
+        assert content_of(client.post(PATH, json=request)) == "0.250000"
+    warnings = [line.getMessage() for line in caplog.records if "no judge" in line.getMessage()]
+    assert len(warnings) == 1 and "'Qwen3-VL-4B-Instruct'" in warnings[0] and "low" in warnings[0]
+
+
+def test_warnings_about_unknown_models_are_limited(
+    chat: Chat, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rewardfleet_server.video.chat_api._MAX_UNKNOWN_MODELS", 3)
+    client = chat(FakeJudge())
+    for number in range(6):
+        model = f"{number}\n" + "x" * 10_000
+        assert client.post(PATH, json=score_payload(1, model=model)).status_code == 200
+    warnings = [line.getMessage() for line in caplog.records if "no judge" in line.getMessage()]
+    assert len(warnings) == 3 and all(len(text) < 300 and "\n" not in text for text in warnings)
+
+
+# Requests
+
+
+def test_sampling_parameters_system_prompts_and_unknown_fields_are_ignored(chat: Chat):
+    client = chat(LevelJudge())
+    expected = content_of(client.post(PATH, json=score_payload(40)))
+    fields = {"top_p": 0.1, "seed": 3, "stop": ["x"], "logprobs": True, "n": 1, "stream": False}
+    request = score_payload(40, **fields, user="me", extra_body={"a": [1]})
+    request["messages"].insert(0, {"role": "system", "content": "You are strict. Task: other"})
+    request["messages"][1]["content"][0]["image_url"]["detail"] = "high"
+    assert content_of(client.post(PATH, json=request)) == expected
+
+
+def messages(*content: object, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(content)}]}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+TEXT = {"type": "text", "text": TASK}
+IMAGE = image(data_url(gray(1)))
+USER = {"role": "user", "content": [IMAGE, TEXT]}
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"messages": [USER], "stream": True}, "does not stream"),
+        ({"messages": [USER], "n": 2}, "n: "),
+        ({"messages": [USER, USER]}, "exactly one turn of the user (got 2)"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "exactly one turn of the user"),
+        ({"messages": [USER, {"role": "assistant", "content": "no"}]}, "'system', 'developer'"),
+        ({"messages": []}, "at least 1 item"),
+        ({}, "'messages' is missing"),
+        ({"messages": [{"role": "user", "content": TASK}]}, "1 to 1024 frames"),
+        (messages(TEXT), "1 to 1024 frames"),
+        (messages(IMAGE), "exactly one text part"),
+        (messages(IMAGE, TEXT, TEXT), "exactly one text part"),
+        (messages(*[IMAGE] * 1025, TEXT), "1 to 1024 frames"),
+        (messages(image("https://example.com/a.jpg"), TEXT), "other URLs are not fetched"),
+        (messages(image("file:///etc/passwd"), TEXT), "other URLs are not fetched"),
+        (messages(image("data:image/jpeg,abc"), TEXT), "data:image/jpeg;base64"),
+        (messages(image("data:image/jpeg;base64,a*b="), TEXT), "data:image/jpeg;base64"),
+        (messages(image("data:image/jpeg;base64,é"), TEXT), "data:image/jpeg;base64"),
+        (messages(image("data:text/plain;base64,aGk="), TEXT), "not a JPEG or PNG"),
+        (messages(image("data:image/jpeg;base64,"), TEXT), "not a JPEG or PNG"),
+        (messages(IMAGE, image(data_url(gray(1, size=8))), TEXT), "differ in size"),
+        (messages({"type": "image_url"}, TEXT), "needs the field 'image_url'"),
+        (messages({"type": "video_url", "video_url": {"url": "x"}}, TEXT), "'image_url'"),
+        (messages(IMAGE, {"type": "text", "text": "  "}), "task_text"),
+        (messages(IMAGE, {"type": "text", "text": "Task: \n\nRate it."}), "task_text"),
+        (messages(IMAGE, {"type": "text", "text": "x" * 1_000_000}), "at most 4096 characters"),
+        (messages(IMAGE, {"type": "text", "text": 3}), "valid string"),
+        ({"messages": "all"}, "valid array"),
+        ({"messages": [[[]]]}, "messages.0"),
+        ([], "should be an object"),
+    ],
+)
+def test_a_refused_request_says_what_is_accepted(refusing: httpx.Client, body: Any, detail: str):
+    answer = refusing.post(PATH, json=body)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == (
+        "invalid_request_error",
+        "invalid",
+        None,
+    )
+    assert detail in error["message"]
+    assert len(answer.text) < 2000
+
+
+@pytest.fixture(scope="module")
+def refusing():
+    """A service that still scores when all tests that use it are done."""
+    with client_of(create_app(VideoSettings(), {"fake": FakeJudge()})) as client:
+        yield client
+        assert content_of(client.post(PATH, json=score_payload(1))) == "1.000000"
+
+
+def test_deep_nesting_is_refused(refusing: httpx.Client):
+    for depth in (300, 100_000):
+        body = '{"messages":' + "[" * depth + "]" * depth + "}"
+        answer = refusing.post(PATH, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422
+        assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+def test_only_the_first_of_many_invalid_parts_is_reported(refusing: httpx.Client):
+    """Collecting the errors of all would take seconds, and a gigabyte of memory."""
+    for body in (messages(*[{}] * 500_000), {"messages": [1] * 500_000}):
+        answer = refusing.post(PATH, json=body)
+        assert answer.status_code == 422
+        assert "more" not in answer.json()["error"]["message"]
+
+
+def test_reading_a_prompt_takes_linear_time(refusing: httpx.Client):
+    started = time.monotonic()
+    for text in (
+        "performing the task: " * 50_000,
+        "two synchronized 5" * 50_000,
+        "Task:" * 200_000,
+    ):
+        body = messages(IMAGE, {"type": "text", "text": text})
+        assert refusing.post(PATH, json=body).status_code == 422
+    assert time.monotonic() - started < 10
+
+
+# Failures, keys and metrics
+
+
+def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Chat, tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    client = chat(FakeJudge(), api_key_file=keys, max_body_mb=1)
+    for answer in (client.post(PATH, json=score_payload(1)), client.get("/v1/models")):
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert answer.json()["error"]["type"] == "authentication_error"
+    client.headers["authorization"] = "Bearer secret"
+    assert client.get("/v1/models").status_code == 200
+    assert client.post(PATH, json=score_payload(1)).status_code == 200
+    answer = client.post(PATH, json=score_payload(1, user="x" * 2**20))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    check_problem(client.post("/score", json={}), "invalid")  # other routes have their own format
+    failing = chat(FakeJudge(error=RuntimeError("broken")))
+    for body in (score_payload(1), trend_payload(1, 2, n=2)):
+        answer = failing.post(PATH, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_failed")
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "broken" in answer.json()["error"]["message"]
+
+
+def test_a_service_at_capacity_says_when_to_try_again(chat: Chat):
+    """Refused on arrival, or when the second frame of a trend finds the queue full."""
+    client = chat(FakeJudge(wait_s=0.3, deterministic=False), max_in_flight=1, max_queue_depth=1)
+    with ThreadPoolExecutor(6) as pool:
+        requests = [trend_payload(level, level + 1, n=2) for level in range(6)]
+        answers = list(pool.map(lambda body: client.post(PATH, json=body), requests))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) >= 4
+    for answer in refused:
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert "at capacity" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("score", [0.5, None])
+def test_a_chat_request_is_counted_and_cached_like_an_item_of_score(
+    chat: Chat, score: float | None
+):
+    chat_body = score_payload(1, 2)
+    urls = [part["image_url"]["url"] for part in chat_body["messages"][0]["content"][:-1]]
+    frames = [url.partition(",")[2] for url in urls]
+    bodies = {PATH: chat_body, "/score": {"task_text": TASK, "frames_base64": frames}}
+    found = []
+    for path, body in bodies.items():
+        client = chat(FakeJudge(score))
+        for _ in range(2):
+            assert client.post(path, json=body).status_code == 200
+        found.append(item_metrics(client))
+    assert found[0] == found[1]
+
+
+def test_a_score_is_shared_with_the_other_routes(chat: Chat):
+    judge = LevelJudge()
+    client = chat(judge)
+    body = score_payload(1, 2)
+    content_of(client.post(PATH, json=body))
+    urls = [part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]]
+    item = {"task_text": TASK, "frames_base64": [url.partition(",")[2] for url in urls]}
+    assert client.post("/score", json=item).json()["cached"]
+    assert len(judge.seen) == 1
+
+
+def test_it_works_behind_the_gateway_and_with_keys(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    app = create_app(VideoSettings(api_key_file=keys), {"fake": LevelJudge()})
+    with (
+        serving(app) as video,
+        fleet_of(video=video) as fleet,
+        httpx.Client(base_url=fleet, trust_env=False, timeout=30) as client,
+    ):
+        answer = client.post("/video" + PATH, json=score_payload(1))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+        client.headers["authorization"] = "Bearer secret"
+        answer = client.post("/video" + PATH, json=trend_payload(0, 250, n=2))
+        assert read_trend(content_of(answer)) == "positive"
+        assert client.get("/video/v1/models").json()["data"][0]["id"] == "fake"
+
+
+# Real rollouts
+
+LIBERO = DATA / "libero"
+
+
+@pytest.mark.slow
+def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right_way():
+    rollouts = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text().splitlines()]
+    numbers: dict[bool, list[float]] = {True: [], False: []}
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    trends: list[str | None] = []
+    with client_of(create_app(VideoSettings()), timeout_s=60) as client:
+        for rollout in rollouts:
+            frames = _decoded(LIBERO / rollout["file"], 16)
+            body = payload(frames, SCORE_PROMPT.format(task=rollout["task_text"]))
+            number = read_number(content_of(client.post(PATH, json=body)))
+            assert number is not None
+            urls = [part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]]
+            encoded = [url.partition(",")[2] for url in urls]
+            item = {"task_text": rollout["task_text"], "frames_base64": encoded}
+            score = client.post("/score", json=item).json()["score"]
+            assert number == pytest.approx(score, abs=1e-6)
+            numbers[rollout["success"]].append(number)
+            scores[rollout["success"]].append(score)
+            if rollout["success"]:
+                prompt = TREND_PROMPT.format(task=rollout["task_text"], n=5)
+                window = [frames[i] for i in (0, 4, 8, 12, 15)]
+                answer = client.post(PATH, json=payload([*window, *window[::-1]], prompt))
+                trends.append(read_trend(content_of(answer)))
+                answer = client.post(PATH, json=payload([*window[::-1], *window], prompt))
+                assert read_trend(content_of(answer)) != "positive"
+    assert auroc(numbers[True], numbers[False]) == auroc(scores[True], scores[False]) > 0.95
+    assert trends.count("positive") >= 0.9 * len(trends)
+
+
+def _decoded(path: Path, count: int) -> list[np.ndarray]:
+    clip = decode_video(str(path), count=count, max_pixels=200_704, stop=threading.Event())
+    return list(clip.frames)
