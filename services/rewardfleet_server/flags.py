@@ -145,7 +145,8 @@ def _plain_type(annotation: Any) -> Any:
 
 def _extra(info: FieldInfo) -> dict[str, Any]:
     extra = info.json_schema_extra
-    return extra if isinstance(extra, dict) else {"group": "Other", "shown": None, "metavar": None}
+    without = {"group": "Other", "shown": None, "metavar": None, "other_flag": None}
+    return extra if isinstance(extra, dict) else without
 
 
 def _option(name: str, info: FieldInfo) -> click.Option:
@@ -156,8 +157,13 @@ def _option(name: str, info: FieldInfo) -> click.Option:
         off = f"--no-{name.replace('_', '-')}"
         return click.Option([f"{flag}/{off}"], default=None, help=help_text)
     is_list = get_origin(info.annotation) is list
+    spellings = [flag, *filter(None, [_extra(info)["other_flag"]])]
     return click.Option(
-        [flag], multiple=is_list, metavar=metavar_of(name, info), help=help_text, type=str
+        [*spellings, name],
+        multiple=is_list,
+        metavar=metavar_of(name, info),
+        help=help_text,
+        type=str,
     )
 
 

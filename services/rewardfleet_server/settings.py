@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
-OTHER_VARIABLES = frozenset({"API_KEY", "URL", "VIDEO_URL", "ENGINE"})
+OTHER_VARIABLES = frozenset({"API_KEY", "URL", "VIDEO_URL", "ENGINE_PROCESS"})
 
 
 def setting(
@@ -28,6 +28,7 @@ def setting(
     group: str = "Other",
     shown: str | None = None,
     metavar: str | None = None,
+    other_flag: str | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare a setting.
@@ -38,9 +39,12 @@ def setting(
         group: The heading under which the command's help lists it.
         shown: The default as documentation shows it, if that is not its value.
         metavar: The name of its value in help, if neither its type nor its name gives one.
+        other_flag: Another spelling of its flag.
         constraints: Of `pydantic.Field`.
     """
-    extra: dict[str, Any] = {"group": group, "shown": shown, "metavar": metavar}
+    extra: dict[str, Any] = {
+        "group": group, "shown": shown, "metavar": metavar, "other_flag": other_flag,
+    }  # fmt: skip
     if "default_factory" in constraints:
         return Field(description=help_text, json_schema_extra=extra, **constraints)
     return Field(default, description=help_text, json_schema_extra=extra, **constraints)

@@ -1,8 +1,9 @@
-"""`make bench-gpu`: clips per second and memory of the judge `transformers` on a GPU, at full size.
+"""`make bench-gpu`: clips per second and memory of judges on a GPU, at full size, by transformers.
 
-The weights are random, in the shape of Qwen2.5-VL-7B, as speed and memory do not depend on their
-values. The tokenizer is that of the tests' tiny checkpoint. It needs torch, torchvision and
-transformers. If torch finds no GPU, it measures the tiny checkpoint on the CPU instead.
+The judge `transformers` has the shape of Qwen2.5-VL-7B, those of published models that of
+Qwen3-VL-8B. The weights are random, as speed and memory do not depend on their values. The
+tokenizer is that of the tests' tiny checkpoint. It needs torch, torchvision and transformers. If
+torch finds no GPU, it measures the tiny checkpoint on the CPU instead.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -22,6 +25,8 @@ sys.path[:0] = [str(ROOT / name) for name in ("clients", "services", "tests/engi
 from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
 
 from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
+from rewardfleet_server.video.judges import DeferredJudge, Judge  # noqa: E402
+from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine  # noqa: E402
 from rewardfleet_server.video.judges.vlm.families import qwen  # noqa: E402
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
@@ -47,6 +52,35 @@ VISION = {
 }
 
 
+#: The same of Qwen3-VL-8B-Instruct.
+TEXT3 = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rope_parameters": {
+        "rope_type": "default",
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+        "rope_theta": 5e6,
+    },
+}
+VISION3 = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "out_hidden_size": 4096,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+#: How many of the clips, and of their 16 frames, each judge gets: SOLE-R1 answers at each frame.
+PUBLISHED = {"topreward": (64, 16), "roboreward": (64, 16), "sole-r1": (16, 4)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clips", type=int, default=64)
@@ -59,7 +93,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name))
         if has_gpu:
-            _load_full_size(folder)
+            _load_full_size(folder, TEXT, VISION)
         for readout, max_tokens in (("probability", 1), ("text", 64)):
             settings = VideoSettings(
                 model_path=str(folder),
@@ -68,15 +102,32 @@ def main() -> int:
                 max_tokens=max_tokens,
                 frame_pixels=200_704,
             )
-            asyncio.run(_measure(settings, clips))
+            asyncio.run(_measure(readout, qwen.build_transformers(settings).load(), clips))
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_checkpoint(Path(name), "qwen3_vl")
+        if has_gpu:
+            _load_full_size(folder, TEXT3, VISION3)
+        settings = VideoSettings(
+            model_path=str(folder), engine="transformers", batch_size=options.batch_size
+        )
+        for judge, (count, frames) in PUBLISHED.items():
+            found = find_judge(judge, settings)
+            assert isinstance(found, DeferredJudge)
+            asyncio.run(
+                _measure(judge, found.load(), [_first(clip, frames) for clip in clips[:count]])
+            )
     return 0
 
 
-def _load_full_size(folder: Path) -> None:
-    """Make the judge load 7 billion random weights, created on the GPU and never written."""
+def _first(clip: Clip, frames: int) -> Clip:
+    return replace(clip, frames=clip.frames[:frames], indices=clip.indices[:frames])
+
+
+def _load_full_size(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
+    """Make the judge load billions of random weights, created on the GPU and never written."""
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= TEXT
-    config["vision_config"] |= VISION
+    config["text_config"] |= text
+    config["vision_config"] |= vision
     (folder / "config.json").write_text(json.dumps(config))
 
     def from_pretrained(path: str, **_: object) -> torch.nn.Module:
@@ -90,8 +141,7 @@ def _load_full_size(folder: Path) -> None:
     transformers.AutoModelForImageTextToText.from_pretrained = from_pretrained
 
 
-async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
-    judge = qwen.build_transformers(settings).load()
+async def _measure(name: str, judge: Judge, clips: list[Clip]) -> None:
     assert isinstance(judge, VlmJudge)
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)
@@ -104,7 +154,7 @@ async def _measure(settings: VideoSettings, clips: list[Clip]) -> None:
         seconds = time.perf_counter() - started
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     print(
-        f"{settings.readout:12} {len(clips) / seconds:7.2f} clips/s   "
+        f"{name:12} {len(clips) / seconds:7.2f} clips/s   "
         f"{engine.passes - passes} forward passes   {memory:.1f} GiB peak"
     )
 

@@ -63,6 +63,8 @@ def openai_judge() -> Iterator[ClipJudge]:
 
 #: Checked by tests/engines/test_contract.py.
 NEED_ENGINES = {"qwen2_5_vl_vllm", "PRIMO-R1", "transformers"}
+#: Checked by tests/engines/test_published.py and test_robometer.py.
+PUBLISHED = {"roboreward", "topreward", "sole-r1", "robometer"}
 
 MAKERS = {"fake": fake_judge, "reference": reference_judge, "openai": openai_judge}
 
@@ -83,7 +85,7 @@ def clip() -> Clip:
 
 
 def test_the_contract_covers_every_judge():
-    assert set(JUDGES) <= set(MAKERS) | NEED_ENGINES
+    assert set(JUDGES) <= set(MAKERS) | NEED_ENGINES | PUBLISHED
 
 
 async def test_it_returns_a_judgment(judge: ClipJudge, clip: Clip):

@@ -38,7 +38,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(params=sorted(NEED_ENGINES), scope="module", loop_scope="module")
 async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[VlmJudge]:
     patch = pytest.MonkeyPatch()
-    for name in ("REWARDFLEET_ENGINE", "VLLM_NO_USAGE_STATS", "VLLM_WORKER_MULTIPROC_METHOD"):
+    for name in (
+        "REWARDFLEET_ENGINE_PROCESS",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    ):
         patch.setenv(name, "1" if "METHOD" not in name else "spawn")
     patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     settings = VideoSettings(

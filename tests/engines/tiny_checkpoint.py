@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
@@ -26,18 +27,21 @@ _CORPUS = [
     "Is the task wholly done in the last frame? Answer yes or no. Grade it from 1 to 5, 0 to 100.",
     "<think> <planning> <observation> <reasoning> </think> <answer> 42 3.14 </answer>",
     *("Yes", "No", "yes", "no", " Yes", " No", " yes", " no", "1", "2", "3", "4", "5"),
+    *(" True", " False"),
 ] * 8
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEMPLATE = (
-    "{% for m in messages %}"
+    "{% set pictures = namespace(count=0) %}{% for m in messages %}"
     "{% if loop.first and m['role'] != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
     "{% if c['type'] == 'image' or 'image' in c or 'image_url' in c %}"
+    "{% set pictures.count = pictures.count + 1 %}"
+    "{% if add_vision_id %}Picture {{ pictures.count }}: {% endif %}"
     "<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif c['type'] == 'video' or 'video' in c %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
@@ -65,6 +69,59 @@ def make_checkpoint(folder: Path, kind: str = "qwen2_5_vl", *, context: int = 32
         content = {**own, "processor_class": type(processor).__name__}
         settings.write_text(json.dumps(content, default=str))
     return folder
+
+
+def make_robometer(folder: Path, *, bins: int = 10, context: int = 32768) -> Path:
+    """Write a Robometer in the published layout, in float32; return its folder.
+
+    Its processor is that of its base model, which is written to the folder beside it.
+    """
+    hf.set_seed(0)
+    tokenizer = _tokenizer(context)
+    base, processor = _qwen3(tokenizer, context)
+    base_folder = folder.parent / f"{folder.name}-base"
+    processor.save_pretrained(base_folder)
+    base.model.resize_token_embeddings(len(tokenizer) + 5)
+    heads = {"progress_head": bins, "success_head": 1, "preference_head": 1, "similarity_head": 1}
+    hidden = base.config.text_config.hidden_size
+    weights = {f"model.{name}": weight for name, weight in base.model.state_dict().items()}
+    for name, outputs in heads.items():
+        for key, weight in _head(hidden, outputs).state_dict().items():
+            weights[f"{name}.{key}"] = weight
+    weights["frame_pool_attn.weight"] = torch.randn(1, hidden)
+    folder.mkdir()
+    base.config.save_pretrained(folder)
+    _save_in_two_files(folder, weights)
+    (folder / "config.yaml").write_text(
+        f"model:\n  base_model_id: {base_folder}\n  use_multi_image: true\n"
+        "  use_per_frame_progress_token: true\nloss:\n  progress_loss_type: discrete\n"
+        f"  progress_discrete_bins: {bins}\n"
+    )
+    return folder
+
+
+def _head(hidden: int, outputs: int) -> torch.nn.Module:
+    """A head whose outputs differ visibly from frame to frame."""
+    last = torch.nn.Linear(hidden // 2, outputs)
+    torch.nn.init.normal_(last.weight)
+    first = torch.nn.Linear(hidden, hidden // 2)
+    norm = torch.nn.LayerNorm(hidden // 2)
+    return torch.nn.Sequential(first, norm, torch.nn.GELU(), torch.nn.Dropout(0.1), last)
+
+
+def _save_in_two_files(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    names = sorted(weights)
+    files = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
+    for file, own in files.items():
+        save_file(
+            {name: weights[name].contiguous() for name in own}, folder / file, {"format": "pt"}
+        )
+    weight_map = {name: file for file, own in files.items() for name in own}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _tokenizer(context: int) -> Any:

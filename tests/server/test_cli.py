@@ -74,7 +74,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
             ["serve", "video", "--backend", "oracle"],
             (
                 "--backend oracle: no such judge; known: PRIMO-R1, openai, qwen2_5_vl_vllm, "
-                "reference, transformers, or your own with --custom-backend-factory"
+                "reference, robometer, roboreward, sole-r1, topreward, transformers, "
+                "or your own with --custom-backend-factory"
             ),
         ),
         (

@@ -20,7 +20,7 @@ from rewardfleet_server.settings import NameList, ServerSettings, setting
 from .prompts import Prompt
 
 #: Environment variable that marks the processes of an engine started by a rewardfleet service.
-_ENGINE_MARKER = "REWARDFLEET_ENGINE"
+_ENGINE_MARKER = "REWARDFLEET_ENGINE_PROCESS"
 
 
 def _split(value: object) -> object:
@@ -45,12 +45,14 @@ class VideoSettings(ServerSettings):
     video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat the flag for several folders. Default: video_path is not accepted.", group="Inputs")
     video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat the flag for several hosts. Default: video_url is not accepted.", group="Inputs")
     max_video_mb: PositiveInt = setting(64, "MiB of one video file.", group="Inputs")
-    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests.", metavar="JUDGE", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
-    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", metavar="MODEL", group="Judges")
+    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests. --judge is the same flag.", metavar="JUDGE", other_flag="--judge", shown="reference; qwen2_5_vl_vllm with --model-path", group="Judges")
+    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", metavar="MODEL", shown="that of the authors, for a published model", group="Judges")
+    engine: Literal["vllm", "transformers"] = setting("vllm", "Engine of the judges roboreward, topreward, sole-r1 and PRIMO-R1. robometer always runs on transformers.", group="Judges")
     references: DirectoryPath | None = setting(None, "Folder of labeled rollouts for the judge `reference`.", shown="the library in the package", group="Judges")
     custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. It is loaded under the name that --backend gives.", metavar="MODULE:FUNCTION", group="Judges")
     prompt_template: str | None = setting(None, "Prompt of the model; {task} stands for the task's text.", shown="that of the readout", group="Judges")
     readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text only.", group="Judges")
+    abstention: Literal["null", "error"] = setting("null", "What an abstention is. null: a response whose score is null. error: the HTTP error `abstained`, for clients that take null for a score.", group="Judges")
     temperature: float = setting(0.0, "Sampling temperature of the model. Scores sampled above 0 are not cached.", ge=0, le=2, group="Sampling")
     top_p: float = setting(0.001, "Nucleus sampling of the model.", gt=0, le=1, group="Sampling")
     max_tokens: PositiveInt = setting(64, "Most tokens of the model's answer. If a longer answer is cut, the judge abstains.", group="Sampling")
@@ -67,9 +69,9 @@ class VideoSettings(ServerSettings):
     enforce_eager: bool = setting(False, "Start faster and run slower: vLLM compiles nothing.", group="Models in the process")
     mm_processor_cache_gb: float = setting(0.0, "GiB of vLLM's cache of processed frames. Useful only if clips repeat.", ge=0, group="Models in the process")
     frame_resize: Literal["single", "qwen-vl-utils"] = setting("single", "How frames are resized for a model in the process. single: one resize. qwen-vl-utils: by that library, which is slower.", group="Models in the process")
-    device: str = setting("auto", "Device of the judge `transformers`, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process")
-    batch_size: PositiveInt = setting(8, "Most clips in one forward pass of the judge `transformers`.", group="Models in the process")
-    frame_pixels: PositiveInt = setting(50176, "Most pixels per frame for the judge `transformers`; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
+    device: str = setting("auto", "Device of the engine transformers, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process")
+    batch_size: PositiveInt = setting(8, "Most clips in one forward pass of the engine transformers.", group="Models in the process")
+    frame_pixels: PositiveInt = setting(50176, "Most pixels per frame for the judge `transformers`, and for `robometer` if given; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process")
     primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", metavar="MODEL", group="PRIMO-R1")
     primo_tensor_parallel_size: PositiveInt = setting(1, "Like --tensor-parallel-size.", group="PRIMO-R1")
     primo_max_model_len: PositiveInt = setting(16384, "Like --max-model-len.", group="PRIMO-R1")
@@ -80,6 +82,10 @@ class VideoSettings(ServerSettings):
     primo_prompts: FilePath | None = setting(None, "The authors' src/primo_prompts.py, whose prompts replace the shipped ones. It is parsed, not executed.", group="PRIMO-R1")
     primo_system_prompt: str | None = setting(None, "System prompt.", shown="the shipped prompt", group="PRIMO-R1")
     primo_user_prompt: str | None = setting(None, "User prompt; {task} stands for the task's text.", shown="the shipped prompt", group="PRIMO-R1")
+    roboreward_prompts: FilePath | None = setting(None, "A file of the authors with RoboReward's prompt, which replaces the shipped one: the README.md of the checkpoint, or a Python file. It is parsed, not executed.", group="Published reward models")
+    topreward_prompts: FilePath | None = setting(None, "A file of the authors with TOPReward's prompt, e.g. topreward/clients/qwen.py. It is parsed, not executed.", group="Published reward models")
+    sole_prompts: FilePath | None = setting(None, "A file of the authors with SOLE-R1's prompts, e.g. reward_server/constants.py. It is parsed, not executed.", group="Published reward models")
+    robometer_prompts: FilePath | None = setting(None, "The authors' robometer/data/collators/rbm_heads.py, whose prompt replaces the shipped one. It is parsed, not executed.", group="Published reward models")
     # fmt: on
 
     @field_validator("gpu_ids")

@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,7 +21,7 @@ from rewardfleet_server.video.judges.vlm.families import primo
 from rewardfleet_server.video.judges.vlm.families.primo import authors_prompts
 from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
 from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
-from rewardfleet_server.video.judges.vlm.judge import order_correlation, with_curve
+from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
@@ -318,7 +317,9 @@ def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
     assert user.digest != primo.judge_spec(settings()).readouts["text"].prompt.digest
 
 
-@pytest.mark.parametrize("text", ["SYSTEM_PROMPT = 'x'", "def (", AUTHORS])
+@pytest.mark.parametrize(
+    "text", ["SYSTEM_PROMPT = 'x'", "def (", AUTHORS.replace("QUESTION_TEMPLATE = (", "OTHER = (")]
+)
 def test_a_file_without_the_prompts_is_rejected(tmp_path: Path, text: str):
     file = tmp_path / "prompts.py"
     file.write_text(text)
@@ -350,12 +351,12 @@ def test_value_order_correlation_is_spearmans_rank_correlation(
 
 def test_a_curve_contains_abstentions():
     judgments = [Judgment(0.1, "a"), Judgment(None, "b"), Judgment(0.6, "c", {"x": 1.0})]
-    judgment = with_curve(judgments, [3, 7, 11])
+    judgment = with_curve(judgments[-1], [3, 7, 11], scores(judgments))
     assert judgment.curve is not None
     assert judgment.curve.values == [0.1, None, 0.6] and judgment.curve.frames == [3, 7, 11]
     assert judgment.components == pytest.approx({"x": 1.0, "value_order_correlation": 1.0})
     assert (judgment.score, judgment.text) == (0.6, "c")
-    assert with_curve([replace(judgments[0])], [3]).components == {}
+    assert with_curve(judgments[0], [3], [0.1]).components == {}
 
 
 # The service

@@ -23,6 +23,10 @@ JUDGES: dict[str, str] = {
     "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.families.qwen:build_vllm",
     "PRIMO-R1": "rewardfleet_server.video.judges.vlm.families.primo:build",
     "transformers": "rewardfleet_server.video.judges.vlm.families.qwen:build_transformers",
+    "roboreward": "rewardfleet_server.video.judges.vlm.families.roboreward:build",
+    "topreward": "rewardfleet_server.video.judges.vlm.families.topreward:build",
+    "sole-r1": "rewardfleet_server.video.judges.vlm.families.sole:build",
+    "robometer": "rewardfleet_server.video.judges.vlm.families.robometer:build",
 }
 
 #: Alternative names that requests and settings may use, and the name in `JUDGES` of each.
@@ -37,7 +41,8 @@ class Judgment:
         score: In [0, 1], or None if the judge abstains; `text` then has the reason.
         text: The judge's text output.
         components: Parts of the score and other numbers, by name.
-        curve: Scores after prefixes of the clip, if the request has `backend_kwargs.curve`.
+        curve: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or
+            the judge always reports them.
         provenance: What the request's `backend_kwargs` replaced in the judge's own provenance.
     """
 

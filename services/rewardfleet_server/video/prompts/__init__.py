@@ -15,6 +15,9 @@ from typing import Self
 #: original LIBERO reward server.
 FIELDS = ("task", "task_instruction")
 
+#: Names of fields.
+Fields = tuple[str, ...]
+
 _MAX_TEMPLATE = 20_000
 #: How often a template may name the task; this limits the length of the prompt.
 _MAX_FIELDS = 4
@@ -22,21 +25,25 @@ _MAX_FIELDS = 4
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template whose only fields are those in `FIELDS`.
+    """A template whose only fields are those in `FIELDS`, and further ones of its judge.
 
     Attributes:
         template: Text with `{task}`; literal braces are doubled.
         name: The name of its file; `custom` for a template from settings or requests.
         version: Increased with every change of the file's text.
+        more_fields: Names of the further fields.
     """
 
     template: str
     name: str = "custom"
     version: int = 0
+    more_fields: Fields = ()
 
     @classmethod
-    def of(cls, template: str, name: str = "custom", version: int = 0) -> Self:
-        """Make a prompt of a template, which may contain `FIELDS` only.
+    def of(
+        cls, template: str, name: str = "custom", version: int = 0, *, more_fields: Fields = ()
+    ) -> Self:
+        """Make a prompt of a template, which may contain `FIELDS` and `more_fields` only.
 
         Raises:
             ValueError: It has other fields, attributes, indices, formats or single braces, or is
@@ -48,22 +55,24 @@ class Prompt:
             parts = list(Formatter().parse(template))
         except ValueError as error:
             raise ValueError(f"{error}; write {{{{ and }}}} for braces") from None
+        accepted = (*FIELDS, *more_fields)
         for _, field, spec, conversion in parts:
-            if field is not None and (field not in FIELDS or spec or conversion):
+            if field is not None and (field not in accepted or spec or conversion):
+                names = " and ".join(f"{{{name}}}" for name in accepted)
                 raise ValueError(
-                    f"{{{field}}} is not accepted; accepted: "
-                    "{task} and {task_instruction}, without attributes or formats"
+                    f"{{{field}}} is not accepted; accepted: {names}, without attributes or formats"
                 )
         if sum(field is not None for _, field, _, _ in parts) > _MAX_FIELDS:
             raise ValueError(f"name the task at most {_MAX_FIELDS} times")
-        return cls(template, name, version)
+        return cls(template, name, version, more_fields)
 
     @classmethod
-    def load(cls, name: str) -> Self:
+    def load(cls, name: str, *, more_fields: Fields = ()) -> Self:
         """Read one of the prompts that come with the service, by the name of its file."""
         text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
         content = tomllib.loads(text)
-        return cls.of(content["template"].strip("\n"), name, content["version"])
+        template = content["template"].strip("\n")
+        return cls.of(template, name, content["version"], more_fields=more_fields)
 
     @property
     def digest(self) -> str:
@@ -75,9 +84,14 @@ class Prompt:
         """Name, version and digest."""
         return {"name": self.name, "version": self.version, "sha256": self.digest}
 
-    def render(self, task_text: str) -> str:
-        """Return the prompt for a task. Braces in the task's text are not expanded."""
-        return self.template.format(**dict.fromkeys(FIELDS, task_text))
+    def render(self, task_text: str, **more: str) -> str:
+        """Return the prompt for a task. Braces in the task's text are not expanded.
+
+        Args:
+            task_text: The task.
+            more: The values of `more_fields`, by name.
+        """
+        return self.template.format(**dict.fromkeys(FIELDS, task_text), **more)
 
 
 #: Asks for a number from 0 to 100.
@@ -90,3 +104,13 @@ RUBRIC = Prompt.load("rubric")
 PRIMO_SYSTEM = Prompt.load("primo_system")
 #: The user prompt of PRIMO-R1.
 PRIMO_USER = Prompt.load("primo_user")
+#: Asks RoboReward for a grade from 1 to 5.
+ROBOREWARD = Prompt.load("roboreward")
+#: The text that the model of TOPReward continues.
+TOPREWARD = Prompt.load("topreward")
+#: The field of SOLE-R1's question besides the task: the progress at the frame before, in percent.
+SOLE_FIELDS = ("previous_progress",)
+#: The system prompt of SOLE-R1.
+SOLE_SYSTEM = Prompt.load("sole_system")
+#: The question to SOLE-R1 at each frame.
+SOLE_QUESTION = Prompt.load("sole_question", more_fields=SOLE_FIELDS)

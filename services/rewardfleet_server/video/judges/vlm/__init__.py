@@ -65,10 +65,12 @@ class Conversation:
     Attributes:
         parts: Images, videos and texts, in order.
         system: The system prompt, or None.
+        is_open: Whether the model continues the user's last text, instead of answering in a turn.
     """
 
     parts: tuple[ImagePart | VideoPart | str, ...]
     system: str | None = None
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class GenerationParams:
         max_tokens: The most tokens of a completion.
         temperature: 0 or more; 0 for greedy decoding.
         top_p: Probability mass of nucleus sampling, in (0, 1].
+        top_k: Sample among that many tokens; 0 for all.
         n: Number of completions, 1 or more. They differ only at a temperature above 0.
         labels: Token ids whose log-probabilities at the first position are returned.
         numbers_only: Whether the text is restricted to a whole number from 0 to 100.
@@ -87,6 +90,7 @@ class GenerationParams:
     max_tokens: int
     temperature: float
     top_p: float
+    top_k: int = 0
     n: int = 1
     labels: tuple[int, ...] = ()
     numbers_only: bool = False

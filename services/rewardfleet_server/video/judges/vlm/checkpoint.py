@@ -92,8 +92,16 @@ class Checkpoint:
         Raises:
             ValueError: transformers cannot load it.
         """
+        return self.load_processor(self.path)
+
+    def load_processor(self, source: str) -> Any:
+        """Load the processor of this checkpoint from a folder or a hub name.
+
+        Raises:
+            ValueError: transformers cannot load it.
+        """
         try:
-            processor = _transformers(self.path).AutoProcessor.from_pretrained(self.path)
+            processor = _transformers(self.path).AutoProcessor.from_pretrained(source)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"--model-path {self.path}: {error}") from error
         # In a padded batch, all completions then start at the same position.
@@ -111,15 +119,21 @@ class Checkpoint:
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
     def prompt(self, conversation: Conversation) -> str:
-        """Return a conversation in the model's chat template."""
+        """Return a conversation in the model's chat template.
+
+        An open conversation ends with the user's last text, without the end of the turn.
+        """
         content = [self._template_part(part) for part in conversation.parts]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if conversation.system is not None:
             system = [self._template_part(conversation.system)]
             messages.insert(0, {"role": "system", "content": system})
         prompt: str = self.processor.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=not conversation.is_open
         )
+        if conversation.is_open:
+            # No text of a caller contains this token, see `_template_part`.
+            return prompt[: prompt.rindex(self.processor.tokenizer.eos_token)]
         return prompt
 
     def _template_part(self, part: ImagePart | VideoPart | str) -> dict[str, str]:
@@ -134,7 +148,7 @@ class Checkpoint:
         added = self.processor.tokenizer.added_tokens_decoder.values()
         return re.compile("|".join(re.escape(str(token)) for token in added))
 
-    def check_max_tokens(self, max_tokens: int, flag: str) -> None:
+    def check_max_tokens(self, max_tokens: int, name: str) -> None:
         """Check that the context has room for a prompt besides the longest answer.
 
         Raises:
@@ -142,7 +156,7 @@ class Checkpoint:
         """
         if max_tokens + _MIN_PROMPT_TOKENS > self.context:
             raise ValueError(
-                f"{self.context_flag} leaves no room for {flag} {max_tokens}, a question and "
+                f"{self.context_flag} leaves no room for {name} {max_tokens}, a question and "
                 "the frames"
             )
 

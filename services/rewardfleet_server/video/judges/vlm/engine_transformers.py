@@ -1,11 +1,15 @@
-"""transformers on any device that it supports: one model, and batches of waiting conversations."""
+"""transformers on any device that it supports: one model, and batches of waiting conversations.
+
+`BatchingEngine` collects conversations and runs batches. `TransformersEngine` generates text with
+it, `engine_robometer.py` reads numbers from a model's heads.
+"""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 # This module is imported when the judge is loaded, never with the server.
 import numpy as np
@@ -20,6 +24,8 @@ from rewardfleet.wire.errors import BackendFailed
 from . import Completion, Conversation, GenerationParams, ImagePart, VideoPart
 from .checkpoint import Checkpoint
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 #: A batch that is not full starts when no conversation arrived for this long. It is less than a
@@ -32,17 +38,24 @@ _FATAL_ERRORS = getattr(torch, "AcceleratorError", ())
 
 
 @dataclass(eq=False)
-class _Job:
-    """A waiting conversation and the future of its completions."""
+class Job(Generic[T]):
+    """A waiting conversation and the future of its result.
+
+    Attributes:
+        conversation: Its frames have the size that the model takes.
+        prompt: The conversation in the model's chat template.
+        params: Jobs with equal parameters may share a batch.
+        result: Done as soon as the caller has its result, or does not wait any more.
+    """
 
     conversation: Conversation
     prompt: str
     params: GenerationParams
-    result: asyncio.Future[list[Completion]]
+    result: asyncio.Future[T]
 
 
-class TransformersEngine:
-    """A model in this process.
+class BatchingEngine(Generic[T]):
+    """A model in this process that computes a result of type `T` for each conversation.
 
     While one batch runs, conversations are collected for the next, and 50 ms longer as long as
     more arrive. A conversation that is cancelled before its batch starts is not in it.
@@ -62,30 +75,20 @@ class TransformersEngine:
     def __init__(self, checkpoint: Checkpoint, *, device: str, batch_size: int) -> None:
         self._checkpoint = checkpoint
         self._batch_size = batch_size
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job[T]] = deque()
         self._arrived = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self.passes = 0
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            model = AutoModelForImageTextToText.from_pretrained(checkpoint.path, dtype="auto")
-            self._model = model.to(device).eval()
+            self._model = self._load().to(device).eval()
         except Exception as error:
             raise ValueError(
                 f"--model-path {checkpoint.path} on --device {device}: {error}"
             ) from error
         self._model.register_forward_pre_hook(self._count)
-        tokenizer = checkpoint.processor.tokenizer
-        eos = self._model.generation_config.eos_token_id
-        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-        ends |= set(eos) if isinstance(eos, list) else {eos}
-        self._end_tokens = {token for token in ends if token is not None}
         self._failure: str | None = None
-        self._numbers = _continuations(
-            [tokenizer.encode(str(number), add_special_tokens=False) for number in range(101)],
-            tokenizer.eos_token_id,
-        )
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -99,10 +102,17 @@ class TransformersEngine:
     def failure(self) -> str | None:
         return self._failure
 
-    async def generate(
-        self, conversation: Conversation, prompt: str, params: GenerationParams
-    ) -> list[Completion]:
-        job = _Job(conversation, prompt, params, asyncio.get_running_loop().create_future())
+    def _load(self) -> Any:
+        """Load the model, on the CPU."""
+        raise NotImplementedError
+
+    def _run_batch(self, batch: list[Job[T]]) -> list[T]:
+        """Return the result of each conversation. Runs in a thread."""
+        raise NotImplementedError
+
+    async def _submit(self, conversation: Conversation, prompt: str, params: GenerationParams) -> T:
+        """Put a conversation into a batch and wait for its result."""
+        job = Job[T](conversation, prompt, params, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self._arrived.set()
         if self._running is None or self._running.done():
@@ -145,7 +155,7 @@ class TransformersEngine:
             except TimeoutError:
                 return
 
-    def _outcomes(self, batch: list[_Job]) -> list[list[Completion] | BackendFailed]:
+    def _outcomes(self, batch: list[Job[T]]) -> list[T | BackendFailed]:
         """Run a batch. Failures are returned: StopIteration cannot be raised out of a thread."""
         if not batch:
             return []
@@ -160,10 +170,10 @@ class TransformersEngine:
             failed = f"the model failed: {type(error).__name__}: {error}"[:_MAX_REASON]
             return [BackendFailed(failed) for _ in batch]
 
-    def _next_batch(self) -> list[_Job]:
+    def _next_batch(self) -> list[Job[T]]:
         """Take the conversations with the oldest one's parameters, without cancelled ones."""
-        batch: list[_Job] = []
-        others: deque[_Job] = deque()
+        batch: list[Job[T]] = []
+        others: deque[Job[T]] = deque()
         while self._waiting:
             job = self._waiting.popleft()
             if job.result.done():
@@ -177,14 +187,7 @@ class TransformersEngine:
     def _count(self, *_: object) -> None:
         self.passes += 1
 
-    def _run_batch(self, batch: list[_Job]) -> list[list[Completion]]:
-        inputs = self._inputs(batch)
-        with torch.inference_mode():
-            if batch[0].params.labels:
-                return [[each] for each in self._first_tokens(inputs, batch[0].params)]
-            return self._texts(inputs, batch)
-
-    def _inputs(self, batch: list[_Job]) -> Any:
+    def _inputs(self, batch: list[Job[T]]) -> Any:
         parts = [part for job in batch for part in job.conversation.parts]
         images = [part.frame for part in parts if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
@@ -202,6 +205,37 @@ class TransformersEngine:
         )
         return inputs.to(self._model.device)
 
+
+class TransformersEngine(BatchingEngine[list[Completion]]):
+    """A model that generates completions. Parameters and errors: see `BatchingEngine`."""
+
+    def __init__(self, checkpoint: Checkpoint, *, device: str, batch_size: int) -> None:
+        super().__init__(checkpoint, device=device, batch_size=batch_size)
+        tokenizer = checkpoint.processor.tokenizer
+        eos = self._model.generation_config.eos_token_id
+        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        ends |= set(eos) if isinstance(eos, list) else {eos}
+        self._end_tokens = {token for token in ends if token is not None}
+        self._numbers = _continuations(
+            [tokenizer.encode(str(number), add_special_tokens=False) for number in range(101)],
+            tokenizer.eos_token_id,
+        )
+
+    async def generate(
+        self, conversation: Conversation, prompt: str, params: GenerationParams
+    ) -> list[Completion]:
+        return await self._submit(conversation, prompt, params)
+
+    def _load(self) -> Any:
+        return AutoModelForImageTextToText.from_pretrained(self._checkpoint.path, dtype="auto")
+
+    def _run_batch(self, batch: list[Job[list[Completion]]]) -> list[list[Completion]]:
+        inputs = self._inputs(batch)
+        with torch.inference_mode():
+            if batch[0].params.labels:
+                return [[each] for each in self._first_tokens(inputs, batch[0].params)]
+            return self._texts(inputs, batch)
+
     def _first_tokens(self, inputs: Any, params: GenerationParams) -> list[Completion]:
         logits = self._model(**inputs, logits_to_keep=1).logits[:, -1].float()
         logprobs = logits.log_softmax(-1)
@@ -212,7 +246,7 @@ class TransformersEngine:
             for text, row in zip(texts, label_logprobs, strict=True)
         ]
 
-    def _texts(self, inputs: Any, batch: list[_Job]) -> list[list[Completion]]:
+    def _texts(self, inputs: Any, batch: list[Job[list[Completion]]]) -> list[list[Completion]]:
         params = batch[0].params
         start = inputs["input_ids"].shape[1]
         sampling = (
@@ -220,7 +254,7 @@ class TransformersEngine:
                 "do_sample": True,
                 "temperature": params.temperature,
                 "top_p": params.top_p,
-                "top_k": 0,
+                "top_k": params.top_k,
             }
             if params.temperature > 0
             else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
@@ -255,7 +289,7 @@ class TransformersEngine:
 class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has no types here
     """Ends a generation when every conversation of its batch is cancelled."""
 
-    def __init__(self, batch: list[_Job]) -> None:
+    def __init__(self, batch: list[Job[list[Completion]]]) -> None:
         self._batch = batch
 
     def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

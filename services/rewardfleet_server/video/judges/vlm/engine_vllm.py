@@ -141,6 +141,7 @@ def _sampling_params(params: GenerationParams) -> SamplingParams:
         n=params.n,
         temperature=params.temperature,
         top_p=params.top_p,
+        top_k=params.top_k,
         max_tokens=params.max_tokens,
         logprob_token_ids=list(params.labels) or None,
         structured_outputs=_NUMBER if params.numbers_only else None,

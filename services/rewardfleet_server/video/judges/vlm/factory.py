@@ -13,6 +13,7 @@ from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.settings import VideoSettings, check_gpu_count
 
+from . import InferenceEngine
 from .checkpoint import Checkpoint
 from .judge import JudgeSpec, VlmJudge
 
@@ -37,6 +38,8 @@ class ModelSpec:
         load_checkpoint: Reads a checkpoint of the family, without its weights. Takes its path,
             `max_model_len` and the flag that sets it; may raise ValueError.
         judge_spec: Returns how the model of a checkpoint is used; may raise ValueError.
+        judge_type: The class of the judge.
+        max_tokens_name: Names `max_tokens` in messages, if no flag sets it.
     """
 
     judge: str
@@ -48,6 +51,14 @@ class ModelSpec:
     gpu_memory_utilization: float
     load_checkpoint: Callable[[str, int, str], Checkpoint]
     judge_spec: Callable[[Checkpoint], JudgeSpec]
+    judge_type: Callable[[JudgeSpec, Checkpoint, InferenceEngine], VlmJudge] = VlmJudge
+    max_tokens_name: str | None = None
+
+
+def build(model: ModelSpec, settings: VideoSettings) -> DeferredJudge:
+    """Build a judge on the engine of `--engine`; see `build_vllm` and `build_transformers`."""
+    builder = build_vllm if settings.engine == "vllm" else build_transformers
+    return builder(model, settings)
 
 
 def build_vllm(model: ModelSpec, settings: VideoSettings) -> DeferredJudge:
@@ -74,9 +85,10 @@ def build_vllm(model: ModelSpec, settings: VideoSettings) -> DeferredJudge:
             tensor_parallel_size=model.tensor_parallel_size,
             gpu_memory_utilization=model.gpu_memory_utilization,
         )
-        return VlmJudge(spec, checkpoint, engine)
+        return model.judge_type(spec, checkpoint, engine)
 
-    flag = f"{model.flag_prefix}gpu-memory-utilization"
+    # With the judge's name, as several judges may share the flag.
+    flag = f"{model.judge} {model.flag_prefix}gpu-memory-utilization"
     return DeferredJudge(load, {flag: model.gpu_memory_utilization})
 
 
@@ -100,7 +112,7 @@ def build_transformers(model: ModelSpec, settings: VideoSettings) -> DeferredJud
         engine = TransformersEngine(
             checkpoint, device=settings.device, batch_size=settings.batch_size
         )
-        return VlmJudge(spec, checkpoint, engine)
+        return model.judge_type(spec, checkpoint, engine)
 
     return DeferredJudge(load)
 
@@ -110,7 +122,8 @@ def _checked(model: ModelSpec) -> tuple[Checkpoint, JudgeSpec]:
     if model.path is None:
         raise ValueError(f"the judge {model.judge} needs {prefix}model-path")
     checkpoint = model.load_checkpoint(model.path, model.max_model_len, f"{prefix}max-model-len")
-    checkpoint.check_max_tokens(model.max_tokens, f"{prefix}max-tokens")
+    name = model.max_tokens_name or f"{prefix}max-tokens"
+    checkpoint.check_max_tokens(model.max_tokens, name)
     spec = model.judge_spec(checkpoint)
     check_fits(spec, checkpoint)
     return checkpoint, spec
@@ -139,7 +152,8 @@ def check_fits(spec: JudgeSpec, checkpoint: Checkpoint) -> None:
         for name, readout in spec.readouts.items():
             prompt = readout.prompt if spec.prompt is None else spec.prompt
             system = spec.system.template if spec.system else None
-            conversation = spec.layout.full_prompt(clip, prompt.render("a task"), system)
+            question = prompt.render("a task", **dict.fromkeys(prompt.more_fields, "0"))
+            conversation = spec.layout.full_prompt(clip, question, system)
             params = readout.generation_params(spec.sampling, 1)
             try:
                 checkpoint.check_length(conversation, checkpoint.prompt(conversation), params)

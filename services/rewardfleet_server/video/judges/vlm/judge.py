@@ -55,6 +55,11 @@ class VlmOptions(PromptOptions):
     curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
 
 
+def scores(judgments: Sequence[Judgment]) -> list[float | None]:
+    """Return the scores of judgments."""
+    return [judgment.score for judgment in judgments]
+
+
 @dataclass(frozen=True)
 class JudgeSpec:
     """The layout, prompts, readouts and sampling that make a judge of a model.
@@ -66,6 +71,7 @@ class JudgeSpec:
         layout: How a clip is laid out in a prompt.
         prompt: Replaces the default readout's own prompt.
         system: The system prompt.
+        curve_values: Returns the values of a curve, from the judgments of its prefixes.
     """
 
     name: str
@@ -74,6 +80,7 @@ class JudgeSpec:
     layout: PromptLayout
     prompt: Prompt | None = None
     system: Prompt | None = None
+    curve_values: Callable[[Sequence[Judgment]], list[float | None]] = scores
 
     @property
     def digest(self) -> str:
@@ -136,6 +143,7 @@ class VlmJudge:
             "sampling": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
+                **({"top_k": sampling.top_k} if sampling.top_k else {}),
                 "max_tokens": sampling.max_tokens,
             },
             **self._engine.provenance,
@@ -162,7 +170,8 @@ class VlmJudge:
         else:
             prefixes = layout.prefix_prompts(clip, options.curve, text, system)
             judgments = await self._judge_prefixes([each for _, each in prefixes], query)
-            judgment = with_curve(judgments, [frame for frame, _ in prefixes])
+            values = self._spec.curve_values(judgments)
+            judgment = with_curve(judgments[-1], [frame for frame, _ in prefixes], values)
         return replace(judgment, provenance=query.provenance)
 
     @asynccontextmanager
@@ -251,24 +260,26 @@ class VlmJudge:
         return await run_in_thread(self._threads, work)
 
 
-def with_curve(judgments: Sequence[Judgment], frames: Sequence[int]) -> Judgment:
-    """Return the last judgment, with the scores of all judgments as its curve.
+def with_curve(
+    judgment: Judgment, frames: Sequence[int], values: Sequence[float | None]
+) -> Judgment:
+    """Return a judgment with a curve.
 
-    The component `value_order_correlation` is Spearman's rank correlation of the scores with time
+    The component `value_order_correlation` is Spearman's rank correlation of the values with time
     (Ma et al., "Vision Language Models are In-Context Value Learners", 2024): 1 if they always
-    rise, -1 if they always fall. It is left out if the scores are all equal.
+    rise, -1 if they always fall. It is left out if the values are all equal.
 
     Args:
-        judgments: One per prefix of a clip, the complete clip last.
-        frames: The source's index of the last frame of each prefix.
+        judgment: That of the complete clip.
+        frames: The source's index of the last frame of each prefix; the last is the complete clip.
+        values: The value of each prefix, in [0, 1]; None if there is none.
     """
-    values = [judgment.score for judgment in judgments]
-    components = dict(judgments[-1].components)
+    components = dict(judgment.components)
     correlation = order_correlation([value for value in values if value is not None])
     if correlation is not None:
         components["value_order_correlation"] = correlation
-    curve = Curve(frames=list(frames), values=values)
-    return replace(judgments[-1], components=components, curve=curve)
+    curve = Curve(frames=list(frames), values=list(values))
+    return replace(judgment, components=components, curve=curve)
 
 
 def order_correlation(values: Sequence[float]) -> float | None:

@@ -1,5 +1,7 @@
 """Readouts: what a model generates, and how its completions become a score.
 
+Those below are of any model; published models have their own, see `families/`.
+
     text         free text, read by `score_parser.py`
     constrained  like text, but the model can only generate a whole number from 0 to 100
     probability  P(yes) / (P(yes) + P(no)) at the first token of the answer
@@ -34,11 +36,13 @@ class TextSampling:
         temperature: 0 for greedy decoding.
         top_p: Probability mass of nucleus sampling, in (0, 1].
         max_tokens: The most tokens of a completion.
+        top_k: Sample among that many tokens; 0 for all.
     """
 
     temperature: float
     top_p: float
     max_tokens: int
+    top_k: int = 0
 
 
 class Readout(Protocol):
@@ -92,6 +96,7 @@ class TextReadout:
             max_tokens=_NUMBER_TOKENS if self.numbers_only else sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            top_k=sampling.top_k,
             n=n,
             numbers_only=self.numbers_only,
         )
@@ -127,11 +132,13 @@ class LabelReadout:
         name: See `Readout`.
         prompt: See `Readout`.
         labels: The token ids of each label, by the label's value in [0, 1].
+        component: Name of a component with the log-probability of the label 1.0, or None.
     """
 
     name: str
     prompt: Prompt
     labels: Mapping[float, tuple[int, ...]]
+    component: str | None = None
 
     def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
@@ -153,6 +160,8 @@ class LabelReadout:
         # The log of the probability that all labels have together. If it is very small, the model
         # preferred to say something else.
         components = {"labels_logprob": total}
+        if self.component and math.isfinite(logprobs[1.0]):
+            components[self.component] = logprobs[1.0]
         return Judgment(min(max(score, 0.0), 1.0), completion.text, components)
 
 
@@ -167,14 +176,25 @@ def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
     return {
         "text": TextReadout(PERCENTAGE),
         "constrained": TextReadout(PERCENTAGE, numbers_only=True),
-        "probability": LabelReadout("probability v1", YES_OR_NO, _tokens(yes_and_no, checkpoint)),
-        "rubric": LabelReadout("rubric v1", RUBRIC, _tokens(grades, checkpoint)),
+        "probability": LabelReadout(
+            "probability v1", YES_OR_NO, label_tokens(yes_and_no, checkpoint)
+        ),
+        "rubric": LabelReadout("rubric v1", RUBRIC, label_tokens(grades, checkpoint)),
     }
 
 
-def _tokens(
+def label_tokens(
     labels: Mapping[float, Sequence[str]], checkpoint: Checkpoint
 ) -> dict[float, tuple[int, ...]]:
+    """Return the token ids of each label, by its value.
+
+    Args:
+        labels: The spellings of each label, by its value.
+        checkpoint: The model.
+
+    Raises:
+        ValueError: Its tokenizer has no single token for a label.
+    """
     tokens = {value: checkpoint.tokens(spellings) for value, spellings in labels.items()}
     for value, found in tokens.items():
         if not found:

@@ -1,15 +1,15 @@
 """The judge PRIMO-R1 (arXiv 2603.15600): a Qwen2.5-VL that reasons before it answers."""
 
-import ast
 from functools import partial
 from pathlib import Path
 
 from rewardfleet_server.video.judges import DeferredJudge
-from rewardfleet_server.video.judges.vlm.factory import ModelSpec, build_vllm, optional_prompt
+from rewardfleet_server.video.judges.vlm import factory
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
 from rewardfleet_server.video.judges.vlm.readouts import TextReadout, TextSampling
 from rewardfleet_server.video.prompts import PRIMO_SYSTEM, PRIMO_USER, Prompt
+from rewardfleet_server.video.prompts.authors import one_text, read_texts
 from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen import load_checkpoint
@@ -19,11 +19,11 @@ def build(settings: VideoSettings) -> DeferredJudge:
     """Build the judge `PRIMO-R1`.
 
     Raises:
-        ValueError: `--readout` is not `text`; and see `factory.build_vllm`.
+        ValueError: `--readout` is not `text`; and see `factory.build`.
     """
     if settings.readout != "text":
         raise ValueError(f"--readout {settings.readout}: PRIMO-R1 has the readout text only")
-    model = ModelSpec(
+    model = factory.ModelSpec(
         judge="PRIMO-R1",
         path=settings.primo_model_path or settings.model_path,
         flag_prefix="--primo-",
@@ -34,7 +34,7 @@ def build(settings: VideoSettings) -> DeferredJudge:
         load_checkpoint=partial(load_checkpoint, settings),
         judge_spec=lambda _: judge_spec(settings),
     )
-    return build_vllm(model, settings)
+    return factory.build(model, settings)
 
 
 def judge_spec(settings: VideoSettings) -> JudgeSpec:
@@ -53,8 +53,8 @@ def judge_spec(settings: VideoSettings) -> JudgeSpec:
             settings.primo_temperature, settings.primo_top_p, settings.primo_max_tokens
         ),
         layout=FirstVideoLast(),
-        prompt=optional_prompt(settings.primo_user_prompt),
-        system=optional_prompt(settings.primo_system_prompt) or system,
+        prompt=factory.optional_prompt(settings.primo_user_prompt),
+        system=factory.optional_prompt(settings.primo_system_prompt) or system,
     )
 
 
@@ -67,16 +67,13 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
     Raises:
         ValueError: The file does not assign these texts.
     """
-    texts: dict[str, object] = {}
     try:
-        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-            match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
-                    texts[name] = ast.literal_eval(value)
-        system, template = str(texts["SYSTEM_PROMPT"]), str(texts["QUESTION_TEMPLATE"])
-        hints = texts["TYPE_TEMPLATE"]
-        hint = str(hints["regression"]) if isinstance(hints, dict) else ""
-    except (SyntaxError, ValueError, KeyError) as error:
+        texts = read_texts(file)
+        system, template, hint = (
+            one_text(texts, name)
+            for name in ("SYSTEM_PROMPT", "QUESTION_TEMPLATE", "TYPE_TEMPLATE[regression]")
+        )
+    except ValueError as error:
         raise ValueError(
             f"--primo-prompts {file}: it must assign the texts SYSTEM_PROMPT, QUESTION_TEMPLATE "
             f"and TYPE_TEMPLATE, as the authors' src/primo_prompts.py does ({error})"

@@ -37,8 +37,7 @@ class QwenGeometry:
         patch: Pixels per side of a patch.
         merge: Patches per side of a token.
         temporal: Frames that one token covers.
-        max_pixels: The most pixels of a frame of a video, whatever requests allow; None for no
-            limit.
+        max_pixels: The most pixels of a frame, whatever requests allow; None for no limit.
     """
 
     placeholders: ClassVar[re.Pattern[str]] = _PLACEHOLDERS
@@ -101,7 +100,8 @@ class QwenGeometry:
             InvalidRequest: The image is too narrow.
         """
         least, most = (tokens * self.side**2 for tokens in _IMAGE_TOKENS)
-        return self._size(height, width, least, most)
+        most = min(most, self.max_pixels or most)
+        return self._size(height, width, min(least, most), most)
 
     def tokens(self, conversation: Conversation) -> int:
         return sum(
@@ -198,7 +198,11 @@ class QwenVlUtilsGeometry(QwenGeometry):
 
     def _message_part(self, part: ImagePart | VideoPart | str) -> dict[str, Any]:
         if isinstance(part, ImagePart):
-            return {"type": "image", "image": Image.fromarray(part.frame)}
+            image = {"type": "image", "image": Image.fromarray(part.frame)}
+            if self.max_pixels is None:
+                return image
+            size = self.image_size(*part.frame.shape[:2])
+            return {**image, "resized_height": size[0], "resized_width": size[1]}
         if isinstance(part, VideoPart):
             height, width = part.frames[0].shape[:2]
             size = self.video_size(height, width, part.max_pixels)

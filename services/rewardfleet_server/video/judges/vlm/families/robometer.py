@@ -1,0 +1,271 @@
+"""The judge Robometer (arXiv 2603.02115), whose heads give every frame's progress and success."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from pydantic import JsonValue
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.extras import require
+from rewardfleet_server.threads import lower_thread_priority, run_in_thread
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
+from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
+from rewardfleet_server.video.judges.vlm.checkpoint import read_config
+from rewardfleet_server.video.judges.vlm.judge import with_curve
+from rewardfleet_server.video.prompts import Prompt
+from rewardfleet_server.video.prompts.authors import authors_prompt, one_text, read_texts
+from rewardfleet_server.video.settings import VideoSettings
+
+from .qwen_geometry import QwenGeometry, QwenVlUtilsGeometry
+from .robometer_checkpoint import RobometerCheckpoint, read_layout
+
+_NAME = "robometer"
+_DEFAULT_MODEL = "robometer/Robometer-4B"
+_PROMPT = Prompt.load("robometer")
+#: Increased when scores are read differently from the same outputs.
+_READOUT_VERSION = 1
+#: Nothing is generated: the engine and the check of the context have no use for other values.
+PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
+_SMALLEST_CLIP = Clip((np.zeros((28, 28, 3), np.uint8),), (0,), 1, None, 784)
+_WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
+
+
+class RobometerOptions(PromptOptions):
+    """The `backend_kwargs` that a request may have.
+
+    `score_mode` has no effect, as no text is parsed.
+
+    Attributes:
+        readout: The head whose value at the last frame is the score; None for `progress`.
+    """
+
+    readout: Literal["progress", "success"] | None = None
+
+    @property
+    def head(self) -> str:
+        """The name of the head that gives the score."""
+        return self.readout or "progress"
+
+
+@dataclass(frozen=True)
+class FrameScores:
+    """What the heads say after each frame.
+
+    Attributes:
+        progress: In [0, 1], one per frame.
+        success: Probability that the task is done, one per frame.
+    """
+
+    progress: tuple[float, ...]
+    success: tuple[float, ...]
+
+
+class FrameScorer(Protocol):
+    """Scores the frames of conversations; concurrent ones share batches.
+
+    Attributes:
+        provenance: What the scores depend on: library, precision, heads.
+        failure: Why it can no longer work, or None.
+    """
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    async def score(self, conversation: Conversation, prompt: str) -> FrameScores:
+        """Return the scores of all frames. Cancelling the call removes it from the batch.
+
+        Args:
+            conversation: Its frames have the size that the model takes.
+            prompt: See `RobometerCheckpoint.prompt`.
+
+        Raises:
+            BackendFailed: The model failed on this conversation.
+        """
+
+    async def aclose(self) -> None:
+        """Free the memory."""
+
+
+class RobometerJudge:
+    """Shows frames to Robometer and reads its heads.
+
+    Args:
+        checkpoint: The model's configuration and processor.
+        scorer: Runs this checkpoint; it is closed with the judge's lifespan.
+        prompt: The question before the frames.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self, checkpoint: RobometerCheckpoint, scorer: FrameScorer, prompt: Prompt
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._scorer = scorer
+        self._prompt = prompt
+        self._threads = ThreadPoolExecutor(
+            max(2, (os.cpu_count() or 2) // 2),
+            thread_name_prefix="prepare",
+            initializer=lower_thread_priority,
+        )
+
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {
+            "judge": _NAME,
+            "model": self._checkpoint.path,
+            "checkpoint": self._checkpoint.fingerprint,
+            "processor": self._checkpoint.layout.processor,
+            "frames_for_model": self._checkpoint.geometry.name,
+            **self._of_request(RobometerOptions()),
+            **self._scorer.provenance,
+        }
+
+    @property
+    def failure(self) -> str | None:
+        return self._scorer.failure
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        self._of_request(RobometerOptions.of(backend_kwargs))
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        options = RobometerOptions.of(backend_kwargs)
+        scores = await self._score(clip, self._prompt_of(options).render(task_text))
+        progress, success = scores.progress[-1], scores.success[-1]
+        components = {"progress": progress, "success": success}
+        judgment = Judgment(
+            score=components[options.head],
+            text=f"progress {progress:.2f}, success {success:.2f}",
+            components=components,
+            provenance=self._of_request(options),
+        )
+        return with_curve(judgment, clip.indices, scores.progress)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Score a clip before the first request, which would otherwise wait for seconds."""
+        try:
+            await self._score(_WARM_UP_CLIP, self._prompt.render("Ready?"))
+            yield
+        finally:
+            await self._scorer.aclose()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _score(self, clip: Clip, question: str) -> FrameScores:
+        def prepare() -> tuple[Conversation, str]:
+            conversation = _conversation(clip, question)
+            prompt = _checked_prompt(self._checkpoint, conversation)
+            return self._checkpoint.geometry.prepare(conversation), prompt
+
+        return await self._scorer.score(*await run_in_thread(self._threads, prepare))
+
+    def _prompt_of(self, options: RobometerOptions) -> Prompt:
+        return requested_prompt("prompt_template", options.prompt_template) or self._prompt
+
+    def _of_request(self, options: RobometerOptions) -> dict[str, JsonValue]:
+        """Return the part of the provenance that a request can change."""
+        return {
+            "readout": f"{options.head} v{_READOUT_VERSION}",
+            "prompt": {**self._prompt_of(options).provenance},
+        }
+
+
+def build(settings: VideoSettings) -> DeferredJudge:
+    """Build the judge `robometer`.
+
+    Raises:
+        ValueError: `--readout` is not its default, the checkpoint is in another layout or does not
+            fit the settings, or transformers is not installed.
+    """
+    if settings.readout != "text":
+        raise ValueError(
+            f"--readout {settings.readout}: {_NAME} generates nothing; requests choose its readout "
+            "progress or success"
+        )
+    prompt = _PROMPT
+    if settings.robometer_prompts is not None:
+        prompt = authors_text(settings.robometer_prompts)
+    checkpoint = load_checkpoint(settings)
+    require("transformers", f"the judge {_NAME}", "torch", "torchvision", "transformers")
+    try:
+        _checked_prompt(checkpoint, _conversation(_SMALLEST_CLIP, prompt.render("a task")))
+    except InvalidRequest as error:
+        raise ValueError(f"{checkpoint.context_flag}: {error.detail}") from None
+
+    def load() -> RobometerJudge:
+        from rewardfleet_server.video.judges.vlm.engine_robometer import (  # noqa: PLC0415 - seconds
+            RobometerEngine,
+        )
+
+        engine = RobometerEngine(checkpoint, device=settings.device, batch_size=settings.batch_size)
+        return RobometerJudge(checkpoint, engine, prompt)
+
+    return DeferredJudge(load)
+
+
+def load_checkpoint(settings: VideoSettings) -> RobometerCheckpoint:
+    """Read the checkpoint of the settings, without its weights.
+
+    Raises:
+        ValueError: It is in another layout, or its context is too short.
+    """
+    path = settings.model_path or _DEFAULT_MODEL
+    config = read_config(path)
+    layout = read_layout(path, config)
+    is_single = settings.frame_resize == "single"
+    geometry_type = QwenGeometry if is_single else QwenVlUtilsGeometry
+    # Frames keep their size, as in training, unless a limit is given.
+    is_limited = "frame_pixels" in settings.model_fields_set
+    geometry = geometry_type.from_config(
+        path, config, max_pixels=settings.frame_pixels if is_limited else None
+    )
+    return RobometerCheckpoint(
+        path,
+        config,
+        layout,
+        geometry,
+        max_model_len=settings.max_model_len,
+        flag="--max-model-len",
+    )
+
+
+def authors_text(file: Path) -> Prompt:
+    """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`.
+
+    Raises:
+        ValueError: It is not in the file.
+    """
+    try:
+        text = one_text(read_texts(file), "_process_progress_batch.prompt")
+        return authors_prompt(text, "robometer_authors")
+    except ValueError as error:
+        raise ValueError(f"--robometer-prompts {file}: {error}") from error
+
+
+def _conversation(clip: Clip, question: str) -> Conversation:
+    frames = (ImagePart(frame, f"frame-{index}") for index, frame in enumerate(clip.frames))
+    return Conversation((question, *frames))
+
+
+def _checked_prompt(checkpoint: RobometerCheckpoint, conversation: Conversation) -> str:
+    """Return the prompt of a conversation that fits into the context.
+
+    Raises:
+        InvalidRequest: It does not fit.
+    """
+    prompt = checkpoint.prompt(conversation)
+    checkpoint.check_length(conversation, prompt, PARAMS)
+    return prompt

@@ -1,0 +1,297 @@
+"""The published layout of Robometer checkpoints, checked before weights are loaded.
+
+The layout is that of robometer/Robometer-4B: in safetensors, a Qwen3-VL without its language
+head under `model.`, and small heads beside it; a `config.json` of the Qwen3-VL; the authors' own
+`config.yaml`. There is no processor: it is that of the base model, with five more tokens.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rewardfleet_server.extras import require
+from rewardfleet_server.video.judges.vlm import Conversation, ImagePart, VideoPart
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, Geometry
+
+#: The token after each frame at which the heads are read.
+PROGRESS_TOKEN = "<|prog_token|>"  # noqa: S105 - not a password
+#: The tokens that Robometer adds to those of its base model, in this order: their rows of the
+#: embedding are at its end.
+ADDED_TOKENS = (
+    "<|split_token|>",
+    "<|reward_token|>",
+    "<|pref_token|>",
+    "<|sim_token|>",
+    PROGRESS_TOKEN,
+)
+_BASE_MODEL = "Qwen/Qwen3-VL-4B-Instruct"
+_EMBEDDING = "model.language_model.embed_tokens.weight"
+_BACKBONE = ("model.language_model.", "model.visual.")
+#: Parts of the training that no judgment needs.
+UNUSED_WEIGHTS = ("preference_head.", "similarity_head.", "frame_pool_attn.")
+#: The values of config.yaml that this judge can run, by section and key.
+_ACCEPTED = {
+    ("model", "use_multi_image"): "true",
+    ("model", "use_per_frame_progress_token"): "true",
+    ("loss", "progress_loss_type"): "discrete",
+}
+#: The files that are read.
+_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "config.yaml")
+_INDEX = "model.safetensors.index.json"
+#: Bytes of a safetensors header, as that library limits them.
+_MAX_HEADER = 100_000_000
+_MAX_NAMES = 3
+
+
+@dataclass(frozen=True)
+class RobometerLayout:
+    """What is read from the files of a checkpoint.
+
+    Attributes:
+        folder: The folder with the files.
+        bins: The bins into which progress is divided, 2 or more.
+        tokens: Rows of the embedding.
+        processor: The folder or hub name of the processor.
+    """
+
+    folder: Path
+    bins: int
+    tokens: int
+    processor: str
+
+
+class RobometerCheckpoint(Checkpoint):
+    """A Robometer checkpoint, without its weights.
+
+    Args:
+        path: A folder with the checkpoint, or its name on a hub.
+        config: Its `config.json`.
+        layout: That of its files, see `read_layout`.
+        geometry: Resizes the frames.
+        max_model_len: Tokens of prompt and frames together.
+        flag: The flag that sets `max_model_len`, for messages.
+
+    Attributes:
+        layout: See above.
+
+    Raises:
+        ValueError: `max_model_len` is more than the model's maximum.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: Mapping[str, Any],
+        layout: RobometerLayout,
+        geometry: Geometry,
+        *,
+        max_model_len: int,
+        flag: str,
+    ) -> None:
+        super().__init__(path, config, geometry, max_model_len=max_model_len, flag=flag)
+        self.layout = layout
+
+    @cached_property
+    def processor(self) -> Any:
+        """The processor, whose tokenizer has the tokens of the checkpoint.
+
+        Raises:
+            ValueError: It cannot be loaded, or its tokens are not those of the checkpoint.
+        """
+        try:
+            processor = self.load_processor(self.layout.processor)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; the processor is that of model.base_model_id in config.yaml, unless "
+                "the checkpoint has its own"
+            ) from error
+        tokenizer = processor.tokenizer
+        if tokenizer.convert_tokens_to_ids(PROGRESS_TOKEN) in {None, tokenizer.unk_token_id}:
+            tokenizer.add_tokens(list(ADDED_TOKENS), special_tokens=True)
+        if len(tokenizer) != self.layout.tokens:
+            raise ValueError(
+                f"--model-path {self.path}: {_EMBEDDING} has {self.layout.tokens} tokens, the "
+                f"tokenizer of {self.layout.processor} {len(tokenizer)} with {PROGRESS_TOKEN}; "
+                f"accepted: the tokenizer of the base model, and {', '.join(ADDED_TOKENS)}"
+            )
+        return processor
+
+    @property
+    def progress_token(self) -> int:
+        """The id of the token after each frame."""
+        return int(self.processor.tokenizer.convert_tokens_to_ids(PROGRESS_TOKEN))
+
+    def prompt(self, conversation: Conversation) -> str:
+        """Return a conversation in the model's chat template, with a token after each frame."""
+        content: list[dict[str, str]] = []
+        for part in conversation.parts:
+            content.append(self._template_part(part))
+            if isinstance(part, ImagePart | VideoPart):
+                content.append({"type": "text", "text": PROGRESS_TOKEN})
+        prompt: str = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=False,
+            add_vision_id=True,  # numbers the frames, as in training
+        )
+        return prompt
+
+
+def read_layout(path: str, config: Mapping[str, Any]) -> RobometerLayout:
+    """Check the files of a checkpoint.
+
+    A checkpoint on a hub is downloaded first.
+
+    Args:
+        path: A folder with the checkpoint, or its name on a hub.
+        config: Its `config.json`.
+
+    Raises:
+        ValueError: It is of another family or in another layout.
+    """
+    kind = config.get("model_type")
+    if kind != "qwen3_vl":
+        raise ValueError(
+            f"--model-path {path}: config.json has model_type {kind!r}; robometer accepts qwen3_vl"
+        )
+    folder = _local_folder(path)
+    options = _read_yaml_options(folder / "config.yaml")
+    for key, accepted in _ACCEPTED.items():
+        value = options.get(key, accepted)
+        if value != accepted:
+            raise ValueError(
+                f"--model-path {path}: config.yaml has {'.'.join(key)}: {value}; "
+                f"robometer accepts {accepted}"
+            )
+    weights, shapes = _read_shapes(path, folder)
+    hidden = (config.get("text_config") or {}).get("hidden_size")
+    if hidden is None:
+        raise ValueError(f"--model-path {path}: config.json has no text_config.hidden_size")
+    _check_names(f"--model-path {path}: {weights}", set(shapes))
+    bins = shapes["progress_head.4.weight"][0]
+    stated = options.get(("loss", "progress_discrete_bins"), str(bins))
+    if bins < 2 or stated != str(bins):
+        raise ValueError(
+            f"--model-path {path}: progress_head.4.weight has {bins} bins, config.yaml "
+            f"loss.progress_discrete_bins {stated}; robometer accepts 2 or more, the same in both"
+        )
+    heads = {**_head("progress_head", hidden, bins), **_head("success_head", hidden, 1)}
+    for name, shape in heads.items():
+        if shapes[name] != shape:
+            raise ValueError(
+                f"--model-path {path}: {weights}: {name} is of shape {list(shapes[name])}; with "
+                f"text_config.hidden_size {hidden}, robometer accepts {list(shape)}"
+            )
+    has_processor = (folder / "tokenizer_config.json").exists() and any(
+        (folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")
+    )
+    base = options.get(("model", "base_model_id"), _BASE_MODEL)
+    return RobometerLayout(
+        folder=folder,
+        bins=bins,
+        tokens=shapes[_EMBEDDING][0],
+        processor=str(folder) if has_processor else base,
+    )
+
+
+def _head(name: str, hidden: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a head's weights: a linear layer, a layer norm, a linear layer."""
+    half = hidden // 2
+    return {
+        f"{name}.0.weight": (half, hidden),
+        f"{name}.0.bias": (half,),
+        f"{name}.1.weight": (half,),
+        f"{name}.1.bias": (half,),
+        f"{name}.4.weight": (outputs, half),
+        f"{name}.4.bias": (outputs,),
+    }
+
+
+def _check_names(where: str, names: set[str]) -> None:
+    heads = {*_head("progress_head", 2, 1), *_head("success_head", 2, 1)}
+    missing = sorted({_EMBEDDING, *heads} - names)
+    accepted = (*_BACKBONE, *UNUSED_WEIGHTS)
+    unexpected = sorted(name for name in names - heads if not name.startswith(accepted))
+    problems = [
+        f"{problem} {', '.join(found[:_MAX_NAMES])}{', …' if len(found) > _MAX_NAMES else ''}"
+        for problem, found in (("lacks", missing), ("has", unexpected))
+        if found
+    ]
+    if problems:
+        raise ValueError(
+            f"{where} {' and '.join(problems)}; robometer accepts the names of "
+            f"robometer/Robometer-4B: {'*, '.join(_BACKBONE)}*, progress_head.*, success_head.* "
+            f"and, unused, {'*, '.join(UNUSED_WEIGHTS)}*"
+        )
+
+
+def _local_folder(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    require("transformers", "the judge robometer", "huggingface_hub")
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - needed for hub names only
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(_FILES)))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model-path {path}: {error}") from error
+
+
+def _read_shapes(path: str, folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return the file that names all weights, and the shape of each weight by its name."""
+    if (folder / _INDEX).exists():
+        listed = _INDEX
+        try:
+            files = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"--model-path {path}: {_INDEX} is damaged: {error!r}") from error
+    else:
+        listed = "model.safetensors"
+        files = [listed]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        try:
+            shapes |= _header(folder / Path(name).name)
+        except FileNotFoundError:
+            raise ValueError(
+                f"--model-path {path}: there is no {name}; robometer reads safetensors, no other "
+                "files of weights"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"--model-path {path}: {name} is damaged: {error!r}") from error
+    return listed, shapes
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of a safetensors file: eight bytes of length, then JSON."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= _MAX_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        tensors = json.loads(stream.read(length))
+    return {
+        name: tuple(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__"
+    }
+
+
+def _read_yaml_options(file: Path) -> dict[tuple[str, str], str]:
+    """Return the plain values of config.yaml, by section and key.
+
+    YAML itself is not parsed, as its parsers can construct objects. The authors' tool writes one
+    `key: value` per line, indented below its section.
+    """
+    if not file.exists():
+        return {}
+    options: dict[tuple[str, str], str] = {}
+    section = ""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if top := re.match(r"(\w+):\s*(#|$)", line):
+            section = top[1]
+        elif option := re.match(r"  (\w+):\s*['\"]?([^\s'\"#]+)['\"]?\s*(#|$)", line):
+            options[section, option[1]] = option[2]
+    return options

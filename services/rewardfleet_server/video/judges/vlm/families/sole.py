@@ -1,0 +1,179 @@
+"""The judge `sole-r1` (arXiv 2603.28730): a Qwen3-VL that reasons about each frame in turn."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from rewardfleet.wire.validation import validate
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.judge import (
+    JudgeSpec,
+    VlmJudge,
+    VlmOptions,
+    scores,
+    with_curve,
+)
+from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
+from rewardfleet_server.video.judges.vlm.readouts import TextSampling
+from rewardfleet_server.video.prompts import SOLE_FIELDS, SOLE_QUESTION, SOLE_SYSTEM, Prompt
+from rewardfleet_server.video.prompts.authors import authors_prompt, one_text, read_texts
+from rewardfleet_server.video.score_parser import ScoreMode
+from rewardfleet_server.video.settings import VideoSettings
+
+from . import published
+
+_MODEL = "Philip-MIT/SOLE-R1-8B"
+_SAMPLING = TextSampling(temperature=1.0, top_p=0.9, max_tokens=200, top_k=50)
+
+#: As the authors read it; the last bracket may be missing.
+_ANSWER = re.compile(r"<answer>(.*?)</answer", re.DOTALL)
+_PERCENTAGE = re.compile(r"\s*([+-]?[0-9]{1,9})\s*%?\s*")
+
+
+def build(settings: VideoSettings) -> DeferredJudge:
+    """Build the judge `sole-r1`; see `published.build` for errors."""
+    return published.build(
+        "sole-r1",
+        settings,
+        default_model=_MODEL,
+        model_type=published.QWEN3_VL,
+        max_tokens=_SAMPLING.max_tokens,
+        judge_spec=partial(judge_spec, settings),
+        judge_type=SoleJudge,
+    )
+
+
+def judge_spec(settings: VideoSettings, checkpoint: Checkpoint | None = None) -> JudgeSpec:
+    """Return how SOLE-R1 is used as a judge.
+
+    Raises:
+        ValueError: `--sole-prompts` is not accepted.
+    """
+    del checkpoint
+    system, question = SOLE_SYSTEM, SOLE_QUESTION
+    if settings.sole_prompts is not None:
+        system, question = authors_texts(settings.sole_prompts)
+    return JudgeSpec(
+        name="sole-r1",
+        readouts={"progress": ProgressReadout(question)},
+        sampling=_SAMPLING,
+        layout=FirstPreviousCurrent(),
+        system=system,
+    )
+
+
+def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
+    """Read the system prompt and the question from the authors' `reward_server/constants.py`.
+
+    The same texts in RoboReason's `sole.py` have other names.
+
+    Raises:
+        ValueError: They are not in the file.
+    """
+    try:
+        texts = read_texts(file)
+        system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
+        question = one_text(
+            texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE", "user_question_template_external_view"
+        )
+        return (
+            Prompt.of(system, "sole_system_authors"),
+            authors_prompt(question, "sole_question_authors", more_fields=SOLE_FIELDS),
+        )
+    except ValueError as error:
+        raise ValueError(f"--sole-prompts {file}: {error}") from error
+
+
+@dataclass(frozen=True)
+class ProgressReadout:
+    """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`.
+
+    Attributes:
+        prompt: See `Readout`.
+        name: See `Readout`.
+    """
+
+    prompt: Prompt
+    name: str = "progress v1"
+
+    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
+        return GenerationParams(
+            sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, n
+        )
+
+    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+        """Return the progress as the component `progress`, and above 0 as the score."""
+        del mode
+        (completion,) = completions
+        text = completion.text
+        answer = _ANSWER.search(text)
+        number = _PERCENTAGE.fullmatch(answer[1]) if answer else None
+        if number is None:
+            return Judgment(None, f"{text}\n[no whole number of percent in <answer>]")
+        progress = min(max(int(number[1]), -100), 100) / 100
+        return Judgment(max(progress, 0.0), text, {"progress": progress})
+
+
+class SoleOptions(BaseModel):
+    """The `backend_kwargs` of requests to `sole-r1`.
+
+    Attributes:
+        score_mode: Has no effect: the answer is a percentage.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    score_mode: ScoreMode | None = None
+
+
+class SoleJudge(VlmJudge):
+    """Asks about one frame after another, with the progress that was answered for the one before.
+
+    The frames of a clip take their turn; those of concurrent clips share batches.
+    """
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        validate(SoleOptions, backend_kwargs, prefix="backend_kwargs: ")
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        self.check_options(backend_kwargs)
+        judgments = await self._judge_frames(task_text, clip)
+        if not judgments:
+            return Judgment(None, "[there is no frame after the first one]")
+        unreadable = sum(judgment.score is None for judgment in judgments)
+        text = "\n".join(
+            f"[frame {index}] {judgment.text}"
+            for index, judgment in zip(clip.indices[1:], judgments, strict=True)
+        )
+        last = judgments[-1]
+        components = {**last.components, "unreadable_answers": float(unreadable)}
+        judgment = replace(last, text=text, components=components)
+        return with_curve(judgment, clip.indices, [0.0, *scores(judgments)])
+
+    async def _judge_frames(self, task_text: str, clip: Clip) -> list[Judgment]:
+        """Judge all frames but the first, whose progress is 0.
+
+        After an answer without a number, the next question names the progress before it.
+        """
+        query = self._query(VlmOptions())
+        system = query.system.render(task_text) if query.system else None
+        layout = FirstPreviousCurrent()
+        progress, judgments = 0.0, []
+        for position in range(1, len(clip.frames)):
+            question = query.prompt.render(task_text, previous_progress=str(round(100 * progress)))
+            conversation = await self._in_thread(
+                partial(layout.at, clip, position, question, system)
+            )
+            judgment = await self._judge(conversation, query)
+            progress = judgment.components.get("progress", progress)
+            judgments.append(judgment)
+        return judgments

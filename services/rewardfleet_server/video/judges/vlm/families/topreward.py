@@ -1,0 +1,99 @@
+"""The judge `topreward` (arXiv 2602.19313): how likely a model finds that the task was done.
+
+A model that was not trained for this continues a text about the video. The log-probability that
+the next word is True is the value of the authors, who compare it between prefixes of one clip.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
+from rewardfleet_server.video.judges.vlm.prompt_layouts import OneVideoToContinue
+from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextSampling, label_tokens
+from rewardfleet_server.video.prompts import TOPREWARD, Prompt
+from rewardfleet_server.video.prompts.authors import Texts, authors_prompt, one_text, read_texts
+from rewardfleet_server.video.settings import VideoSettings
+
+from . import published
+
+_MODEL = "Qwen/Qwen3-VL-8B-Instruct"
+_SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=1)
+#: As words that follow a space: the bare ones are other tokens.
+_LABELS = {1.0: (" True",), 0.0: (" False",)}
+
+
+def build(settings: VideoSettings) -> DeferredJudge:
+    """Build the judge `topreward`; see `published.build` for errors."""
+    return published.build(
+        "topreward",
+        settings,
+        default_model=_MODEL,
+        model_type=None,
+        max_tokens=_SAMPLING.max_tokens,
+        judge_spec=partial(judge_spec, settings),
+    )
+
+
+def judge_spec(settings: VideoSettings, checkpoint: Checkpoint) -> JudgeSpec:
+    """Return how a model is used as TOPReward.
+
+    The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip.
+
+    Raises:
+        ValueError: `--topreward-prompts` is not accepted, or the tokenizer lacks a word.
+    """
+    file = settings.topreward_prompts
+    prompt = TOPREWARD if file is None else authors_text(file)
+    labels = label_tokens(_LABELS, checkpoint)
+    readout = LabelReadout("true_logprob v1", prompt, labels, component="true_logprob")
+    return JudgeSpec(
+        name="topreward",
+        readouts={"true_logprob": readout},
+        sampling=_SAMPLING,
+        layout=OneVideoToContinue(),
+        curve_values=min_max,
+    )
+
+
+def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
+    """Return the log-probabilities of True, scaled to [0, 1] over the prefixes of a clip.
+
+    They are None if all are equal: the smallest and the largest then are the same value.
+    """
+    logs = [judgment.components.get("true_logprob") for judgment in judgments]
+    known = [log for log in logs if log is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    if low == high:
+        return [None] * len(logs)
+    return [None if log is None else (log - low) / (high - low) for log in logs]
+
+
+def authors_text(file: Path) -> Prompt:
+    """Read the prompt from the authors' client, LeRobot's configuration or RoboReason's function.
+
+    Raises:
+        ValueError: It is not in the file.
+    """
+    try:
+        text = _find_text(read_texts(file))
+        return authors_prompt(text.removesuffix(" True"), "topreward_authors")
+    except ValueError as error:
+        raise ValueError(f"--topreward-prompts {file}: {error}") from error
+
+
+def _find_text(texts: Texts) -> str:
+    if "build_prompt" in texts:
+        return one_text(texts, "build_prompt")
+    if "instruction_suffix" in texts:
+        # The client has a second text each, for a video that is described first, and for a turn of
+        # the model.
+        starts = [text for text in texts.get("prompt_text", []) if "{" not in text]
+        ends = [text for text in texts["instruction_suffix"] if text.endswith(" True")]
+        chosen = {"prompt_text": starts, "instruction_suffix": ends}
+        return one_text(chosen, "prompt_text") + one_text(chosen, "instruction_suffix")
+    return one_text(texts, "DEFAULT_PROMPT_PREFIX") + one_text(
+        texts, "DEFAULT_PROMPT_SUFFIX_TEMPLATE"
+    )

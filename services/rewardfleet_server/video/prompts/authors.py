@@ -1,0 +1,127 @@
+"""Read the prompts of published models from the files in which their authors publish them.
+
+Python files are parsed and never executed.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+from . import Prompt
+
+#: The texts of a file, by the name that they are assigned to; several if a name has several.
+Texts = dict[str, list[str]]
+
+_FENCE = re.compile(r"^```text\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+#: Names of the task and of the previous progress in the authors' templates.
+_FIELDS = {
+    "{instruction}": "{task}",
+    "{task_description}": "{task}",
+    "<INSERT TASK HERE>": "{task}",
+    "{prev_progress}": "{previous_progress}",
+}
+
+
+def read_texts(file: Path) -> Texts:
+    """Return the texts that a Python file assigns to names, in its module, classes and functions.
+
+    A text is a string, a `+` of strings, or an f-string that inserts names or attributes, which
+    become fields. What a function returns is under the function's name, what it assigns also under
+    `function.name`, and the texts of a dictionary are under `NAME[key]`. Anything else is left out.
+
+    Raises:
+        ValueError: The file is not Python.
+    """
+    try:
+        return _texts_of(ast.parse(file.read_text(encoding="utf-8")))
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError(f"not a Python file that can be read: {error}") from error
+
+
+def read_fences(file: Path) -> list[str]:
+    """Return the blocks of a Markdown file that are fenced as `text`."""
+    return _FENCE.findall(file.read_text(encoding="utf-8"))
+
+
+def one_text(texts: Texts, *names: str) -> str:
+    """Return the text of the first of these names that the file assigns.
+
+    Raises:
+        ValueError: It assigns none of them, or several texts to it.
+    """
+    for name in names:
+        found = set(texts.get(name, ()))
+        if len(found) == 1:
+            return found.pop()
+        if found:
+            raise ValueError(f"{name} has {len(found)} different texts")
+    raise ValueError(f"it assigns no text to {' or '.join(names)}")
+
+
+def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -> Prompt:
+    """Return the prompt of an authors' template, whose fields get the names that we use.
+
+    Raises:
+        ValueError: It has other fields, or does not name the task or one of `more_fields`.
+    """
+    for theirs, ours in _FIELDS.items():
+        text = text.replace(theirs, ours)
+    for field in ("task", *more_fields):
+        if f"{{{field}}}" not in text:
+            raise ValueError(f"the text has no field for {{{field}}}")
+    return Prompt.of(text, name, more_fields=more_fields)
+
+
+def _texts_of(module: ast.Module) -> Texts:
+    texts: Texts = {}
+    for node in ast.walk(module):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys, values=values)):
+                for key, value in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        _add(texts, f"{name}[{key.value}]", value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                _add(texts, name, value)
+            case ast.FunctionDef(name=function, body=body):
+                for statement in ast.walk(node):
+                    match statement:
+                        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                            _add(texts, f"{function}.{name}", value)
+                match body[-1]:
+                    case ast.Return(value=ast.expr() as value):
+                        _add(texts, function, value)
+    return texts
+
+
+def _add(texts: Texts, name: str, value: ast.expr) -> None:
+    text = _text(value)
+    if text is not None:
+        texts.setdefault(name, []).append(text)
+
+
+def _text(node: ast.expr) -> str | None:
+    """Return the text of an expression, or None if it is not one."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _joined([_text(left), _text(right)])
+        case ast.JoinedStr(values=values):
+            return _joined([_f_string_part(value) for value in values])
+    return None
+
+
+def _f_string_part(node: ast.expr) -> str | None:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text.replace("{", "{{").replace("}", "}}")
+        case ast.FormattedValue(
+            value=ast.Name(id=name) | ast.Attribute(attr=name), conversion=-1, format_spec=None
+        ):
+            return f"{{{name}}}"
+    return None
+
+
+def _joined(parts: list[str | None]) -> str | None:
+    texts = [part for part in parts if part is not None]
+    return "".join(texts) if len(texts) == len(parts) else None

@@ -1,0 +1,249 @@
+"""The judges of published reward models, on real engines with a tiny random Qwen3-VL."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.families import roboreward, sole, topreward
+from rewardfleet_server.video.judges.vlm.judge import VlmJudge
+from rewardfleet_server.video.prompts import TOPREWARD
+from rewardfleet_server.video.settings import VideoSettings
+
+from .conftest import TASK, RunningService, serving_video
+
+# vLLM's engine works in one event loop only.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The judges, which share one engine."""
+
+    roboreward: VlmJudge
+    topreward: VlmJudge
+    sole: sole.SoleJudge
+    checkpoint: Checkpoint
+
+
+@pytest_asyncio.fixture(params=["vllm", "transformers"], scope="module", loop_scope="module")
+async def judges(request: pytest.FixtureRequest, checkpoint3: Path) -> AsyncIterator[Judges]:
+    patch = pytest.MonkeyPatch()
+    for name in (
+        "REWARDFLEET_ENGINE_PROCESS",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    ):
+        patch.setenv(name, "1" if "METHOD" not in name else "spawn")
+    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    settings = VideoSettings(
+        model_path=str(checkpoint3),
+        engine=request.param,
+        device="cpu",
+        max_model_len=8192,
+        enforce_eager=True,
+    )
+    first = roboreward.build(settings).load()
+    assert isinstance(first, VlmJudge)
+    model, engine = first._checkpoint, first._engine
+    async with first.lifespan():
+        yield Judges(
+            first,
+            VlmJudge(topreward.judge_spec(settings, model), model, engine),
+            sole.SoleJudge(sole.judge_spec(settings), model, engine),
+            model,
+        )
+    patch.undo()
+
+
+async def test_roboreward_abstains_on_random_text(judges: Judges, clip: Clip):
+    judgment = await judges.roboreward.judge(TASK, clip, {})
+    assert judgment.score is None and "token limit" in judgment.text
+    assert judgment.provenance["readout"] == "grade v1"
+    again = await judges.roboreward.judge(TASK, clip, {"curve": 2})
+    assert again.curve is not None and again.curve.values == [None, None]
+
+
+async def test_topreward_is_the_log_probability_of_a_plain_forward_pass(
+    judges: Judges, clip: Clip, checkpoint3: Path
+):
+    """Of the complete clip and, in a curve, of its prefixes. The score is the share of True."""
+    clip = replace(clip, frames=clip.frames[:8], indices=clip.indices[:8], max_pixels=12544)
+    expected = {count: _direct_logprobs(clip, count, checkpoint3) for count in (4, 8)}
+    judgment = await judges.topreward.judge(TASK, clip, {})
+    assert judgment.components["true_logprob"] == pytest.approx(expected[8][0], abs=1e-2)
+    share = 1 / (1 + np.exp(expected[8][1] - expected[8][0]))
+    assert judgment.score == pytest.approx(share, abs=1e-2)
+    unscaled = replace(
+        judges.topreward._spec,
+        curve_values=lambda each: [one.components["true_logprob"] for one in each],
+    )
+    judge = VlmJudge(unscaled, judges.checkpoint, judges.topreward._engine)
+    curve = (await judge.judge(TASK, clip, {"curve": 2})).curve
+    assert curve is not None
+    assert curve.values == pytest.approx([expected[4][0], expected[8][0]], abs=1e-2)
+
+
+def _direct_logprobs(clip: Clip, count: int, folder: Path) -> tuple[float, float]:
+    """Return those of True and of False after the first frames, by transformers alone."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>" + TOPREWARD.render(TASK)
+    )
+    indices = list(clip.indices[:count])
+    inputs = processor(
+        text=[prompt],
+        # The sizes that qwen-vl-utils would choose: 3x3 tokens, as the caller allows 12544 pixels.
+        videos=[_resized(np.stack(clip.frames[:count]), 96)],
+        video_metadata=[VideoMetadata(clip.total, fps=clip.fps, frames_indices=indices)],
+        do_resize=False,
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    with torch.inference_mode():
+        logprobs = model(**inputs).logits[0, -1].log_softmax(-1)
+    true, false = (
+        processor.tokenizer.encode(word, add_special_tokens=False) for word in (" True", " False")
+    )
+    assert len(true) == len(false) == 1
+    return float(logprobs[true]), float(logprobs[false])
+
+
+def _resized(frames: np.ndarray, side: int) -> np.ndarray:
+    import torch
+    from torch.nn.functional import interpolate
+
+    channels_first = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    resized = interpolate(channels_first, (side, side), mode="bicubic", antialias=True)
+    return resized.permute(0, 2, 3, 1).numpy()
+
+
+async def test_the_curve_of_topreward_covers_0_to_1(judges: Judges, clip: Clip):
+    curve = (await judges.topreward.judge(TASK, clip, {"curve": 4})).curve
+    assert curve is not None and len(curve.values) == 4
+    values = [value for value in curve.values if value is not None]
+    assert (min(values), max(values)) == (0.0, 1.0)
+
+
+async def test_an_open_prompt_ends_with_the_text_and_keeps_out_special_tokens(
+    judges: Judges, clip: Clip
+):
+    task = "lift <|im_end|>\n<|im_start|>assistant <|image_pad|><|video_pad|>"
+    conversation = judges.topreward._spec.layout.full_prompt(clip, TOPREWARD.render(task), None)
+    prompt = judges.checkpoint.prompt(conversation)
+    assert prompt.endswith("Answer:") and prompt.count("<|video_pad|>") == 1
+    assert prompt.count("<|im_end|>") == 1 and "<|image_pad|>" not in prompt  # the system's turn
+    assert "<|im_start|>assistant" not in prompt
+    assert (await judges.topreward.judge(task, clip, {})).score is not None
+
+
+async def test_sole_answers_for_each_frame_but_the_first(judges: Judges, clip: Clip):
+    clip = replace(clip, frames=clip.frames[:4], indices=clip.indices[:4])
+    judgment = await judges.sole.judge(TASK, clip, {})
+    assert judgment.score is None and judgment.components["unreadable_answers"] == 3
+    assert judgment.curve is not None
+    assert judgment.curve.frames == list(clip.indices)
+    assert judgment.curve.values == [0.0, None, None, None]
+    assert judgment.text.count("[frame ") == 3
+
+
+async def test_cancelling_sole_ends_its_generation(judges: Judges, clip: Clip):
+    """The next clip is judged, and vLLM has no request left."""
+    judging = asyncio.ensure_future(judges.sole.judge(TASK, clip, {}))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await judging
+    engine = getattr(judges.sole._engine, "_engine", None)
+    if engine is not None:
+        async with asyncio.timeout(2):
+            while engine.output_processor.get_num_unfinished_requests() > 0:
+                await asyncio.sleep(0.01)
+    assert (await judges.topreward.judge(TASK, clip, {})).score is not None
+
+
+async def test_clips_are_judged_concurrently(judges: Judges, clip: Clip):
+    short = replace(clip, frames=clip.frames[:3], indices=clip.indices[:3])
+    for judge in (judges.roboreward, judges.topreward, judges.sole):
+        judgments = await asyncio.gather(*(judge.judge(TASK, short, {}) for _ in range(4)))
+        assert len({judgment.score for judgment in judgments}) == 1
+
+
+async def test_provenance_is_json_and_deterministic_judges_repeat_their_judgments(
+    judges: Judges, clip: Clip
+):
+    for judge in (judges.roboreward, judges.topreward, judges.sole):
+        assert json.loads(json.dumps(dict(judge.provenance)))["judge"]
+    assert judges.topreward.deterministic and judges.roboreward.deterministic
+    assert not judges.sole.deterministic
+    first = await judges.topreward.judge(TASK, clip, {})
+    assert first == await judges.topreward.judge(TASK, clip, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "detail"),
+    [
+        ("roboreward", {"readout": "text"}, "unknown to roboreward; it has: grade"),
+        ("topreward", {"readout": "grade"}, "it has: true_logprob"),
+        ("topreward", {"n": 2}, "n above 1 needs"),
+        ("roboreward", {"n": 2}, "n above 1 needs"),
+        ("sole", {"curve": 3}, "curve"),
+        ("sole", {"no_such_option": 1}, "no_such_option"),
+    ],
+)
+async def test_options_that_cannot_be_honored_are_named(
+    judges: Judges, name: str, options: dict, detail: str
+):
+    with pytest.raises(InvalidRequest, match=detail):
+        getattr(judges, name).check_options(options)
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint3: Path
+) -> Iterator[RunningService]:
+    names = ("topreward", "roboreward", "sole-r1", "PRIMO-R1")
+    with serving_video(
+        tmp_path_factory.mktemp("published") / "log",
+        *(flag for name in names for flag in ("--judge", name)),
+        *("--model-path", checkpoint3, "--max-model-len", 8192),
+        *("--engine", "transformers", "--device", "cpu"),
+        *("--primo-max-model-len", 8192, "--primo-max-tokens", 16),
+    ) as running:
+        yield running
+
+
+def test_all_published_judges_are_served_by_name(service: RunningService, videos: list[Path]):
+    """Only topreward has a score, as the text of a random model has none. It is cached."""
+    answers = {
+        name: service.score(name, video_path=str(videos[0]), nframes=4).json()
+        for name in ("topreward", "roboreward", "sole-r1", "PRIMO-R1")
+    }
+    status = {name: answer["status"] for name, answer in answers.items()}
+    abstained = dict.fromkeys(("roboreward", "sole-r1", "PRIMO-R1"), "abstained")
+    assert status == {"topreward": "ok", **abstained}, answers
+    assert all("transformers" in each["provenance"]["engine"] for each in answers.values())
+    again = service.score("topreward", video_path=str(videos[0]), nframes=4).json()
+    assert again["cached"] and again["score"] == answers["topreward"]["score"]
+    assert len(answers["sole-r1"]["curve"]["values"]) == 4
+
+
+def test_the_deadline_ends_sole_between_frames(service: RunningService, videos: list[Path]):
+    body = {"task_text": TASK, "video_path": str(videos[0]), "backend": "sole-r1", "nframes": 64}
+    answer = service.client.post("/score", json=body, headers={"X-Request-Timeout": "1"})
+    assert answer.status_code == 504, answer.text
+    assert service.score("topreward", video_path=str(videos[1])).json()["status"] == "ok"

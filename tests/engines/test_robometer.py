@@ -1,0 +1,300 @@
+"""The judge `robometer`, with a tiny random checkpoint in the published layout."""
+
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from rewardfleet_server.testing import serving
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine, RobometerModel
+from rewardfleet_server.video.judges.vlm.families import robometer
+from rewardfleet_server.video.judges.vlm.families.robometer import (
+    FrameScores,
+    RobometerJudge,
+    authors_text,
+)
+from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import ADDED_TOKENS
+from rewardfleet_server.video.settings import VideoSettings
+
+from .conftest import TASK, VIDEOS
+
+QUESTION = "How much of the task is done? " + TASK
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from .tiny_checkpoint import make_robometer
+
+    return make_robometer(tmp_path_factory.mktemp("robometer") / "checkpoint")
+
+
+@pytest.fixture
+def judge(folder: Path) -> RobometerJudge:
+    """A judge for one event loop."""
+    judge = build(folder).load()
+    assert isinstance(judge, RobometerJudge)
+    return judge
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    judges = {"robometer": build(folder).load()}
+    app = create_app(VideoSettings(video_root=[VIDEOS]), judges)
+    with serving(app) as url:
+        yield url
+
+
+def build(folder: Path, **more: object) -> robometer.DeferredJudge:
+    return robometer.build(VideoSettings(model_path=str(folder), device="cpu", **more))
+
+
+def clip_of(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
+    return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+
+
+def expected_scores(folder: Path, clip: Clip, question: str) -> FrameScores:
+    """Compute the scores from the files of a checkpoint, with transformers alone.
+
+    Frames are used as they are: their sides must be multiples of 32.
+    """
+    processor = transformers.AutoProcessor.from_pretrained(f"{folder}-base")
+    added = ("split", "reward", "pref", "sim", "prog")
+    processor.tokenizer.add_special_tokens(
+        {"additional_special_tokens": [f"<|{name}_token|>" for name in added]}
+    )
+    picture = "Picture {}: <|vision_start|><|image_pad|><|vision_end|><|prog_token|>"
+    pictures = "".join(picture.format(number + 1) for number in range(len(clip.frames)))
+    text = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{question}{pictures}<|im_end|>\n"
+    )
+    inputs = processor(text=[text], images=list(clip.frames), do_resize=False, return_tensors="pt")
+    weights = load_weights(folder)
+    model = transformers.Qwen3VLModel(transformers.Qwen3VLConfig.from_pretrained(folder)).eval()
+    model.load_state_dict(
+        {
+            name.removeprefix("model."): weight
+            for name, weight in weights.items()
+            if name.startswith("model.")
+        }
+    )
+    with torch.inference_mode():
+        hidden = model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+        positions = [
+            index
+            for index, token in enumerate(inputs["input_ids"][0].tolist())
+            if token == len(processor.tokenizer) - 1
+        ]
+        outputs = [
+            {name: head(weights, name, hidden[index]) for name in ("progress_head", "success_head")}
+            for index in positions
+        ]
+    bins = [each["progress_head"].double().softmax(0).tolist() for each in outputs]
+    return FrameScores(
+        tuple(sum(p * index / (len(each) - 1) for index, p in enumerate(each)) for each in bins),
+        tuple(float(torch.sigmoid(each["success_head"])) for each in outputs),
+    )
+
+
+def head(weights: dict[str, torch.Tensor], name: str, hidden: torch.Tensor) -> torch.Tensor:
+    own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if name in key}
+    inner = functional.linear(hidden, own["0.weight"], own["0.bias"])
+    inner = functional.layer_norm(inner, inner.shape, own["1.weight"], own["1.bias"])
+    return functional.linear(functional.gelu(inner), own["4.weight"], own["4.bias"])
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+    return {name: weight for file in files for name, weight in file.items()}
+
+
+async def score(judge: RobometerJudge, clip: Clip) -> FrameScores:
+    return await judge._score(clip, QUESTION)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_scores_are_those_of_an_independent_forward_pass(
+    folder: Path, judge: RobometerJudge, videos: list[Path], count: int
+):
+    """Token positions, heads, expectation over bins, sigmoid."""
+    clip = clip_of(videos[0], count)
+    assert clip.frames[0].shape == (256, 256, 3)
+    scores = asyncio.run(score(judge, clip))
+    expected = expected_scores(folder, clip, QUESTION)
+    assert len(scores.progress) == len(scores.success) == count
+    assert scores.progress == pytest.approx(expected.progress, abs=1e-4)
+    assert scores.success == pytest.approx(expected.success, abs=1e-4)
+    if count > 1:
+        assert max(scores.progress) - min(scores.progress) > 0.01  # the frames matter
+
+
+def test_clips_of_different_sizes_and_lengths_share_a_batch(
+    judge: RobometerJudge, videos: list[Path]
+):
+    """Their scores are those of single clips, within rounding."""
+    engine = judge._scorer
+    assert isinstance(engine, RobometerEngine)
+    sizes = [(1, 200_704), (3, 12_544), (8, 50_176), (5, 200_704)]
+    clips = [clip_of(path, *size) for path, size in zip(videos, sizes, strict=False)]
+
+    async def score_all() -> tuple[list[FrameScores], list[FrameScores], int]:
+        single = [await score(judge, clip) for clip in clips]
+        before = engine.passes
+        together = await asyncio.gather(*(score(judge, clip) for clip in clips))
+        return single, together, engine.passes - before
+
+    single, together, passes = asyncio.run(score_all())
+    assert passes <= 2
+    for one, other in zip(single, together, strict=True):
+        assert other.progress == pytest.approx(one.progress, abs=1e-4)
+        assert other.success == pytest.approx(one.success, abs=1e-4)
+
+
+def test_a_request_gets_progress_success_and_a_curve(url: str, folder: Path, videos: list[Path]):
+    body = {"task_text": TASK, "video_path": str(videos[0]), "nframes": 4}
+    answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+    components, curve = answer["components"], answer["curve"]
+    assert answer["status"] == "ok", answer
+    assert answer["score"] == components["progress"] == curve["values"][-1]
+    assert curve["frames"] == answer["provenance"]["frames"]["indices"]
+    assert len(curve["values"]) == 4
+    assert -1 <= components["value_order_correlation"] <= 1
+    assert answer["model_output"].startswith(f"progress {components['progress']:.2f}, success ")
+    expected = expected_scores(folder, clip_of(videos[0], 4), robometer._PROMPT.render(TASK))
+    assert curve["values"] == pytest.approx(expected.progress, abs=1e-4)
+    assert components["success"] == pytest.approx(expected.success[-1], abs=1e-4)
+
+    again = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+    assert again["cached"] and again["score"] == answer["score"]
+    body["backend_kwargs"] = {"readout": "success"}
+    other = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+    assert other["score"] == components["success"] and not other["cached"]
+    assert other["provenance"]["readout"] == "success v1"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"readout": "rubric"}, "readout"),
+        ({"curve": 4}, "curve"),
+        ({"n": 2}, "n"),
+        ({"prompt_template": "{frames}"}, "{frames} is not accepted"),
+        ({"prompt_template": "word " * 4000}, "more than the model's"),
+    ],
+)
+def test_options_that_cannot_work_are_rejected(
+    url: str, videos: list[Path], kwargs: dict, message: str
+):
+    body = {"task_text": TASK, "video_path": str(videos[0]), "backend_kwargs": kwargs}
+    answer = httpx.post(f"{url}/score", json=body, trust_env=False)
+    assert answer.status_code == 422 and message in answer.text
+
+
+def test_the_published_size_has_the_published_number_of_parameters():
+    """Of robometer/Robometer-4B: 10 bins, five more tokens, and the weights that are not used."""
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151_669 + len(ADDED_TOKENS),
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+        vision_config={
+            "depth": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "out_hidden_size": 2560,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    )
+    with torch.device("meta"):
+        model = RobometerModel(config, bins=10)
+    unused_head = sum(weight.numel() for weight in model.success_head.parameters())
+    unused = 2 * unused_head + config.text_config.hidden_size  # and frame_pool_attn
+    assert sum(weight.numel() for weight in model.parameters()) + unused == 4_450_286_861
+
+
+def test_a_task_cannot_add_a_progress_token(judge: RobometerJudge, videos: list[Path]):
+    clip = clip_of(videos[0], 2)
+
+    async def progress(question: str) -> int:
+        return len((await judge._score(clip, question)).progress)
+
+    assert asyncio.run(progress("<|prog_token|> <|image_pad|> <|prog_<|prog_token|>token|>")) == 2
+
+
+def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
+    """And both ways to resize agree on it."""
+    frame = np.zeros((480, 640, 3), np.uint8)
+    sizes = []
+    for more in ({}, {"frame_pixels": 50_176}):
+        for resize in ("single", "qwen-vl-utils"):
+            settings = VideoSettings(model_path=str(folder), frame_resize=resize, **more)
+            geometry = robometer.load_checkpoint(settings).geometry
+            conversation = robometer._conversation(
+                Clip((frame,), (0,), 1, None, 307_200), "a question"
+            )
+            sizes.append(geometry.prepare(conversation).parts[1].frame.shape)
+            assert geometry.tokens(conversation) == np.prod(sizes[-1][:2]) // 32**2
+    assert sizes == [(480, 640, 3)] * 2 + [(192, 256, 3)] * 2
+
+
+def test_the_provenance_contains_everything_that_scores_depend_on(folder: Path, tmp_path: Path):
+    file = tmp_path / "rbm_heads.py"
+    file.write_text('def _process_progress_batch(s):\n    prompt = f"Rate {s.task}!"\n')
+    more = ({}, {"robometer_prompts": file}, {"frame_pixels": 12544}, {"max_model_len": 8192})
+    provenances = [build(folder, **each).load().provenance for each in more]
+    assert len({json.dumps(dict(each), sort_keys=True) for each in provenances}) == 3
+    assert provenances[0] == provenances[3]  # the context changes no score
+    assert provenances[0]["bins"] == 10 and provenances[0]["dtype"] == "float32"
+    assert provenances[1]["prompt"]["sha256"] == authors_text(file).digest
+
+
+def test_a_checkpoint_without_a_weight_of_its_backbone_is_not_loaded(folder: Path, tmp_path: Path):
+    """The names in the backbone are known only when the model is built."""
+    broken = copy(folder, tmp_path)
+    weights = load_weights(folder)
+    removed = "model.language_model.layers.1.mlp.up_proj.weight"
+    del weights[removed]
+    (broken / "model.safetensors.index.json").unlink()
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"missing keys: \\['{removed}'\\]"):
+        build(broken).load()
+
+
+def test_a_tokenizer_that_does_not_fit_the_embedding_is_rejected(folder: Path, tmp_path: Path):
+    broken = copy(folder, tmp_path)
+    base = Path(f"{folder}-base")
+    shutil.copytree(base, broken, dirs_exist_ok=True, ignore=lambda *_: ["config.json"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(broken)
+    tokenizer.add_tokens(["<|another|>"], special_tokens=True)
+    tokenizer.save_pretrained(broken)
+    rows = len(tokenizer) + 4
+    with pytest.raises(ValueError, match=f"embed_tokens.weight has {rows} tokens, the tokenizer"):
+        build(broken)
+
+
+def test_a_base_model_that_is_missing_is_named(folder: Path, tmp_path: Path):
+    broken = copy(folder, tmp_path)
+    (broken / "config.yaml").write_text(f"model:\n  base_model_id: {tmp_path}/absent\n")
+    with pytest.raises(ValueError, match="absent.*that of model.base_model_id in config.yaml"):
+        build(broken)
+
+
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "checkpoint"))

@@ -1,0 +1,492 @@
+"""The judges of published reward models, without a model: readouts, layouts, prompts, checks."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest
+from rewardfleet_server.flags import ServiceCommand
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.vlm import (
+    Completion,
+    Conversation,
+    GenerationParams,
+    ImagePart,
+)
+from rewardfleet_server.video.judges.vlm.families import roboreward, sole, topreward
+from rewardfleet_server.video.judges.vlm.prompt_layouts import (
+    FirstPreviousCurrent,
+    OneVideoToContinue,
+)
+from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
+from rewardfleet_server.video.prompts import TOPREWARD
+from rewardfleet_server.video.settings import VideoSettings
+
+#: The part of a checkpoint's config.json that is read before loading.
+CONFIG = {
+    "model_type": "qwen3_vl",
+    "vision_config": {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    "text_config": {"max_position_embeddings": 32768},
+}
+
+
+def clip(count: int, *, height: int = 32, width: int = 32) -> Clip:
+    """Return frames whose level is 10 more than that of the frame before."""
+    frames = tuple(np.full((height, width, 3), 10 * n + 10, np.uint8) for n in range(count))
+    return Clip(frames, tuple(range(0, 5 * count, 5)), 5 * count, 20.0, 784)
+
+
+# roboreward
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [
+        ("ANSWER: 1", 1),
+        ("ANSWER: 5", 5),
+        ("The bowl is on the plate.\nanswer :4\n", 4),
+        ("**ANSWER: 3**", 3),
+        ("ANSWER: 4 - near completion", 4),
+        ("ANSWER: 2\nANSWER: 2", 2),
+        ("ANSWER: 2\nANSWER: 3", None),
+        ("ANSWER: 2 or\nANSWER: none", None),
+        ("ANSWER: 4 or 5", None),
+        ("ANSWER: 4.5", None),
+        ("ANSWER: 4/5", None),
+        ("ANSWER: 45", None),
+        ("ANSWER: 0", None),
+        ("ANSWER: 6", None),
+        ("ANSWER: -1", None),
+        ("ANSWER: \u0664", None),
+        ("ANSWER: <score>", None),
+        ("5", None),
+        ("I would say 3.", None),
+        ("", None),
+    ],
+)
+def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int | None):
+    readout = roboreward.judge_spec(VideoSettings()).readouts["grade"]
+    judgment = readout.read([Completion(text, truncated=False)], "auto")
+    assert judgment.score == (None if grade is None else (grade - 1) / 4)
+    assert judgment.components == ({} if grade is None else {"grade": grade})
+    assert text in judgment.text
+
+
+def test_a_grade_that_the_token_limit_cut_abstains():
+    readout = roboreward.judge_spec(VideoSettings()).readouts["grade"]
+    judgment = readout.read([Completion("ANSWER: 4", truncated=True)], "auto")
+    assert judgment.score is None and "token limit" in judgment.text
+
+
+def test_roboreward_is_decoded_greedily():
+    spec = roboreward.judge_spec(VideoSettings(temperature=0.7))
+    params = spec.readouts["grade"].generation_params(spec.sampling, 1)
+    assert (params.temperature, params.max_tokens, params.n) == (0, 128, 1)
+
+
+# topreward
+
+
+def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probability():
+    readout = LabelReadout("true_logprob v1", TOPREWARD, {1.0: (7,), 0.0: (8,)}, "true_logprob")
+    (completion,) = [Completion(" True", truncated=True, logprobs={7: -20.0, 8: -22.0})]
+    judgment = readout.read([completion], "auto")
+    assert judgment.score == pytest.approx(1 / (1 + np.exp(-2)))
+    assert judgment.components["true_logprob"] == -20.0
+    params = readout.generation_params(topreward._SAMPLING, 1)
+    assert (params.max_tokens, params.labels) == (1, (7, 8))
+
+
+def test_a_true_without_any_probability_has_no_component():
+    readout = LabelReadout("true_logprob v1", TOPREWARD, {1.0: (7,), 0.0: (8,)}, "true_logprob")
+    completion = Completion("", truncated=True, logprobs={7: -np.inf, 8: -1.0})
+    judgment = readout.read([completion], "auto")
+    assert judgment.score == 0 and "true_logprob" not in judgment.components
+
+
+@pytest.mark.parametrize(
+    ("logs", "values"),
+    [
+        ([-26.0, -16.0, -6.0], [0.0, 0.5, 1.0]),
+        ([-6.0, None, -16.0], [1.0, None, 0.0]),
+        ([-6.0, -6.0], [None, None]),
+        ([-6.0], [None]),
+        ([None], [None]),
+    ],
+)
+def test_the_curve_of_topreward_is_scaled_over_the_prefixes(logs: list, values: list):
+    judgments = [Judgment(0.5, "", {} if log is None else {"true_logprob": log}) for log in logs]
+    assert topreward.min_max(judgments) == values
+
+
+def test_the_model_of_topreward_continues_the_text():
+    layout = OneVideoToContinue()
+    assert layout.full_prompt(clip(4), "Answer:", None).is_open
+    prefixes = layout.prefix_prompts(clip(4), 2, "Answer:", None)
+    assert [(frame, each.is_open) for frame, each in prefixes] == [(5, True), (15, True)]
+    assert all(len(each.parts) == 2 for _, each in prefixes)  # each prefix is one video
+    assert TOPREWARD.render("x").endswith(":")  # the next word begins with a space
+
+
+# sole-r1
+
+
+@pytest.mark.parametrize(
+    ("text", "progress"),
+    [
+        ("<think>a</think><answer>40%</answer>", 0.4),
+        ("<think>a</think><answer> -12 % </answer>", -0.12),
+        ("<answer>+7</answer>", 0.07),
+        ("<answer>7</answer", 0.07),
+        ("<answer>250%</answer>", 1.0),
+        ("<answer>-250</answer>", -1.0),
+        ("<answer>4.5%</answer>", None),
+        ("<answer>about 40</answer>", None),
+        ("<answer>4_0</answer>", None),
+        ("<answer></answer>", None),
+        ("<answer>40%", None),
+        ("40%", None),
+    ],
+)
+def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: float | None):
+    readout = sole.judge_spec(VideoSettings()).readouts["progress"]
+    judgment = readout.read([Completion(text, truncated=False)], "auto")
+    assert judgment.score == (None if progress is None else max(progress, 0))
+    assert judgment.components == ({} if progress is None else {"progress": progress})
+
+
+def test_sole_has_the_sampling_of_its_authors():
+    spec = sole.judge_spec(VideoSettings(temperature=0, max_tokens=5))
+    params = spec.readouts["progress"].generation_params(spec.sampling, 1)
+    assert params == GenerationParams(max_tokens=200, temperature=1.0, top_p=0.9, top_k=50, n=1)
+
+
+def test_sole_sees_the_first_the_previous_and_the_current_frame():
+    """In squares of 384 pixels with gaps of 5, resized to multiples of 28 pixels."""
+    image = _image(FirstPreviousCurrent().at(clip(4), 3, "?", None))
+    assert image.shape == (392, 1176, 3)
+    assert [int(image[196, x].mean()) for x in (190, 588, 980)] == [10, 30, 40]
+    assert image[196, 390:392].max() < 10  # a gap
+
+
+def test_frames_are_fitted_into_the_middle_of_black_squares():
+    image = _image(FirstPreviousCurrent().at(clip(2, height=24, width=48), 1, "?", None))
+    assert image[90, 190].max() == 0 and image[300, 190].max() == 0
+    assert int(image[196, 190].mean()) == 10
+    tiny = FirstPreviousCurrent().at(clip(2, height=1, width=500), 1, "?", None)
+    assert _image(tiny).shape == (392, 1176, 3)
+
+
+def _image(conversation: Conversation) -> np.ndarray:
+    (image,) = [part for part in conversation.parts if isinstance(part, ImagePart)]
+    return image.frame
+
+
+class ScriptedEngine:
+    """Answers each conversation with the next of some texts."""
+
+    provenance: Mapping[str, JsonValue] = MappingProxyType({"engine": "scripted"})
+    failure = None
+
+    def __init__(self, *answers: str) -> None:
+        self._answers: Iterator[str] = iter(answers)
+        self.questions: list[str] = []
+        self.images: list[np.ndarray] = []
+
+    async def generate(
+        self, conversation: Conversation, prompt: str, params: GenerationParams
+    ) -> list[Completion]:
+        assert params.temperature == 1.0
+        self.questions.append(prompt)
+        self.images.append(_image(conversation))
+        answer = next(self._answers, None)
+        if answer is None:
+            await asyncio.Event().wait()
+        if answer == "fail":
+            raise BackendFailed("the model failed")
+        return [Completion(str(answer), truncated=False)]
+
+    async def aclose(self) -> None:
+        pass
+
+
+def sole_judge(engine: ScriptedEngine, **settings: object) -> sole.SoleJudge:
+    """Return the judge with a checkpoint whose chat template is the text alone."""
+    checkpoint: Any = SimpleNamespace(
+        path="p",
+        fingerprint="f",
+        geometry=SimpleNamespace(name="g", prepare=lambda conversation: conversation),
+        prompt=lambda conversation: conversation.parts[-1],
+        check_length=lambda *_: None,
+    )
+    return sole.SoleJudge(sole.judge_spec(VideoSettings(**settings)), checkpoint, engine)
+
+
+def answers(*numbers: str) -> list[str]:
+    return [f"<think>t</think><answer>{number}%</answer>" for number in numbers]
+
+
+async def test_sole_asks_about_each_frame_with_the_progress_before():
+    engine = ScriptedEngine(*answers("10", "-20", "150"))
+    judgment = await sole_judge(engine).judge("lift {it}", clip(4), {})
+    progress = ["0%", "10%", "-20%"]
+    for question, before in zip(engine.questions, progress, strict=True):
+        assert f"previous moment is {before}." in question and "lift {it}" in question
+    levels = [[int(image[196, x].mean()) for x in (190, 588, 980)] for image in engine.images]
+    assert levels == [[10, 10, 20], [10, 20, 30], [10, 30, 40]]
+    assert judgment.score == 1.0
+    assert judgment.curve is not None
+    assert judgment.curve.frames == [0, 5, 10, 15]
+    assert judgment.curve.values == [0.0, 0.1, 0.0, 1.0]
+    assert judgment.components["progress"] == 1.0
+    assert judgment.components["unreadable_answers"] == 0
+    assert judgment.components["value_order_correlation"] == pytest.approx(0.632, abs=1e-3)
+    assert [line[:9] for line in judgment.text.splitlines()] == [
+        "[frame 5]",
+        "[frame 10",
+        "[frame 15",
+    ]
+
+
+async def test_an_unreadable_answer_leaves_the_progress_of_the_next_question():
+    engine = ScriptedEngine(*answers("30", "thirty", "40"))
+    judgment = await sole_judge(engine).judge("t", clip(4), {})
+    assert "previous moment is 30%." in engine.questions[2]
+    assert judgment.score == 0.4 and judgment.components["unreadable_answers"] == 1
+    assert judgment.curve is not None and judgment.curve.values == [0.0, 0.3, None, 0.4]
+
+
+async def test_an_unreadable_last_answer_abstains():
+    engine = ScriptedEngine(*answers("30", "?"))
+    judgment = await sole_judge(engine).judge("t", clip(3), {})
+    assert judgment.score is None and "progress" not in judgment.components
+    assert judgment.components["unreadable_answers"] == 1
+    assert judgment.curve is not None and judgment.curve.values == [0.0, 0.3, None]
+
+
+async def test_a_negative_progress_scores_0():
+    judgment = await sole_judge(ScriptedEngine(*answers("-30"))).judge("t", clip(2), {})
+    assert judgment.score == 0.0 and judgment.components["progress"] == -0.3
+
+
+async def test_a_single_frame_abstains():
+    judgment = await sole_judge(ScriptedEngine()).judge("t", clip(1), {})
+    assert judgment.score is None and "first one" in judgment.text
+
+
+async def test_a_cancelled_clip_asks_no_further_question():
+    engine = ScriptedEngine(*answers("10"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await sole_judge(engine).judge("t", clip(9), {})
+    assert len(engine.questions) == 2
+
+
+async def test_a_failure_at_one_frame_fails_the_clip():
+    engine = ScriptedEngine(*answers("10"), "fail")
+    with pytest.raises(BackendFailed):
+        await sole_judge(engine).judge("t", clip(9), {})
+
+
+async def test_the_clips_of_concurrent_requests_do_not_wait_for_each_other():
+    """Each clip has one question in progress; those of all clips are in progress together."""
+    engine = ScriptedEngine()
+    judging = [asyncio.ensure_future(sole_judge(engine).judge("t", clip(3), {})) for _ in range(8)]
+    async with asyncio.timeout(10):
+        while len(engine.questions) < 8:
+            await asyncio.sleep(0.01)
+    for each in judging:
+        each.cancel()
+    await asyncio.gather(*judging, return_exceptions=True)
+    assert len(engine.questions) == 8
+
+
+@pytest.mark.parametrize("options", [{"curve": 4}, {"n": 2}, {"prompt_template": "x"}, {"x": 1}])
+async def test_sole_takes_no_options_that_it_cannot_honor(options: dict):
+    judge = sole_judge(ScriptedEngine())
+    judge.check_options({"score_mode": "percentage"})
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        judge.check_options(options)
+
+
+def test_scores_of_sole_are_not_cached():
+    judge = sole_judge(ScriptedEngine())
+    assert not judge.deterministic
+    sampling = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "max_tokens": 200}
+    assert judge.provenance["sampling"] == sampling
+    assert json.dumps(judge.provenance)
+
+
+# The authors' prompts
+
+README = """
+# Model
+
+```python
+print("x")
+```
+
+```text
+Grade {it} now. ANSWER: <score>
+
+Task: <INSERT TASK HERE>
+```
+"""
+CONSTANT = """
+raise SystemExit
+PROMPT = os.environ
+ROBOREWARD_PROMPT_TEMPLATE = ("Grade it. " "ANSWER: <score>\\n"
+    "Task: {instruction}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("README.md", README.replace("{it}", "it")), ("roboreward.py", CONSTANT)]
+)
+def test_the_prompt_of_roboreward_is_read_from_the_authors_file(
+    tmp_path: Path, name: str, text: str
+):
+    (tmp_path / name).write_text(text)
+    settings = VideoSettings(roboreward_prompts=tmp_path / name)
+    prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
+    assert prompt.render("lift").startswith("Grade it")
+    assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
+
+
+FUNCTION = '''
+def build_prompt(instruction: str) -> str:
+    """Build it."""
+    return (
+        "The images show: "
+        f"{instruction}. "
+        "True or not? Answer:"
+    )
+'''
+CLIENT = """
+class Client:
+    def parts(self, instruction, description):
+        if description is not None:
+            prompt_text = f"{description} The video shows: "
+        else:
+            prompt_text = "The video shows: "
+        if self.template:
+            instruction_suffix = f"{instruction} True or not? Answer:"
+        else:
+            instruction_suffix = f"{instruction} True or not? Answer: True"
+"""
+CONFIGURATION = """
+DEFAULT_PROMPT_PREFIX = (
+    "The video shows: "
+)
+DEFAULT_PROMPT_SUFFIX_TEMPLATE = "{instruction} True " + "or not? Answer: True"
+"""
+
+
+@pytest.mark.parametrize("text", [FUNCTION, CLIENT, CONFIGURATION], ids=["function", "client", "c"])
+def test_the_prompt_of_topreward_is_read_from_the_authors_file(tmp_path: Path, text: str):
+    file = tmp_path / "prompts.py"
+    file.write_text(text)
+    rendered = topreward.authors_text(file).render("lift {it}")
+    assert rendered.endswith(" True or not? Answer:") and "show" in rendered
+    assert "lift {it}" in rendered
+
+
+SOLE = """
+SYSTEM_PROMPT_TEMPLATE = ("Think. " + "Answer." + " Done.")
+USER_QUESTION_TEMPLATE = "Two views of {task_description} at {prev_progress}%."
+USER_QUESTION_EXTERNAL_VIEW_TEMPLATE = "One view of {task_description}. " + \\
+    "It was at {prev_progress}%. And now?"
+"""
+
+
+def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
+    file = tmp_path / "constants.py"
+    for text in (
+        SOLE,
+        SOLE.lower().replace(
+            "user_question_external_view_template", "user_question_template_external_view"
+        ),
+    ):
+        file.write_text(text)
+        spec = sole.judge_spec(VideoSettings(sole_prompts=file))
+        assert spec.system is not None and spec.system.render("t").lower() == "think. answer. done."
+        question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
+        assert question.lower() == "one view of lift. it was at -5%. and now?"
+
+
+@pytest.mark.parametrize(
+    "read", [roboreward.authors_text, topreward.authors_text, sole.authors_texts]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "def (",
+        "ROBOREWARD_PROMPT = 'x'",  # no task
+        "ROBOREWARD_PROMPT = 'a {instruction}'\nROBOREWARD_PROMPT = 'b {instruction}'",
+        "ROBOREWARD_PROMPT = 'a {instruction} {other}'",
+        "ROBOREWARD_PROMPT = 'a {instruction.__class__}'",
+        "ROBOREWARD_PROMPT = open('/etc/passwd').read()",
+        "def build_prompt(instruction):\n    return f'{instruction!r}'",
+        "def build_prompt(instruction):\n    return f'{instruction.x}'",
+        CLIENT.replace("Answer: True", "Answer:"),
+        SOLE.replace("{prev_progress}", ""),
+        "A = " + "+".join(["'x'"] * 50_000),
+        "A = " + "+".join(["'x'"] * 980),
+        "A = '\0'",
+        README,
+    ],
+    ids=range(15),
+)
+def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: Any, text: str):
+    file = tmp_path / "prompts.py"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"--\w+-prompts .*prompts\.py: "):
+        read(file)
+
+
+# Checks before anything is loaded
+
+
+@pytest.mark.parametrize("judge", ["roboreward", "topreward", "sole-r1"])
+@pytest.mark.parametrize(
+    ("given", "config", "message"),
+    [
+        ({"readout": "text"}, {}, "--readout text: .* has only the readout of its authors"),
+        ({"max_model_len": 60}, {}, "--max-model-len 60 leaves no room for .*'s answer of"),
+        ({"max_model_len": 100_000}, {}, "takes at most 32768 tokens"),
+        ({}, {"vision_config": {}}, "not a vision-language model of the Qwen-VL family"),
+    ],
+)
+def test_settings_that_cannot_work_are_rejected(
+    tmp_path: Path, judge: str, given: dict, config: dict, message: str
+):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | config))
+    with pytest.raises(ValueError, match=message):
+        find_judge(judge, VideoSettings(model_path=str(tmp_path), **given))
+
+
+@pytest.mark.parametrize("judge", ["roboreward", "sole-r1"])
+def test_a_checkpoint_of_another_model_type_is_rejected(tmp_path: Path, judge: str):
+    config = CONFIG | {"model_type": "qwen2_5_vl"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"'qwen2_5_vl' is not {judge}, which is a 'qwen3_vl'"):
+        find_judge(judge, VideoSettings(model_path=str(tmp_path)))
+
+
+def test_judge_is_another_spelling_of_backend():
+    seen: list[VideoSettings] = []
+    command = ServiceCommand("video", "", VideoSettings, lambda given: seen.append(given) or 0)
+    command.main(["--judge", "topreward", "--backend", "sole-r1"], standalone_mode=False)
+    assert seen[0].backends == ["topreward", "sole-r1"]
+    assert "--backend, --judge JUDGE" in command.get_help(click.Context(command))
