@@ -35,12 +35,15 @@ COMMAND = "cli.py"
 
 #: Libraries of trainers, which an adapter imports inside its functions.
 TRAINERS = {"torch", "verl"}
+#: The only module that imports Gymnasium; its package imports it on first use.
+GYMNASIUM_WRAPPER = CLIENT / "adapters" / "libero" / "wrapper.py"
 #: Optional libraries that a file of the client imports inside its functions.
 LAZY = {
     CLIENT / "adapters" / "ctrl.py": TRAINERS,
     CLIENT / "adapters" / "verl.py": TRAINERS,
     CLIENT / "adapters" / "verl_agent.py": TRAINERS,
     CLIENT / "adapters" / "simplevla.py": TRAINERS,
+    CLIENT / "adapters" / "libero" / "temp_videos.py": {"cv2"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
 }
@@ -75,6 +78,7 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server(path: Path
     in_wire = package == "wire"
     allowed = {"pydantic"} if in_wire else {"pydantic", "httpx", "numpy"}
     allowed |= TRAINERS if package == "adapters" else set()
+    allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
     for name in imports(path, CLIENT):
         top = name.partition(".")[0]
         if top == "rewardfleet":
@@ -193,13 +197,17 @@ for name in sys.argv[1:]:
     importlib.import_module(f"rewardfleet.adapters.{name}")
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
-    adapters = [path.stem for path in files(CLIENT / "adapters")]
+    adapters = [
+        ".".join(path.relative_to(CLIENT / "adapters").with_suffix("").parts)
+        for path in files(CLIENT / "adapters")
+        if path != GYMNASIUM_WRAPPER
+    ]
     done = subprocess.run(
         [sys.executable, "-c", program, *adapters], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
     assert {"httpx", "numpy", "pydantic"} <= loaded
-    forbidden = {"rewardfleet_server", "uvicorn", "cv2", "PIL", "vllm"}
+    forbidden = {"rewardfleet_server", "uvicorn", "cv2", "gymnasium", "PIL", "vllm"}
     assert not loaded & {*forbidden, *WEB_FRAMEWORKS, *TRAINERS}
 
 

@@ -223,7 +223,7 @@ def test_flags_and_variables_that_are_named_exist():
     flags = {f"--{name.replace('_', '-')}" for name in settings}
     own = [param for each in (cli.up_command, cli.status_command) for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
-    flags |= {"--success", "--failure", "--help", "--version", "--url", "--nframes"}
+    flags |= {"--judge", "--success", "--failure", "--help", "--version", "--url", "--nframes"}
     variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
     for page in PAGES:
         if page.name == "CHANGELOG.md":  # names those of older versions, too
@@ -353,7 +353,9 @@ def test_extras_that_are_installed_exist(words: list[str]):
         assert set(extras.split(",")) <= set(provided)
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.id)
+@pytest.mark.parametrize(
+    "block", [block for block in blocks("yaml") if not block.needs], ids=lambda block: block.id
+)
 def test_yaml_blocks_name_what_exists(block: Block):
     """The module, its function, and the arguments of the function or of `RewardFleet`."""
     module = re.search(r"path: pkg://([\w.]+)", block.text)

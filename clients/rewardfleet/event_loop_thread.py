@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,13 +34,17 @@ class EventLoopThread:
     def __reduce__(self) -> tuple[type["EventLoopThread"], tuple[()]]:
         return EventLoopThread, ()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine and return at once, with the future of its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._worker().loop)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result; an interrupt of the wait cancels it.
 
         Raises:
             Exception: Whatever the coroutine raises.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self._worker().loop)
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:

@@ -112,7 +112,9 @@ class VideoScore(Score):
 
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(
-        None, description="Requested with `backend_kwargs: {curve: K}`, for K prefixes."
+        None,
+        description="Values after prefixes: K with `backend_kwargs: {curve: K}`; some "
+        "judges always report them.",
     )
 
 

@@ -1,0 +1,42 @@
+"""LIBERO: rewards for episodes in a vector of environments, scored while the simulator continues.
+
+`LiberoRewardWrapper` needs Gymnasium, and is imported on first use; the rest needs numpy only.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .config import SUITES, RewardModelConfig
+from .episode_reward import EpisodeReward, MissingRewardError, RewardStats
+from .images import Orientation
+from .rewards import LiberoRewards, score_episodes
+from .step_rewards import StepRewards
+
+if TYPE_CHECKING:
+    from .wrapper import LiberoRewardWrapper
+
+__all__ = [
+    "SUITES",
+    "EpisodeReward",
+    "LiberoRewardWrapper",
+    "LiberoRewards",
+    "MissingRewardError",
+    "Orientation",
+    "RewardModelConfig",
+    "RewardStats",
+    "StepRewards",
+    "score_episodes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LiberoRewardWrapper":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from .wrapper import LiberoRewardWrapper  # noqa: PLC0415 - needs Gymnasium
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("gymnasium"):
+            raise
+        raise ImportError(
+            "LiberoRewardWrapper needs Gymnasium: pip install 'gymnasium>=1.1'"
+        ) from None
+    return LiberoRewardWrapper

@@ -1,0 +1,218 @@
+"""A Gymnasium vector wrapper with rewards of the video service."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from numpy.typing import NDArray
+
+from rewardfleet.adapters._batch import to_array
+
+from .config import RewardModelConfig
+from .episode_reward import EpisodeReward
+from .images import Orientation
+from .rewards import CONTROL_HZ, LiberoRewards
+
+Mask = NDArray[np.bool_]
+
+#: One text per environment, the name of an entry of the observations or of `info` that has them,
+#: or a function of both.
+Tasks = Sequence[str] | str | Callable[[Any, dict[str, Any]], Sequence[str]]
+
+
+class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
+    """A vector of environments whose rewards come from the video service.
+
+    The simulator's rewards are dropped. A step has the reward 0.0, or, if it ends an episode, NaN
+    until `collect` returns the reward, as `step` does not wait. With `blocking`, `step` waits and
+    returns it. All autoreset modes of Gymnasium are supported. `info` gets, each [N]:
+
+    - `reward_episode`: the index of the episode that the step belongs to
+    - `reward_pending`: whether its reward will be returned by `collect`
+    - `reward_valid`: whether its reward can be trained on: not if it is pending, or missing
+
+    Args:
+        env: The environments. Their `metadata` names the autoreset mode, as Gymnasium requires.
+        config: See `RewardModelConfig.of`.
+        tasks: See `Tasks`.
+        frames: Where the images are in an observation: a path such as `pixels/image`, or a function
+            of an observation, which is one of all environments, or a final one of one environment.
+        orientation: What was done to the images.
+        suites: As in `LiberoRewards`.
+        frame_rate: The rate of steps in Hz.
+        max_pending: As in `LiberoRewards`.
+
+    Attributes:
+        rewards: What records and scores; it has `stats`.
+
+    Raises:
+        ValueError: An argument is not valid, or the autoreset mode is unknown.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        config: RewardModelConfig | Mapping[str, Any],
+        tasks: Tasks,
+        *,
+        frames: str | Callable[[Any], Any] = "agentview_image",
+        orientation: Orientation = "raw",
+        suites: str | Sequence[str] | None = None,
+        frame_rate: float = CONTROL_HZ,
+        max_pending: int | None = None,
+    ) -> None:
+        super().__init__(env)
+        mode = env.metadata.get("autoreset_mode")
+        try:
+            self._mode = AutoresetMode(mode)
+        except ValueError:
+            raise ValueError(
+                f'metadata["autoreset_mode"]: not an AutoresetMode: {mode!r}'
+            ) from None
+        self._tasks = tasks
+        self._frames = frames
+        if isinstance(tasks, str) or callable(tasks):
+            first_tasks: Sequence[str] = [""] * env.num_envs  # read at the first reset
+        elif len(tasks) == env.num_envs:
+            first_tasks = tasks
+        else:
+            raise ValueError(f"tasks: give {env.num_envs}, one per environment; not {len(tasks)}")
+        self.rewards = LiberoRewards(
+            config,
+            first_tasks,
+            orientation=orientation,
+            suites=suites,
+            frame_rate=frame_rate,
+            max_pending=max_pending,
+        )
+        #: Environments that Gymnasium resets in the next step.
+        self._resets_next = np.zeros(env.num_envs, bool)
+        #: Rewards that arrived while a blocking step waited for others.
+        self._left: list[EpisodeReward] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset environments, all or those of `options["reset_mask"]`; see `VectorEnv.reset`.
+
+        Episodes that had not ended are discarded, and `collect` reports them.
+        """
+        mask = (options or {}).get("reset_mask")  # the environment removes it
+        mask = np.ones(self.num_envs, bool) if mask is None else np.array(mask, bool)
+        observations, info = self.env.reset(seed=seed, options=options)
+        self._begin(mask, observations, info)
+        self._resets_next[mask] = False
+        none = np.zeros(self.num_envs, bool)
+        return observations, self._described(info, self.rewards.episode, none, ~none)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments, and start scoring the episodes that ended.
+
+        Raises:
+            MissingRewardError: With `blocking`, as in `LiberoRewards.collect`.
+        """
+        observations, _, terminated, truncated, info = self.env.step(actions)
+        self._begin(self._resets_next, observations, info)
+        done = to_array(terminated).astype(bool) | to_array(truncated).astype(bool)
+        done &= self.rewards.recording
+        episodes = self.rewards.episode
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._record(~done & ~self._resets_next, observations)
+            self._record_final(done, info)
+            self.rewards.finish(done)
+            self._begin(done, observations, info)
+        else:
+            self._record(~self._resets_next, observations)
+            self.rewards.finish(done)
+        self._resets_next = done & (self._mode is AutoresetMode.NEXT_STEP)
+        step_rewards = np.where(done, np.nan, 0.0)
+        pending, valid = done.copy(), ~done
+        if self.rewards.config.blocking and done.any():
+            for each in self._collect_of(done, episodes):
+                step_rewards[each.environment] = each.reward
+                valid[each.environment] = each.valid
+                pending[each.environment] = False
+        info = self._described(info, episodes, pending, valid)
+        return observations, step_rewards, terminated, truncated, info
+
+    def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
+        """Return what has arrived, by (environment, episode); see `LiberoRewards.collect`.
+
+        A blocking `step` returns the rewards itself; then, this returns discarded episodes.
+
+        Raises:
+            MissingRewardError: As in `LiberoRewards.collect`.
+        """
+        arrived = self.rewards.collect(timeout)
+        left, self._left = self._left, []
+        return left + arrived
+
+    def close(self, **kwargs: Any) -> None:
+        """Cancel pending scores, and close the environments."""
+        self.rewards.close()
+        super().close(**kwargs)
+
+    def _begin(self, mask: Mask, observations: Any, info: dict[str, Any]) -> None:
+        """Begin episodes with their first frames."""
+        if not mask.any():
+            return
+        tasks = self._current_tasks(observations, info)
+        self.rewards.reset(mask, tasks=[tasks[index] for index in _indices(mask)])
+        self._record(mask, observations)
+
+    def _current_tasks(self, observations: Any, info: dict[str, Any]) -> Sequence[str]:
+        if callable(self._tasks):
+            return self._tasks(observations, info)
+        if not isinstance(self._tasks, str):
+            return self._tasks
+        for place in (info, observations):
+            if isinstance(place, Mapping) and self._tasks in place:
+                return place[self._tasks]  # type: ignore[no-any-return] # an entry of a dict
+        names = [*info, *(observations if isinstance(observations, Mapping) else ())]
+        raise ValueError(f"tasks: no {self._tasks!r} among {', '.join(map(str, names))}")
+
+    def _record(self, mask: Mask, observations: Any) -> None:
+        if mask.any():
+            images = self._images_of(observations)
+            self.rewards.record([images[index] for index in _indices(mask)], mask)
+
+    def _record_final(self, mask: Mask, info: dict[str, Any]) -> None:
+        """Record the last frames of episodes whose observations are already of the next ones."""
+        final = info.get("final_obs")
+        for index in _indices(mask):
+            observation = None if final is None else final[index]
+            image = None if observation is None else self._images_of(observation)
+            self.rewards.record([image], [index])
+
+    def _images_of(self, observation: Any) -> Any:
+        if callable(self._frames):
+            return self._frames(observation)
+        for name in self._frames.split("/"):
+            if not isinstance(observation, Mapping) or name not in observation:
+                got = list(observation) if isinstance(observation, Mapping) else type(observation)
+                raise ValueError(f"frames: no {self._frames!r} in an observation with {got}")
+            observation = observation[name]
+        return observation
+
+    def _collect_of(self, done: Mask, episodes: NDArray[np.int64]) -> list[EpisodeReward]:
+        """Wait for the rewards of the episodes that ended now."""
+        arrived = self.rewards.collect(timeout=None)
+        current = {(index, int(episodes[index])) for index in _indices(done)}
+        self._left += [each for each in arrived if (each.environment, each.episode) not in current]
+        return [each for each in arrived if (each.environment, each.episode) in current]
+
+    def _described(
+        self, info: dict[str, Any], episodes: NDArray[np.int64], pending: Mask, valid: Mask
+    ) -> dict[str, Any]:
+        return {
+            **info,
+            "reward_episode": episodes,
+            "reward_pending": pending,
+            "reward_valid": valid,
+        }
+
+
+def _indices(mask: Mask) -> list[int]:
+    indices: list[int] = np.flatnonzero(mask).tolist()
+    return indices

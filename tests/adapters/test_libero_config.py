@@ -1,0 +1,153 @@
+"""The configuration of LIBERO rewards, and the examples for RLinf."""
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from rewardfleet.adapters.libero import SUITES, RewardModelConfig
+
+from .libero_envs import ROOT
+
+EXAMPLES = ROOT / "examples" / "rlinf"
+
+
+def test_the_defaults_are_those_of_the_original_integration():
+    fields = RewardModelConfig.of({}).model_dump()
+    assert math.isnan(fields.pop("fallback_score"))
+    new = {"blocking": False, "api_key": None, "task_suite_name": None}
+    next_to_it = {"reward_coef": 1.0, "use_rel_reward": False}
+    assert fields == new | next_to_it | {
+        "enable": False,
+        "endpoint": "http://127.0.0.1:18080",
+        "timeout": 120,
+        "nframes": 16,
+        "max_pixels": 200_704,
+        "backend": None,
+        "backend_kwargs": {},
+        "video_fps": 4,
+        "fail_on_request_error": False,
+        "binary_reward": True,
+        "success_threshold": 0.5,
+        "keep_temp_video": False,
+        "temp_video_dir": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("http://h:1/score", "http://h:1"),
+        ("http://h:1/score/", "http://h:1"),
+        ("http://h:1/video", "http://h:1/video"),
+        (["http://h:1/score", "http://h:2"], ("http://h:1", "http://h:2")),
+    ],
+)
+def test_an_endpoint_may_end_in_score(given, stored):
+    assert RewardModelConfig.of({"endpoint": given}).endpoint == stored
+
+
+def test_of_the_configuration_of_an_environment_the_keys_about_rewards_are_read():
+    environment = {
+        "simulator_type": "libero",
+        "max_episode_steps": 512,
+        "task_suite_name": "LIBERO_10",
+        "reward_coef": 5,
+        "use_rel_reward": True,
+        "reward_model": {"enable": True, "timeout": 3, "backend_kwargs": None},
+    }
+    config = RewardModelConfig.of(environment)
+    assert (config.enable, config.timeout, config.backend_kwargs) == (True, 3, {})
+    assert (config.reward_coef, config.use_rel_reward) == (5, True)
+    assert config.task_suite_name == "libero_10"
+    assert RewardModelConfig.of({"reward_model": None}).enable is False
+
+
+def test_nodes_of_omegaconf_are_read_and_what_is_not_needed_is_not_resolved():
+    whole = OmegaConf.create(
+        {
+            "coefficient": 3.0,
+            "env": {
+                "reward_coef": "${coefficient}",
+                "video_cfg": {"video_base_dir": "${runner.logger.log_path}/video"},
+                "reward_model": {
+                    "enable": True,
+                    "endpoint": ["http://h:1/score", "http://h:2"],
+                    "backend_kwargs": {"score_mode": "auto", "stop": ["a", "b"]},
+                },
+            },
+        }
+    )
+    config = RewardModelConfig.of(whole.env)
+    assert (config.reward_coef, config.endpoint) == (3.0, ("http://h:1", "http://h:2"))
+    assert config.backend_kwargs == {"score_mode": "auto", "stop": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time_out": 3}, "unknown field 'time_out'; accepted: enable, endpoint, timeout"),
+        ({"simulator_type": "libero"}, "unknown field 'simulator_type'"),
+        ({"timeout": "120"}, "timeout: .* number .*'120'"),
+        ({"timeout": 0}, "timeout: .* greater than 0"),
+        ({"timeout": math.inf}, "timeout: .* finite"),
+        ({"enable": "False"}, "enable: .* boolean"),
+        ({"enable": 1}, "enable: .* boolean"),
+        ({"nframes": True}, "nframes: .* integer"),
+        ({"nframes": 16.5}, "nframes: .* integer"),
+        ({"nframes": 0}, "nframes: .* greater than or equal to 1"),
+        ({"max_pixels": 100}, "max_pixels: .* 784"),
+        ({"endpoint": "localhost:18080"}, "endpoint: give a URL such as"),
+        ({"endpoint": []}, "endpoint: give one URL or more"),
+        ({"endpoint": ["http://h:1", 7]}, "endpoint.*7"),
+        ({"backend_kwargs": ["a"]}, "backend_kwargs: .* dict"),
+        ({"success_threshold": 1.5}, "success_threshold: .* less than or equal to 1"),
+        ({"fallback_score": math.inf}, "fallback_score: give NaN or a finite number"),
+        ({"reward_coef": math.nan}, "reward_coef: .* finite"),
+        ({"reward_model": 7}, "reward_model: give a mapping, not 7"),
+        ({"reward_coef": 1.0, "reward_model": {"reward_coef": 2.0}}, "reward_coef: given in"),
+        ([], "give a mapping, not list"),
+    ],
+)
+def test_an_unknown_key_or_a_wrong_value_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        RewardModelConfig.of(given)
+
+
+def test_an_unknown_suite_is_refused_with_the_closest_and_all_names():
+    with pytest.raises(ValueError, match="no suite 'libero_spacial'; did you mean") as failure:
+        RewardModelConfig.of({"task_suite_name": "libero_spacial"})
+    assert "'libero_spatial'" in str(failure.value)
+    assert all(name in str(failure.value) for name in SUITES)
+
+
+def test_a_key_is_not_shown():
+    assert "hunter2" not in repr(RewardModelConfig.of({"api_key": "hunter2"}))
+
+
+def test_scores_become_rewards():
+    binary = RewardModelConfig.of({"reward_coef": 5, "success_threshold": 0.6})
+    assert [binary.reward(score) for score in (0, 0.59, 0.6, 1)] == [0, 0, 5, 5]
+    graded = RewardModelConfig.of({"reward_coef": 5, "binary_reward": False})
+    assert graded.reward(0.25) == 1.25
+    assert math.isnan(graded.fallback_reward)
+
+
+def test_a_fallback_is_multiplied_and_not_compared_with_the_threshold():
+    assert RewardModelConfig.of({"reward_coef": 5, "fallback_score": 0.5}).fallback_reward == 2.5
+
+
+@pytest.mark.parametrize("suite", sorted({*SUITES} - {"libero_100"}))
+def test_each_suite_has_an_example_for_rlinf(suite):
+    environment = OmegaConf.load(EXAMPLES / f"{suite}.yaml")
+    config = RewardModelConfig.of(environment)
+    assert config.task_suite_name == suite
+    assert config.enable and config.fail_on_request_error
+    original = {*RewardModelConfig.model_fields} - {"fallback_score", "blocking", "api_key"}
+    next_to_it = {"reward_coef", "use_rel_reward", "task_suite_name"}
+    assert environment["reward_model"].keys() == original - next_to_it, "what that RLinf reads"
+    assert environment["max_episode_steps"] >= 200
+
+
+def test_there_are_no_other_examples():
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*SUITES} - {"libero_100"}

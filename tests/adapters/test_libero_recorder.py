@@ -1,0 +1,162 @@
+"""Frames of an episode: their orientation, their types, bounded memory; rewards of steps."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rewardfleet.adapters.libero import RewardModelConfig, StepRewards
+from rewardfleet.adapters.libero.images import upright_image
+from rewardfleet.adapters.libero.recorder import EpisodeRecorder
+
+SCENE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+RAW = SCENE[::-1]
+
+
+@pytest.mark.parametrize(
+    ("image", "orientation"), [(RAW, "raw"), (RAW[::-1, ::-1], "rotated"), (SCENE, "upright")]
+)
+def test_images_are_turned_upright(image, orientation):
+    assert np.array_equal(upright_image(image, orientation), SCENE)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        SCENE.transpose(2, 0, 1),
+        SCENE.astype(np.float32),
+        SCENE.astype(np.int64),
+        SCENE.tolist(),
+        np.asfortranarray(SCENE),
+    ],
+    ids=["channels first", "float", "int", "list", "other memory order"],
+)
+def test_images_become_uint8_with_channels_last(image):
+    stored = upright_image(image, "upright")
+    assert stored.dtype == np.uint8 and stored.flags.c_contiguous
+    assert np.array_equal(stored, SCENE)
+
+
+def test_tensors_become_arrays():
+    torch = pytest.importorskip("torch")
+    assert np.array_equal(upright_image(torch.tensor(SCENE), "upright"), SCENE)
+
+
+def test_an_image_is_copied_as_environments_reuse_their_buffers():
+    buffer = SCENE.copy()
+    stored = upright_image(buffer, "upright")
+    buffer[:] = 0
+    assert np.array_equal(stored, SCENE)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((4, 5, 4), np.uint8), r"give an image \[H, W, 3\].*uint8 \[4, 5, 4\]"),
+        (np.zeros((4, 5), np.uint8), r"uint8 \[4, 5\]"),
+        (np.zeros((0, 5, 3), np.uint8), r"uint8 \[0, 5, 3\]"),
+        (None, r"object \[\]"),
+        (SCENE / 255, r"float64 \[4, 5, 3\] from 0 to 0.23.*one in \[0, 1\]"),
+        (SCENE - 10.0, "values from 0 to 255; got float64 .* from -10 to 49"),
+        (SCENE.astype(np.int32) * 9, "from 0 to 531"),
+        (np.full((4, 5, 3), np.nan), "from nan to nan"),
+        (SCENE > 3, "bool"),
+        (SCENE.astype(object), "object"),
+    ],
+)
+def test_other_images_are_refused_with_their_shape_and_type(image, message):
+    with pytest.raises(ValueError, match=message):
+        upright_image(image, "upright")
+
+
+def frame(level: int) -> np.ndarray:
+    return np.full((2, 2, 3), level % 256, np.uint8) + np.array([0, level // 256, 0], np.uint8)
+
+
+def level(image: np.ndarray) -> int:
+    return int(image[0, 0, 0]) + 256 * ((int(image[0, 0, 1]) - int(image[0, 0, 0])) % 256)
+
+
+def recorded(count: int, nframes: int) -> tuple[list[int], float, int]:
+    """Record frames numbered from 0; return which were selected, their rate, the most stored."""
+    recorder = EpisodeRecorder(nframes)
+    most = 0
+    for index in range(count):
+        recorder.add(frame(index))
+        most = max(most, len(recorder))
+    frames, rate = recorder.select(20.0)
+    return [level(each) for each in frames], rate, most
+
+
+@pytest.mark.parametrize("nframes", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [1, 2, 3, 15, 16, 17, 64, 65, 129, 500, 5000])
+def test_memory_is_bounded_and_first_and_last_frames_are_sent(count, nframes):
+    selected, rate, most = recorded(count, nframes)
+    assert most <= 4 * nframes + 1
+    assert len(selected) == min(count, nframes)
+    assert selected == sorted({*selected}), "in order, each once"
+    assert selected[-1] == count - 1
+    if len(selected) > 1:
+        assert selected[0] == 0
+        assert (len(selected) - 1) / rate == pytest.approx((count - 1) / 20), "true duration"
+        even = (count - 1) / (len(selected) - 1)
+        gaps = np.diff(selected)
+        assert even / 2 - 1 <= gaps.min() and gaps.max() <= even * 1.5 + 1
+
+
+def test_short_episodes_are_sent_with_all_frames_at_the_recorded_rate():
+    assert recorded(5, 16)[:2] == ([0, 1, 2, 3, 4], 20.0)
+
+
+def test_the_selection_is_exactly_even_while_all_frames_are_stored():
+    assert recorded(61, 16)[0] == list(range(0, 61, 4))
+
+
+def test_frames_of_another_size_are_refused():
+    recorder = EpisodeRecorder(4)
+    recorder.add(frame(0))
+    with pytest.raises(ValueError, match="the frame is 3x2, after frames of 2x2"):
+        recorder.add(np.zeros((3, 2, 3), np.uint8))
+
+
+def test_an_episode_without_frames_is_refused():
+    with pytest.raises(ValueError, match="no frames"):
+        EpisodeRecorder(4).select(20.0)
+
+
+def step_rewards(**options) -> StepRewards:
+    return StepRewards(RewardModelConfig.of({"binary_reward": False, **options}), 2)
+
+
+def test_absolute_rewards_are_the_scores_times_the_coefficient():
+    rewards = step_rewards(reward_coef=2)
+    assert rewards.step([0.25, 0.5]).tolist() == [0.5, 1.0]
+    assert rewards.step([0.5, 0.5]).tolist() == [1.0, 1.0]
+
+
+def test_relative_rewards_are_differences_within_an_episode():
+    rewards = step_rewards(use_rel_reward=True, reward_coef=4)
+    assert rewards.step([0.25, 0.0]).tolist() == [1.0, 0.0]
+    assert rewards.step([0.75, 1.0]).tolist() == [2.0, 4.0]
+    # The second environment begins an episode: without `starts`, this would be -4.
+    assert rewards.step([0.75, 0.0], starts=[False, True]).tolist() == [0.0, 0.0]
+
+
+def test_a_missing_score_never_enters_the_next_difference():
+    rewards = step_rewards(use_rel_reward=True)
+    rewards.step([0.25, 0.5])
+    missing = rewards.step([math.nan, 0.5])
+    assert math.isnan(missing[0]) and missing[1] == 0
+    assert rewards.step([0.75, math.nan])[0] == 0.5
+    assert rewards.step([0.75, 0.25], starts=[False, True]).tolist() == [0.0, 0.25]
+
+
+def test_relative_rewards_apply_the_threshold():
+    rewards = step_rewards(use_rel_reward=True, binary_reward=True)
+    assert [rewards.step([score, 0])[0] for score in (0.1, 0.6, 0.9, 0.2)] == [0, 1, 0, -1]
+
+
+@pytest.mark.parametrize("arguments", [([0.5],), ([0.5, 0.5], [True])])
+def test_steps_of_another_number_of_environments_are_refused(arguments):
+    with pytest.raises(ValueError, match=r"give \[2\], not \[1\]"):
+        step_rewards().step(*arguments)

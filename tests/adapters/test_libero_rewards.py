@@ -1,0 +1,500 @@
+"""Episodes of several environments, scored by a real service while the environments go on."""
+
+import math
+import re
+import sys
+import time
+import weakref
+from contextlib import ExitStack
+
+import cv2
+import numpy as np
+import pytest
+
+from rewardfleet import Abstained, BackendFailed, DeadlineExceeded, InvalidRequest, Unavailable
+from rewardfleet.adapters.libero import (
+    EpisodeReward,
+    LiberoRewards,
+    MissingRewardError,
+    score_episodes,
+)
+from rewardfleet.adapters.libero import rewards as rewards_module
+from rewardfleet_server.testing import wait_until
+
+from .libero_envs import GatedJudge, SeeingJudge, gray, judged_by
+
+TASKS = ["open the drawer", "turn on the stove", "put the bowl on the plate"]
+NOWHERE = {"enable": True, "endpoint": "http://127.0.0.1:9"}
+
+
+class Tensor:
+    """What the adapter uses of a torch tensor."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __len__(self):
+        return len(self._array)
+
+    def __getitem__(self, index):
+        return Tensor(self._array[index])
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return self._array
+
+
+@pytest.fixture
+def service():
+    judge = SeeingJudge()
+    with judged_by(judge) as config:
+        yield judge, config
+
+
+def record(rewards: LiberoRewards, *levels: int, environments=None) -> None:
+    count = len(levels)
+    images = [gray(level) for level in levels]
+    rewards.record(images, range(count) if environments is None else environments)
+
+
+def keys(arrived: list[EpisodeReward]) -> list[tuple[int, int, str]]:
+    return sorted((each.environment, each.episode, each.status) for each in arrived)
+
+
+def test_finished_environments_are_scored_and_others_go_on(service):
+    judge, config = service
+    with LiberoRewards({**config, "reward_coef": 5.0}, TASKS) as rewards:
+        for level in (10, 20, 30):
+            record(rewards, level, level + 1, level + 60)
+        rewards.finish([0, 2])
+        assert rewards.recording.tolist() == [False, True, False]
+        arrived = sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
+        assert rewards.stats.pending == 0 and rewards.collect() == []
+        record(rewards, 99, environments=[1])
+    assert [(each.environment, each.reward, each.score) for each in arrived] == [
+        (0, 0.0, 0.3),
+        (2, 5.0, 0.9),
+    ]
+    assert all(each.valid and each.status == "ok" and each.detail == "" for each in arrived)
+    assert [each.task for each in arrived] == [TASKS[0], TASKS[2]]
+    assert judge.clips == {TASKS[0]: [[10, 20, 30]], TASKS[2]: [[70, 80, 90]]}
+
+
+def test_the_true_rate_of_the_frames_is_sent(service):
+    judge, config = service
+    with LiberoRewards({**config, "nframes": 4}, TASKS[:1], frame_rate=20) as rewards:
+        for level in range(1, 62):
+            record(rewards, level)
+        rewards.finish()
+        rewards.collect(timeout=None)
+    assert judge.clips[TASKS[0]] == [[1, 21, 41, 61]], "a second apart"
+    assert judge.rates[TASKS[0]] == [1.0]
+
+
+def test_rewards_arrive_in_any_order_by_environment_and_episode():
+    judge = GatedJudge()
+    with judged_by(judge) as config, LiberoRewards(config, TASKS) as rewards:
+        record(rewards, 90, 90, 90)
+        rewards.finish()
+        rewards.reset([0], tasks=["close the drawer"])
+        record(rewards, 40, environments=[0])
+        rewards.finish([0])
+        released = [TASKS[2], "close the drawer", TASKS[0], TASKS[1]]
+        arrived = []
+        for task in released:
+            judge.released.add(task)
+            count = len(arrived)
+            while len(arrived) == count:
+                arrived += rewards.collect(timeout=0.01)
+        assert [(each.environment, each.episode, each.task) for each in arrived] == [
+            (2, 0, TASKS[2]),
+            (0, 1, "close the drawer"),
+            (0, 0, TASKS[0]),
+            (1, 0, TASKS[1]),
+        ]
+        assert [each.reward for each in arrived] == [1, 0, 1, 1]
+
+
+def test_finish_and_collect_do_not_wait():
+    judge = GatedJudge()
+    with judged_by(judge) as config, LiberoRewards(config, TASKS) as rewards:
+        record(rewards, 1, 2, 3)
+        started = time.monotonic()
+        rewards.finish()
+        assert rewards.collect() == []
+        assert rewards.stats.pending == 3
+        assert rewards.collect(timeout=0.05) == []
+        assert time.monotonic() - started < 2
+        judge.released.update(TASKS)
+        assert len(rewards.collect(timeout=None)) == 3
+
+
+def test_finish_waits_while_too_many_are_pending():
+    judge = GatedJudge()
+    with (
+        judged_by(judge) as config,
+        LiberoRewards({**config, "timeout": 0.3}, TASKS, max_pending=2) as rewards,
+    ):
+        record(rewards, 1, 2, 3)
+        started = time.monotonic()
+        rewards.finish()
+        assert time.monotonic() - started > 0.25, "until the first ones timed out"
+        assert rewards.stats.pending <= 2
+        assert len(rewards.collect(timeout=None)) == 3
+
+
+def test_an_abstention_is_counted_separately_and_has_the_fallback():
+    with judged_by(SeeingJudge(score=None)) as config, LiberoRewards(config, TASKS[:1]) as rewards:
+        record(rewards, 90)
+        rewards.finish()
+        (each,) = rewards.collect(timeout=None)
+        stats = rewards.stats
+    assert math.isnan(each.reward) and not each.valid and each.score is None
+    assert (each.status, stats.abstained, stats.failed) == ("abstained", 1, 0)
+    assert each.detail.startswith("environment 0, episode 0: judge fake abstained")
+    assert each.answer.model_output
+
+
+def test_a_service_that_answers_abstentions_with_an_error_counts_as_well():
+    with (
+        judged_by(SeeingJudge(score=None), abstention="error") as config,
+        LiberoRewards(config, TASKS[:1]) as rewards,
+    ):
+        record(rewards, 90)
+        rewards.finish()
+        (each,) = rewards.collect(timeout=None)
+        assert (each.status, rewards.stats.abstained) == ("abstained", 1)
+        assert isinstance(each.error, Abstained)
+
+
+def test_failures_have_the_fallback_and_one_warning(caplog):
+    error = BackendFailed("out of memory")
+    options = {"fallback_score": 0.2, "reward_coef": 5.0, "timeout": 0.4}
+    with (
+        judged_by(SeeingJudge(error=error)) as config,
+        LiberoRewards({**config, **options}, TASKS) as rewards,
+    ):
+        record(rewards, 90, 90, 90)
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+    assert keys(arrived) == [(index, 0, "error") for index in range(3)]
+    assert [(each.reward, each.valid) for each in arrived] == [(1.0, False)] * 3
+    assert all("out of memory" in each.detail for each in arrived)
+    (warning,) = [each for each in caplog.records if each.name.startswith("rewardfleet.adapters")]
+    assert "no reward for 3 of 3 episodes (3 error)" in warning.message
+    assert "out of memory" in warning.message
+
+
+def test_a_silent_service_times_out():
+    """Every episode ends within the timeout, and `collect` does not hang."""
+    judge = GatedJudge()
+    with (
+        judged_by(judge) as config,
+        LiberoRewards({**config, "timeout": 0.3}, TASKS) as rewards,
+    ):
+        record(rewards, 1, 2, 3)
+        started = time.monotonic()
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+        assert time.monotonic() - started < 3
+    assert keys(arrived) == [(index, 0, "error") for index in range(3)]
+    assert all(isinstance(each.error, DeadlineExceeded) for each in arrived)
+
+
+def test_fail_on_request_error_raises_and_names_the_episode():
+    with (
+        judged_by(SeeingJudge(score=None)) as config,
+        LiberoRewards({**config, "fail_on_request_error": True}, TASKS[:2]) as rewards,
+    ):
+        record(rewards, 90, 90)
+        rewards.finish()
+        raised = set()
+        for _ in range(2):
+            with pytest.raises(MissingRewardError, match=r"environment \d, episode 0: ") as failure:
+                rewards.collect(timeout=None)
+            assert isinstance(failure.value.__cause__, Abstained)
+            raised.add(failure.value.reward.environment)
+        assert raised == {0, 1}, "each once"
+        assert rewards.collect(timeout=None) == []
+
+
+def test_a_request_that_the_caller_must_correct_always_raises(service):
+    _, config = service
+    with LiberoRewards({**config, "backend": "typo"}, TASKS[:1]) as rewards:
+        record(rewards, 90)
+        rewards.finish()
+        with pytest.raises(MissingRewardError, match="environment 0, episode 0: .*typo") as failure:
+            rewards.collect(timeout=None)
+        assert isinstance(failure.value.__cause__, InvalidRequest)
+
+
+def test_a_reset_before_the_end_discards_the_frames_and_is_reported(service):
+    judge, config = service
+    with LiberoRewards(config, TASKS) as rewards:
+        record(rewards, 11, 12, 13)
+        rewards.reset([1])
+        record(rewards, 21, 22, 23)
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+        assert rewards.stats.discarded == 1
+    assert keys(arrived) == [(0, 0, "ok"), (1, 0, "discarded"), (1, 1, "ok"), (2, 0, "ok")]
+    (discarded,) = [each for each in arrived if each.status == "discarded"]
+    expected = "environment 1, episode 0: reset after 1 frames, not finished"
+    assert discarded.detail == expected
+    assert judge.clips[TASKS[1]] == [[22]], "nothing of the discarded episode"
+
+
+def test_a_reset_after_a_bad_first_frame_reports_it(service):
+    _, config = service
+    with LiberoRewards(config, TASKS[:1]) as rewards:
+        rewards.record([None])
+        rewards.reset()
+        (each,) = rewards.collect()
+        assert (each.episode, each.status) == (0, "discarded")
+        assert "frame 0: give an image" in each.detail
+        assert rewards.episode.tolist() == [1]
+
+
+def test_a_reset_after_the_end_discards_nothing(service):
+    _, config = service
+    with LiberoRewards(config, TASKS) as rewards:
+        rewards.reset()
+        rewards.reset()
+        record(rewards, 1, 2, 3)
+        rewards.finish()
+        rewards.reset()
+        assert rewards.episode.tolist() == [1, 1, 1]
+        assert keys(rewards.collect(timeout=None)) == [(index, 0, "ok") for index in range(3)]
+
+
+def test_frames_after_the_end_are_ignored(service):
+    """Loops that step in chunks go on after an episode has ended."""
+    judge, config = service
+    with LiberoRewards(config, TASKS[:1]) as rewards:
+        record(rewards, 11)
+        rewards.finish()
+        record(rewards, 99)
+        rewards.reset()
+        record(rewards, 21)
+        rewards.finish()
+        rewards.collect(timeout=None)
+    assert sorted(judge.clips[TASKS[0]]) == [[11], [21]]
+
+
+def test_an_end_without_a_reset_is_an_error_of_the_next_episode(service):
+    _, config = service
+    with LiberoRewards(config, TASKS[:2]) as rewards:
+        record(rewards, 1, 2)
+        rewards.finish()
+        rewards.finish([0])
+        arrived = rewards.collect(timeout=None)
+    assert keys(arrived) == [(0, 0, "ok"), (0, 1, "error"), (1, 0, "ok")]
+    assert any(
+        "environment 0, episode 1: finished, but not reset" in each.detail for each in arrived
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (gray(1, size=40), "frame 1: the frame is 40x40, after frames of 32x32"),
+        (np.zeros((32, 32, 4), np.uint8), r"frame 1: give an image .* uint8 \[32, 32, 4\]"),
+        (None, "frame 1: give an image"),
+    ],
+    ids=["size", "channels", "none"],
+)
+def test_a_frame_that_cannot_be_used_fails_its_episode_only(service, bad, message):
+    _, config = service
+    with LiberoRewards(config, TASKS) as rewards:
+        record(rewards, 1, 2, 3)
+        rewards.record([gray(4), bad, gray(6)])
+        record(rewards, 7, 8, 9)
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+        assert keys(arrived) == [(0, 0, "ok"), (1, 0, "error"), (2, 0, "ok")]
+        (failed,) = [each for each in arrived if not each.valid]
+        assert re.match(f"environment 1, episode 0: {message}", failed.detail)
+        rewards.reset()
+        record(rewards, 1, 2, 3)
+        rewards.finish([1])
+        assert keys(rewards.collect(timeout=None)) == [(1, 1, "ok")], "the next one is scored"
+
+
+def test_an_episode_without_frames_or_without_a_task_is_an_error(service):
+    _, config = service
+    with LiberoRewards(config, ["", None, TASKS[2]]) as rewards:
+        record(rewards, 1, 2)
+        rewards.finish()
+        details = {each.environment: each.detail for each in rewards.collect(timeout=None)}
+    assert "its task is not a text of 1 to 4096 characters: ''" in details[0]
+    assert "its task is not a text of 1 to 4096 characters: None" in details[1]
+    assert "no frames were recorded" in details[2]
+
+
+def test_an_unknown_suite_in_a_list_fails_its_environment_only(service, caplog):
+    _, config = service
+    suites = ["libero_goal", "libero_gaol", "libero_10"]
+    with LiberoRewards(config, TASKS, suites=suites) as rewards:
+        assert "environments [1] get no rewards: no suite 'libero_gaol'" in caplog.text
+        record(rewards, 1, 2, 3)
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+    assert keys(arrived) == [(0, 0, "ok"), (1, 0, "error"), (2, 0, "ok")]
+    (failed,) = [each for each in arrived if not each.valid]
+    assert "did you mean 'libero_goal'?" in failed.detail
+
+
+def test_an_unknown_suite_of_all_is_refused():
+    with pytest.raises(ValueError, match="did you mean 'libero_goal'"):
+        LiberoRewards(NOWHERE, TASKS, suites="libero_gaol")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": {}}, "reward_model.enable is False"),
+        ({"tasks": []}, "tasks: give one text per environment"),
+        ({"tasks": "open the drawer"}, "tasks: give one text per environment, not 'open"),
+        ({"orientation": "flipped"}, "orientation: .* not 'flipped'"),
+        ({"suites": ["libero_10"]}, "suites: give one, or 3"),
+        ({"frame_rate": 0}, "frame_rate"),
+        ({"max_pending": 0}, "max_pending"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LiberoRewards(**{"config": NOWHERE, "tasks": TASKS, **arguments})
+
+
+@pytest.mark.parametrize(
+    "environments", [[3], [-1], [0, 0], [0.5], [True, False], [[0]], "0"], ids=str
+)
+def test_wrong_environments_are_refused(environments):
+    with (
+        LiberoRewards(NOWHERE, TASKS) as rewards,
+        pytest.raises(ValueError, match="environments: give different indices from 0 to 2, or a"),
+    ):
+        rewards.finish(environments)
+
+
+def test_another_number_of_frames_or_tasks_is_refused():
+    with LiberoRewards(NOWHERE, TASKS) as rewards:
+        with pytest.raises(ValueError, match="frames: give 3, one per environment; not 2"):
+            rewards.record([gray(1), gray(2)])
+        with pytest.raises(ValueError, match="tasks: give 1, one per environment"):
+            rewards.reset([0], tasks=TASKS)
+        with pytest.raises(ValueError, match="tasks: give 1, one per environment"):
+            rewards.reset([0], tasks="open the drawer")
+
+
+def test_batches_and_tensors_of_images(service):
+    """RLinf has tensors [N, H, W, 3], rotated by 180 degrees."""
+    judge, config = service
+    images = [gray(level) for level in (31, 32, 33)]
+    for image in images:
+        image[0, :16] = 0  # the level is at the right
+    batch = np.stack([image[::-1, ::-1] for image in images])
+    with LiberoRewards(config, TASKS, orientation="rotated") as rewards:
+        rewards.record(Tensor(batch))
+        rewards.finish(np.array([True, True, True]))
+        rewards.collect(timeout=None)
+    assert judge.clips == {task: [[31 + index]] for index, task in enumerate(TASKS)}
+
+
+def test_close_ends_what_is_pending():
+    judge = GatedJudge()
+    with judged_by(judge) as config:
+        rewards = LiberoRewards(config, TASKS)
+        record(rewards, 1, 2, 3)
+        rewards.finish()
+        wait_until(lambda: rewards.stats.pending == 3)
+        rewards.close()
+        arrived = rewards.collect(timeout=None)
+        assert keys(arrived) == [(index, 0, "error") for index in range(3)]
+        assert all(isinstance(each.error, Unavailable) for each in arrived)
+        assert "closed before the score arrived" in arrived[0].detail
+        rewards.reset()
+        record(rewards, 1, 2, 3)
+        with pytest.raises(RuntimeError, match="closed"):
+            rewards.finish()
+        rewards.close()
+
+
+def test_replicas_share_the_work_and_a_dead_one_costs_no_reward():
+    judges = [SeeingJudge(), SeeingJudge()]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(judged_by(judge))["endpoint"] for judge in judges]
+        config = {"enable": True, "endpoint": [*urls, "http://127.0.0.1:9"], "timeout": 10}
+        rewards = stack.enter_context(LiberoRewards(config, [f"task {n}" for n in range(12)]))
+        record(rewards, *[90] * 12)
+        rewards.finish()
+        arrived = rewards.collect(timeout=None)
+    assert keys(arrived) == [(index, 0, "ok") for index in range(12)]
+    assert all(judge.clips for judge in judges)
+
+
+def test_frames_are_not_in_memory_while_a_score_is_pending(monkeypatch):
+    """Only the encoded images are."""
+    images = []
+
+    def upright_image(*arguments):
+        image = original(*arguments)
+        images.append(weakref.ref(image))
+        return image
+
+    original = rewards_module.upright_image
+    monkeypatch.setattr(rewards_module, "upright_image", upright_image)
+    judge = GatedJudge()
+    with judged_by(judge) as config, LiberoRewards(config, TASKS) as rewards:
+        record(rewards, 1, 2, 3)
+        record(rewards, 4, 5, 6)
+        assert len(images) == 6 and all(image() is not None for image in images)
+        rewards.finish()
+        wait_until(lambda: all(image() is None for image in images))
+        assert rewards.stats.pending == 3
+        judge.released.update(TASKS)
+        assert len(rewards.collect(timeout=math.inf)) == 3
+
+
+def test_score_episodes_waits_and_returns_them_in_order(service):
+    judge, config = service
+    clips = [[gray(10), gray(20)], np.stack([gray(90)] * 3), [gray(60)], None]
+    tasks = [*TASKS, "nothing"]
+    scored = score_episodes({**config, "binary_reward": False}, tasks, clips)
+    assert [(each.environment, each.reward) for each in scored[:3]] == [
+        (0, 0.2),
+        (1, 0.9),
+        (2, 0.6),
+    ]
+    assert scored[3].status == "error" and "environment 3" in scored[3].detail
+    assert judge.clips[TASKS[0]] == [[10, 20]]
+    with pytest.raises(ValueError, match="clips: give 4, one per task; not 3"):
+        score_episodes(config, tasks, clips[:3])
+
+
+def test_temporary_videos_are_written_for_people_to_look_at(service, tmp_path):
+    _, config = service
+    options = {"keep_temp_video": True, "temp_video_dir": str(tmp_path / "new"), "video_fps": 4}
+    clip = [gray(level) for level in range(1, 21)]
+    score_episodes({**config, **options}, TASKS[:1], [clip])
+    (path,) = (tmp_path / "new").glob("rewardfleet-*/environment000_episode000000.mp4")
+    video = cv2.VideoCapture(str(path))
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == 16
+    assert video.get(cv2.CAP_PROP_FPS) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    options = {"keep_temp_video": True, "temp_video_dir": str(tmp_path / "file" / "x")}
+    with pytest.raises(ValueError, match="temp_video_dir: nothing can be written there"):
+        LiberoRewards({**NOWHERE, **options}, TASKS)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ImportError, match="pip install opencv-python-headless"):
+        LiberoRewards({**NOWHERE, "keep_temp_video": True}, TASKS)

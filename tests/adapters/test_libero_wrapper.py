@@ -1,0 +1,273 @@
+"""The Gymnasium wrapper in all autoreset modes: the right frames, rewards and masks."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
+
+from rewardfleet.adapters.libero import LiberoRewardWrapper, MissingRewardError
+
+from .libero_envs import CountingEnv, GatedJudge, SeeingJudge, judged_by, levels_of
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+#: Steps of the episodes of two environments. Of the first, the second episode ends by truncation.
+LENGTHS = [[2, 3], [4, 1]]
+KEYS = ("reward_episode", "reward_pending", "reward_valid")
+
+
+def wrap(config, mode=AutoresetMode.NEXT_STEP, lengths=LENGTHS, vector=SyncVectorEnv, **options):
+    makers = [
+        lambda index=index, own=own: CountingEnv(own, f"task {index}")
+        for index, own in enumerate(lengths)
+    ]
+    envs = vector(makers, autoreset_mode=mode)
+    options = {"tasks": "task_descriptions", "frames": "pixels/image", **options}
+    return LiberoRewardWrapper(envs, {**config, "binary_reward": False}, **options)
+
+
+def run(envs, steps: int):
+    """Step, with resets where the mode asks for them; return the steps' rewards and infos."""
+    envs.reset(seed=0)
+    results = []
+    for _ in range(steps):
+        _, rewards, terminated, truncated, info = envs.step([0] * envs.num_envs)
+        results.append((rewards, {key: info[key] for key in KEYS}))
+        done = terminated | truncated
+        if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and done.any():
+            envs.reset(options={"reset_mask": done})
+    return results
+
+
+@pytest.fixture
+def service():
+    judge = SeeingJudge()
+    with judged_by(judge) as config:
+        yield judge, config
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_each_episode_is_sent_with_exactly_its_frames(service, mode):
+    judge, config = service
+    envs = wrap(config, mode)
+    run(envs, 14)
+    arrived = envs.collect(timeout=None)
+    envs.close()
+    episodes = defaultdict(int)
+    for each in arrived:
+        episodes[each.environment] += 1
+        assert each.task == f"task {each.environment} {each.episode}"
+        length = LENGTHS[each.environment][each.episode % 2]
+        levels = levels_of(each.episode, length)
+        assert judge.clips[each.task] == [levels]
+        assert each.reward == levels[-1] / 100
+    assert all(count >= 4 for count in episodes.values())
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_the_step_that_ends_an_episode_is_pending_and_others_have_the_reward_0(service, mode):
+    """The simulator's rewards, 1.0 at each step, never appear."""
+    _, config = service
+    envs = wrap(config, mode)
+    finished = set()
+    for rewards, info in run(envs, 10):
+        pending = info["reward_pending"]
+        assert np.array_equal(np.isnan(rewards), pending)
+        assert np.array_equal(info["reward_valid"], ~pending)
+        assert (rewards[~pending] == 0).all()
+        for index in np.flatnonzero(pending):
+            finished.add((int(index), int(info["reward_episode"][index])))
+    arrived = envs.collect(timeout=None)
+    envs.close()
+    assert len(arrived) == len(finished) >= 5
+    assert {(each.environment, each.episode) for each in arrived} == finished
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_blocking_step_has_the_reward(service, mode):
+    _, config = service
+    envs = wrap({**config, "blocking": True, "reward_coef": 2.0}, mode, lengths=[[2], [3]])
+    results = run(envs, 4)
+    assert envs.collect(timeout=None) == []
+    envs.close()
+    rewards = np.array([each for each, _ in results])
+    assert rewards[1, 0] == pytest.approx(2 * 0.03)
+    assert rewards[2, 1] == pytest.approx(2 * 0.04)
+    assert not np.isnan(rewards).any()
+    assert all(
+        info["reward_valid"].all() and not info["reward_pending"].any() for _, info in results
+    )
+
+
+def test_relative_rewards_have_no_negative_reward_after_the_last_step(service):
+    """As in the original integration, whose next episode begins with minus the score."""
+    _, config = service
+    envs = wrap({**config, "blocking": True, "use_rel_reward": True}, lengths=[[2]])
+    rewards = [float(each[0]) for each, _ in run(envs, 5)]
+    envs.close()
+    assert rewards == [0, 0.03, 0, 0, 0.13]
+
+
+def test_a_blocking_step_without_a_score_is_not_valid():
+    with judged_by(SeeingJudge(score=None)) as config:
+        envs = wrap({**config, "blocking": True, "fallback_score": 0.25}, lengths=[[1]])
+        ((rewards, info),) = run(envs, 1)
+        assert envs.rewards.stats.abstained == 1
+        envs.close()
+    assert rewards.tolist() == [0.25]
+    assert [bool(info[key][0]) for key in KEYS[1:]] == [False, False]
+
+
+def test_a_blocking_step_raises_if_failures_must():
+    with judged_by(SeeingJudge(score=None)) as config:
+        envs = wrap({**config, "blocking": True, "fail_on_request_error": True}, lengths=[[1]])
+        envs.reset()
+        with pytest.raises(MissingRewardError, match="environment 0, episode 0"):
+            envs.step([0])
+        envs.close()
+
+
+def test_step_returns_before_the_score_exists():
+    judge = GatedJudge()
+    with judged_by(judge) as config:
+        envs = wrap(config, lengths=[[1], [2]], max_pending=16)
+        run(envs, 8)  # the judge has not answered yet, and episodes have ended
+        assert envs.rewards.stats.pending >= 4
+        assert envs.collect() == []
+        judge.released.update(f"task {env} {episode}" for env in (0, 1) for episode in range(9))
+        assert len(envs.collect(timeout=None)) == envs.rewards.stats.scored >= 4
+        envs.close()
+
+
+def test_a_reset_of_all_discards_what_had_not_ended(service):
+    judge, config = service
+    envs = wrap(config, lengths=[[2], [5]])
+    envs.reset()
+    for _ in range(2):
+        envs.step([0, 0])
+    envs.reset()
+    *_, info = envs.step([0, 0])
+    arrived = envs.collect(timeout=None)
+    envs.close()
+    described = sorted((each.environment, each.episode, each.status) for each in arrived)
+    assert described == [(0, 0, "ok"), (1, 0, "discarded")]
+    assert info["reward_episode"].tolist() == [1, 1]
+    assert "task 1 0" not in judge.clips
+
+
+def test_a_blocking_loop_gets_discarded_episodes_from_collect(service):
+    _, config = service
+    envs = wrap({**config, "blocking": True}, lengths=[[2], [5]])
+    envs.reset()
+    envs.step([0, 0])
+    envs.reset()
+    for _ in range(2):
+        envs.step([0, 0])
+    described = [(each.environment, each.episode, each.status) for each in envs.collect()]
+    envs.close()
+    assert described == [(0, 0, "discarded"), (1, 0, "discarded")]
+
+
+def test_a_final_observation_that_is_missing_fails_its_episode_only(service):
+    """The observation of that step is already of the next episode."""
+    _, config = service
+
+    class Forgetful(SyncVectorEnv):
+        def step(self, actions):
+            *rest, info = super().step(actions)
+            if "final_obs" in info:
+                info["final_obs"][0] = None
+            return *rest, info
+
+    envs = wrap(config, AutoresetMode.SAME_STEP, lengths=[[1], [1]], vector=Forgetful)
+    run(envs, 1)
+    arrived = {each.environment: each for each in envs.collect(timeout=None)}
+    envs.close()
+    assert arrived[0].status == "error" and "environment 0, episode 0: frame 1" in arrived[0].detail
+    assert arrived[1].status == "ok"
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [["a", "b"], lambda observations, info: ["a", "b"]],
+    ids=["texts", "function"],
+)
+def test_tasks_and_frames_may_be_given_as_functions(service, tasks):
+    judge, config = service
+    envs = wrap(
+        config, lengths=[[1], [1]], tasks=tasks, frames=lambda seen: seen["pixels"]["image"]
+    )
+    run(envs, 1)
+    envs.collect(timeout=None)
+    envs.close()
+    assert judge.clips == {"a": [[1, 2]], "b": [[1, 2]]}
+
+
+def test_environments_in_processes(service):
+    judge, config = service
+    envs = wrap(config, AutoresetMode.SAME_STEP, vector=AsyncVectorEnv)
+    run(envs, 4)
+    assert len(envs.collect(timeout=None)) == envs.rewards.stats.scored == 2
+    envs.close()
+    assert judge.clips["task 1 0"] == [levels_of(0, 4)]
+
+
+def test_infos_can_be_converted_to_lists(service):
+    _, config = service
+    envs = DictInfoToList(wrap(config, lengths=[[1], [2]]))
+    envs.reset()
+    *_, infos = envs.step([0, 0])
+    assert [bool(info["reward_pending"]) for info in infos] == [True, False]
+    assert not math.isnan(infos[0]["reward_episode"])
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["one"]}, "tasks: give 2, one per environment; not 1"),
+        ({"tasks": "instruction"}, "tasks: no 'instruction' among task_descriptions"),
+        ({"frames": "agentview_image"}, "frames: no 'agentview_image' in an observation"),
+        ({"frames": "pixels/wrist"}, "frames: no 'pixels/wrist' in an observation"),
+        ({"orientation": "flipped"}, "orientation"),
+        ({"suites": ["libero_10"]}, "suites: give one, or 2"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    config = {"enable": True, "endpoint": "http://127.0.0.1:9"}
+    with pytest.raises(ValueError, match=message):
+        wrap(config, **options).reset()
+
+
+def test_environments_without_an_autoreset_mode_are_refused():
+    envs = SyncVectorEnv([lambda: CountingEnv([1])])
+    envs.metadata.pop("autoreset_mode")
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        LiberoRewardWrapper(envs, {"enable": True}, ["a"], frames="pixels/image")
+
+
+def test_a_disabled_reward_model_is_refused():
+    """Nobody trains on the simulator's success by an oversight."""
+    with pytest.raises(ValueError, match="enable is False"):
+        wrap({"enable": False})
+
+
+def test_without_gymnasium_the_rest_works_and_the_package_is_named():
+    program = """
+import json, sys
+sys.modules["gymnasium"] = None
+from rewardfleet.adapters.libero import LiberoRewards, RewardModelConfig
+from rewardfleet.adapters import libero
+LiberoRewards({"enable": True}, ["a"]).close()
+try:
+    libero.LiberoRewardWrapper
+except ImportError as error:
+    print(json.dumps(str(error)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert "pip install 'gymnasium>=1.1'" in json.loads(done.stdout)
