@@ -13,7 +13,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 
 from rewardfleet.adapters.libero import LiberoRewardWrapper, MissingRewardError
 
-from .libero_envs import CountingEnv, GatedJudge, SeeingJudge, judged_by, levels_of
+from .libero_envs import CountingEnv, GatedJudge, SeeingJudge, gray, judged_by, levels_of
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 #: Steps of the episodes of two environments. Of the first, the second episode ends by truncation.
@@ -135,7 +135,7 @@ def test_a_blocking_step_raises_if_failures_must():
 def test_step_returns_before_the_score_exists():
     judge = GatedJudge()
     with judged_by(judge) as config:
-        envs = wrap(config, lengths=[[1], [2]], max_pending=16)
+        envs = wrap(config, lengths=[[1], [2]])
         run(envs, 8)  # the judge has not answered yet, and episodes have ended
         assert envs.rewards.stats.pending >= 4
         assert envs.collect() == []
@@ -190,6 +190,26 @@ def test_a_final_observation_that_is_missing_fails_its_episode_only(service):
     envs.close()
     assert arrived[0].status == "error" and "environment 0, episode 0: frame 1" in arrived[0].detail
     assert arrived[1].status == "ok"
+
+
+def test_final_observations_may_be_one_batch(service):
+    """Gymnasium's own vectors have one observation per environment."""
+    judge, config = service
+
+    class Batched(SyncVectorEnv):
+        def step(self, actions):
+            *rest, info = super().step(actions)
+            if "final_obs" in info:
+                images = [each and each["pixels"]["image"] for each in info["final_obs"]]
+                batch = [gray(99) if each is None else each for each in images]
+                info["final_obs"] = {"pixels": {"image": np.stack(batch)}}
+            return *rest, info
+
+    envs = wrap(config, AutoresetMode.SAME_STEP, lengths=[[2], [9]], vector=Batched)
+    run(envs, 2)
+    envs.collect(timeout=None)
+    envs.close()
+    assert judge.clips == {"task 0 0": [levels_of(0, 2)]}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +267,7 @@ def test_wrong_arguments_are_named(options, message):
 def test_environments_without_an_autoreset_mode_are_refused():
     envs = SyncVectorEnv([lambda: CountingEnv([1])])
     envs.metadata.pop("autoreset_mode")
-    with pytest.raises(ValueError, match="autoreset_mode"):
+    with pytest.raises(ValueError, match=r"autoreset_mode.*NextStep, SameStep, Disabled.*None"):
         LiberoRewardWrapper(envs, {"enable": True}, ["a"], frames="pixels/image")
 
 

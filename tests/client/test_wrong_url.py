@@ -133,8 +133,13 @@ async def test_a_proxy_may_remove_the_header():
             BackendFailed,
             "is not a valid VideoScore; is it a rewardfleet service of this version?",
         ),
+        (
+            http_response("200 OK", '{"score": 2.0, "status": "ok"}'),
+            BackendFailed,
+            "is not a valid VideoScore; is it a rewardfleet service of this version?",
+        ),
     ],
-    ids=["html-404", "json-404", "405", "html-200"],
+    ids=["html-404", "json-404", "405", "html-200", "score-2"],
 )
 async def test_another_server_is_recognized(response: bytes, error, message: str, monkeypatch):
     monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)

@@ -108,8 +108,11 @@ class Curve(Response):
 
 
 class VideoScore(Score):
-    """A `Score` with the judge's output."""
+    """A `Score` in [0, 1] with the judge's output."""
 
+    score: FiniteFloat | None = Field(
+        ge=0, le=1, description="In [0, 1], or null if there is none."
+    )
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(
         None,

@@ -78,7 +78,7 @@ class ChatApi:
         return (
             Route(
                 "/v1/chat/completions",
-                "Score frames, or tell their trend; OpenAI's format",
+                "Score frames, or report their trend; OpenAI's format",
                 ChatRequest,
                 ChatCompletion,
                 self.complete,

@@ -84,7 +84,7 @@ class VideoSettings(ServerSettings):
     primo_user_prompt: str | None = setting(None, "User prompt; {task} stands for the task's text.", shown="the shipped prompt", group="PRIMO-R1")
     roboreward_prompts: FilePath | None = setting(None, "A file of the authors with RoboReward's prompt, which replaces the shipped one: the README.md of the checkpoint, or a Python file. It is parsed, not executed.", group="Published reward models")
     topreward_prompts: FilePath | None = setting(None, "A file of the authors with TOPReward's prompt, e.g. topreward/clients/qwen.py. It is parsed, not executed.", group="Published reward models")
-    sole_prompts: FilePath | None = setting(None, "A file of the authors with SOLE-R1's prompts, e.g. reward_server/constants.py. It is parsed, not executed.", group="Published reward models")
+    sole_prompts: FilePath | None = setting(None, "A file of the authors with SOLE-R1's prompts, e.g. reward_server/src/reward_server/constants.py. It is parsed, not executed.", group="Published reward models")
     robometer_prompts: FilePath | None = setting(None, "The authors' robometer/data/collators/rbm_heads.py, whose prompt replaces the shipped one. It is parsed, not executed.", group="Published reward models")
     # fmt: on
 

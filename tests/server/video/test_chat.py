@@ -437,7 +437,7 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
 
 def test_a_service_at_capacity_says_when_to_try_again(chat: Chat):
     """Refused on arrival, or when the second frame of a trend finds the queue full."""
-    client = chat(FakeJudge(wait_s=0.3, deterministic=False), max_in_flight=1, max_queue_depth=1)
+    client = chat(FakeJudge(wait_s=0.2, deterministic=False), max_in_flight=1, max_queue_depth=1)
     with ThreadPoolExecutor(6) as pool:
         requests = [trend_payload(level, level + 1, n=2) for level in range(6)]
         answers = list(pool.map(lambda body: client.post(PATH, json=body), requests))

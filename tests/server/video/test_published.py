@@ -56,6 +56,8 @@ def clip(count: int, *, height: int = 32, width: int = 32) -> Clip:
         ("ANSWER: 5", 5),
         ("The bowl is on the plate.\nanswer :4\n", 4),
         ("**ANSWER: 3**", 3),
+        ("**ANSWER:** 4", 4),
+        ("ANSWER: <4>", 4),
         ("ANSWER: 4 - near completion", 4),
         ("ANSWER: 2\nANSWER: 2", 2),
         ("ANSWER: 2\nANSWER: 3", None),
@@ -363,6 +365,12 @@ def test_the_prompt_of_roboreward_is_read_from_the_authors_file(
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
 
 
+def test_many_unclosed_blocks_are_read_in_linear_time(tmp_path: Path):
+    file = tmp_path / "README.md"
+    file.write_text("```text\n" * 50_000 + README.replace("{it}", "it"))
+    assert roboreward.authors_text(file).render("lift").startswith("Grade it")
+
+
 FUNCTION = '''
 def build_prompt(instruction: str) -> str:
     """Build it."""
@@ -443,10 +451,11 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
         SOLE.replace("{prev_progress}", ""),
         "A = " + "+".join(["'x'"] * 50_000),
         "A = " + "+".join(["'x'"] * 980),
+        "A = " + "-" * 100_000 + "1",
         "A = '\0'",
         README,
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: Any, text: str):
     file = tmp_path / "prompts.py"

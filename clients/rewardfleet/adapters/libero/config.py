@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -106,6 +107,11 @@ class RewardModelConfig(BaseModel):
         except ValueError as error:
             raise ValueError(str(error).removeprefix("video: ")) from None
         return bases if isinstance(urls, tuple) else bases[0]
+
+    @field_validator("temp_video_dir", mode="before")
+    @classmethod
+    def _path_is_text(cls, folder: object) -> object:
+        return os.fspath(folder) if isinstance(folder, os.PathLike) else folder
 
     @field_validator("backend_kwargs", mode="before")
     @classmethod

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 #: LIBERO's control rate in Hz.
 CONTROL_HZ = 20.0
+#: The least default of `max_pending`, so that `finish` of few environments with short episodes does
+#: not wait. One episode is 1 to 2 MB at 16 frames of 256x256.
+_LEAST_PENDING = 128
 #: The longest text of a task.
 _MAX_TASK = 4096
 
@@ -64,7 +67,7 @@ class LiberoRewards:
             only the environments with an unknown suite get errors.
         frame_rate: The rate in Hz at which frames are recorded; by default one per control step.
         max_pending: The most episodes whose scores have not arrived, 1 or more; beyond that,
-            `finish` waits. None means two per environment.
+            `finish` waits. None means two per environment, and at least 128.
 
     Raises:
         ValueError: An argument is not valid, or `enable` is False.
@@ -100,7 +103,8 @@ class LiberoRewards:
             _Environment(task, self._recorder(), problem)
             for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
         ]
-        self._scoring = EpisodeScoring(self.config, max_pending or 2 * len(tasks))
+        default = max(2 * len(tasks), _LEAST_PENDING)
+        self._scoring = EpisodeScoring(self.config, max_pending or default)
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -200,16 +204,16 @@ class LiberoRewards:
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
         """Return the episodes whose rewards arrived, in this order. Each is returned once.
 
-        If some have no score, one warning in the log sums them up.
+        If some have no score, one line of the log sums them up: a warning; an error if the service
+        refused a request as invalid or too large, which the caller must correct.
 
         Args:
             timeout: The most seconds to wait until no episode is pending. None means until each has
                 a score or an error, which takes at most the timeout of the configuration.
 
         Raises:
-            MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set;
-                or the service refused its request as invalid or too large, which the caller must
-                correct. The next call returns the others.
+            MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set.
+                The next call returns the others.
         """
         return self._scoring.collect(timeout)
 

@@ -203,10 +203,8 @@ class EpisodeScoring:
             )
 
     def _raises(self, each: EpisodeReward) -> bool:
-        if each.valid or each.status == "discarded":
-            return False
-        must_be_corrected = isinstance(each.error, InvalidRequest | TooLarge)
-        return self._config.fail_on_request_error or must_be_corrected
+        has_ended = each.status != "discarded"
+        return self._config.fail_on_request_error and has_ended and not each.valid
 
 
 def _failure_of(error: BaseException, timeout: float) -> RewardFleetError:
@@ -220,14 +218,19 @@ def _failure_of(error: BaseException, timeout: float) -> RewardFleetError:
 
 
 def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
-    """Sum up the episodes without a score in one line of the log."""
+    """Sum up the episodes without a score in one line of the log.
+
+    It is an error if the service refused a request, which the caller must correct.
+    """
     missing = [each for each in arrived if not each.valid]
     if missing:
         counts = Counter(each.status for each in missing)
-        log.warning(
+        refused = [each for each in missing if isinstance(each.error, InvalidRequest | TooLarge)]
+        log.log(
+            logging.ERROR if refused else logging.WARNING,
             "no reward for %d of %d episodes (%s); the first is %s",
             len(missing),
             len(arrived),
             ", ".join(f"{count} {status}" for status, count in counts.items()),
-            missing[0].detail,
+            (refused or missing)[0].detail,
         )

@@ -67,8 +67,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         try:
             self._mode = AutoresetMode(mode)
         except ValueError:
+            accepted = ", ".join(each.value for each in AutoresetMode)
             raise ValueError(
-                f'metadata["autoreset_mode"]: not an AutoresetMode: {mode!r}'
+                f'metadata["autoreset_mode"]: not an AutoresetMode ({accepted}): {mode!r}'
             ) from None
         self._tasks = tasks
         self._frames = frames
@@ -180,6 +181,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
     def _record_final(self, mask: Mask, info: dict[str, Any]) -> None:
         """Record the last frames of episodes whose observations are already of the next ones."""
         final = info.get("final_obs")
+        if isinstance(final, Mapping):  # one of all environments, unlike in Gymnasium's own vectors
+            self._record(mask, final)
+            return
         for index in _indices(mask):
             observation = None if final is None else final[index]
             image = None if observation is None else self._images_of(observation)

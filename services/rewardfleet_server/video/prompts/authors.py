@@ -12,7 +12,8 @@ from . import Prompt
 #: The texts of a file, by the name that they are assigned to; several if a name has several.
 Texts = dict[str, list[str]]
 
-_FENCE = re.compile(r"^```text\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+#: The content ends at the next line of backquotes, so that the search takes linear time.
+_FENCE = re.compile(r"^```text\n((?:(?!```).*\n)+)```$", re.MULTILINE)
 #: Names of the task and of the previous progress in the authors' templates.
 _FIELDS = {
     "{instruction}": "{task}",
@@ -34,13 +35,15 @@ def read_texts(file: Path) -> Texts:
     """
     try:
         return _texts_of(ast.parse(file.read_text(encoding="utf-8")))
-    except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"not a Python file that can be read: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        reason = str(error) or "nested too deeply"  # a MemoryError of the parser
+        raise ValueError(f"not a Python file that can be read: {reason}") from error
 
 
 def read_fences(file: Path) -> list[str]:
     """Return the blocks of a Markdown file that are fenced as `text`."""
-    return _FENCE.findall(file.read_text(encoding="utf-8"))
+    blocks = _FENCE.findall(file.read_text(encoding="utf-8"))
+    return [block.removesuffix("\n") for block in blocks]
 
 
 def one_text(texts: Texts, *names: str) -> str:

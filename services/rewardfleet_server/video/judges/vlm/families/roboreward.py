@@ -28,8 +28,8 @@ _MODEL = "teetone/RoboReward-8B"
 _SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=128)
 
 _ANNOUNCED = re.compile(r"\bANSWER\s*:", re.IGNORECASE)
-#: A grade, and nothing else in its line that could be one.
-_ANSWER = re.compile(r"\bANSWER\s*:\s*([1-5])(?!\w)[^\n0-9]*$", re.IGNORECASE | re.MULTILINE)
+#: A grade, also as `<4>` or in Markdown, and nothing else in its line that could be one.
+_ANSWER = re.compile(r"\bANSWER\s*:[\s*_<]*([1-5])(?!\w)[^\n0-9]*$", re.IGNORECASE | re.MULTILINE)
 
 
 def build(settings: VideoSettings) -> DeferredJudge:

@@ -70,9 +70,10 @@ def judge_spec(settings: VideoSettings, checkpoint: Checkpoint | None = None) ->
 
 
 def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
-    """Read the system prompt and the question from the authors' `reward_server/constants.py`.
+    """Read the system prompt and the question from a file of the authors.
 
-    The same texts in RoboReason's `sole.py` have other names.
+    It is `reward_server/src/reward_server/constants.py`. The same texts in RoboReason's `sole.py`
+    have other names.
 
     Raises:
         ValueError: They are not in the file.
