@@ -12,7 +12,8 @@ import pytest
 from rewardfleet import RewardFleet
 from rewardfleet_server.fleet.settings import free_port
 
-from .engine import ROOT, Engine, NoEngine
+from ..debian import MissingTool
+from .engine import ROOT, Engine
 
 _DATA = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewardfleet-deploy"
 
@@ -32,7 +33,7 @@ def engine() -> Iterator[Engine]:
     engine = Engine(_DATA)
     try:
         engine.start()
-    except NoEngine as error:
+    except MissingTool as error:
         pytest.exit(f"the deployment cannot be tested here: {error}", returncode=1)
     try:
         engine.make_base_image()

@@ -12,17 +12,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from .. import debian
+from ..debian import MissingTool
+
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
-RELEASE = "trixie"
 #: Images that docker-compose.yml names, and their targets in images.Dockerfile.
 STAND_INS = {"redis": "redis:8", "caddy": "caddy:2.11", "prometheus": "prom/prometheus:v3.5.3"}
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-
-
-class NoEngine(Exception):
-    """A container engine cannot run on this machine."""
 
 
 class Engine:
@@ -69,15 +66,15 @@ class Engine:
         """Install what is missing, and start the engine.
 
         Raises:
-            NoEngine: It cannot run here.
+            MissingTool: It cannot run here.
         """
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            raise NoEngine("the engine needs root on Debian")
+            raise MissingTool("the engine needs root on Debian")
         self.folder.mkdir(parents=True, exist_ok=True)
         if not all(map(shutil.which, ("dockerd", "mmdebstrap"))):
-            _run("apt-get", "update", "-qq")
+            debian.run("apt-get", "update", "-qq")
             packages = ("docker.io", "mmdebstrap")
-            _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages)
+            debian.run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages)
         if not (self.folder / "config/cli-plugins/docker-compose").exists():
             self._install_plugins()
         self._start_daemon()
@@ -97,7 +94,9 @@ class Engine:
             return
         tar, context = self.folder / "rootfs.tar", self.folder / "base"
         packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
-        _run("mmdebstrap", "--variant=minbase", packages, RELEASE, str(tar), _source(RELEASE))
+        debian.run(
+            "mmdebstrap", "--variant=minbase", packages, debian.RELEASE, str(tar), debian.source()
+        )
         self.docker("import", tar, "rootfs")
         tar.unlink()
         context.mkdir(exist_ok=True)
@@ -122,27 +121,11 @@ class Engine:
         self.docker("builder", "prune", "--force", "--keep-storage=6GB")
 
     def _install_plugins(self) -> None:
-        """Extract Debian's plugins of docker, with an apt apart from that of the system."""
-        apt = self.folder / "apt"
-        for name in ("lists/partial", "archives/partial", "parts"):
-            (apt / name).mkdir(parents=True, exist_ok=True)
-        (apt / "sources.list").write_text(_source(RELEASE) + "\n")
-        (apt / "status").touch()
-        options = {
-            "Dir::State::lists": apt / "lists",
-            "Dir::State::status": apt / "status",
-            "Dir::Cache": apt,
-            "Dir::Etc::sourcelist": apt / "sources.list",
-            "Dir::Etc::sourceparts": apt / "parts",
-            "APT::Sandbox::User": "root",
-        }
-        flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
-        _run("apt-get", *flags, "update", "-qq")
-        _run("apt-get", *flags, "download", "-qq", "docker-compose", "docker-buildx", cwd=apt)
-        for package in apt.glob("*.deb"):
-            _run("dpkg-deb", "--extract", str(package), str(apt / "extracted"))
+        """Extract Debian's plugins of docker."""
+        packages = self.folder / "plugins"
+        debian.extract(("docker-compose", "docker-buildx"), packages)
         plugins = self.folder / "config/cli-plugins"
-        shutil.copytree(apt / "extracted/usr/libexec/docker/cli-plugins", plugins)
+        shutil.copytree(packages / "extracted/usr/libexec/docker/cli-plugins", plugins)
 
     def _start_daemon(self) -> None:
         folder = self.folder
@@ -164,22 +147,8 @@ class Engine:
         while "Server" not in self.docker("version", check=False, timeout=30):
             if self._daemon.poll() is not None or time.monotonic() > deadline:
                 log_end = (folder / "dockerd.log").read_text()[-2000:]
-                raise NoEngine(f"dockerd does not run here:\n{log_end}")
+                raise MissingTool(f"dockerd does not run here:\n{log_end}")
             time.sleep(0.1)
-
-
-def _run(*command: str, cwd: Path | None = None) -> None:
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise NoEngine(f"{' '.join(command)}: {done.stdout[-2000:]}")
 
 
 def _end_previous(pid_file: Path, data: str) -> None:
@@ -197,13 +166,3 @@ def _end_previous(pid_file: Path, data: str) -> None:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _source(release: str) -> str:
-    """Return the line of apt's sources for a release at this machine's mirror."""
-    sources = Path("/etc/apt/sources.list.d/debian.sources")
-    if not sources.exists():
-        raise NoEngine(f"{sources} does not exist: the mirror is unknown")
-    lines = sources.read_text().splitlines()
-    mirror = next(line.split()[1] for line in lines if line.startswith("URIs:"))
-    return f"deb [signed-by={_KEYRING}] {mirror} {release} main"

@@ -190,6 +190,15 @@ def test_prometheus_scrapes_every_service(stack: Stack):
     wait_until(scraped, 40)
 
 
+def test_prometheus_evaluates_the_alert_rules(stack: Stack):
+    def rules() -> list[dict]:
+        answer = httpx.get(f"{stack.prometheus}/api/v1/rules", trust_env=False).json()
+        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
+
+    assert rules()
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), 40)
+
+
 # The jail in a container
 
 

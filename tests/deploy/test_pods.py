@@ -1,0 +1,222 @@
+"""The pods of k8s/, under their own security contexts and limits, in a container engine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet import RewardFleet
+from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.testing import wait_until
+
+from ..k8s.manifests import K8S, Manifest, Manifests, build, containers_of, pod_of, references
+from ..k8s.test_settings import quantity
+from .engine import ROOT, STAND_INS, Engine
+from .test_compose import ANSWER, PROGRAM, SUM
+
+NETWORK = "rewardfleet-pods"
+PASSWORD, KEY = "redis-password", "api-key"
+SECRETS = {
+    ("redis", "password"): PASSWORD,
+    ("redis", "url"): f"redis://:{PASSWORD}@redis:6379/0",
+    ("api-keys", "keys"): f"{KEY}\nmetrics-key\n",
+    ("api-keys", "metrics"): "metrics-key",
+}
+THREAD = (
+    "import threading\nthread = threading.Thread(target=print, args=(5,))\nthread.start()\n"
+    "thread.join()"
+)
+
+
+@pytest.fixture(scope="module")
+def network(engine: Engine) -> Iterator[str]:
+    engine.docker("network", "rm", NETWORK, check=False)  # of a run that was killed
+    engine.docker("network", "create", NETWORK)
+    yield NETWORK
+    engine.docker("network", "rm", NETWORK)
+
+
+@pytest.fixture(scope="module")
+def neighbor(engine: Engine) -> Iterator[None]:
+    """A pod of another service with many threads, e.g. of vLLM."""
+    start = "threading.Thread(target=time.sleep, args=(600,)).start()"
+    program = f"import threading, time\nfor _ in range(400):\n    {start}"
+    container = engine.docker(
+        *("run", "--detach", "--network=none", "--user=10001", "--entrypoint=python"),
+        *("rewardfleet:cpu", "-c", program),
+    )
+    yield
+    engine.docker("rm", "--force", container)
+
+
+def flags(manifests: Manifests, workload: Manifest, folder: Path) -> list[str]:
+    """Return the options of `docker run` that do what a pod's specification says.
+
+    Not translated, as docker has no such thing: `hostUsers`, probes, `sizeLimit` of volumes.
+    """
+    pod, (container,) = pod_of(workload), containers_of(workload)
+    of_pod, own = pod["securityContext"], container["securityContext"]
+    assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True
+    limits = container["resources"]["limits"]
+    given = [
+        f"--user={of_pod['runAsUser']}:{of_pod['runAsGroup']}",
+        "--read-only",
+        "--security-opt=no-new-privileges",
+        *(f"--cap-drop={each}" for each in own["capabilities"]["drop"]),
+        *(f"--cap-add={each}" for each in own["capabilities"].get("add", ())),
+        f"--memory={int(quantity(limits['memory']))}",
+        f"--cpus={min(quantity(limits['cpu']), os.cpu_count() or 1)}",
+    ]
+    if "fsGroup" in of_pod:
+        given.append(f"--group-add={of_pod['fsGroup']}")
+    if pod.get("shareProcessNamespace"):
+        given.append("--init")
+    if of_pod["seccompProfile"]["type"] == "Localhost":
+        name = Path(of_pod["seccompProfile"]["localhostProfile"]).name
+        given.append(f"--security-opt=seccomp={ROOT / 'deploy' / name}")
+    if own.get("procMount") == "Unmasked":
+        given.append("--security-opt=systempaths=unconfined")
+    environment = manifests.environment(container)
+    for each in container.get("env", ()):
+        for key in references(each, "secretKeyRef"):
+            environment[each["name"]] = SECRETS[key["name"], key["key"]]
+    given += [f"--env={name}={value}" for name, value in environment.items()]
+    for mount in container["volumeMounts"]:
+        given.append(_volume(manifests, workload, mount, folder))
+    arguments = (
+        [_expand(each, environment) for each in container["args"]] if "args" in container else []
+    )
+    return [*given, container["image"], *arguments]
+
+
+def _expand(argument: str, environment: dict[str, str]) -> str:
+    for name, value in environment.items():
+        argument = argument.replace(f"$({name})", value)
+    return argument
+
+
+def _volume(manifests: Manifests, workload: Manifest, mount: Manifest, folder: Path) -> str:
+    """Return the option for a volume: a folder here, as the kubelet makes one on the node."""
+    name, pod = mount["name"], pod_of(workload)
+    (volume,) = [each for each in pod.get("volumes", ()) if each["name"] == name] or [{}]
+    target = folder / workload["metadata"]["name"] / name
+    target.mkdir(parents=True)
+    if "emptyDir" in volume:
+        target.chmod(0o777)
+    elif "secret" in volume:
+        secret = volume["secret"]
+        for item in secret["items"]:
+            (target / item["path"]).write_text(SECRETS[secret["secretName"], item["key"]])
+    elif "configMap" in volume:
+        data = manifests.get("ConfigMap", volume["configMap"]["name"])["data"]
+        for file, content in data.items():
+            (target / file).write_text(content)
+    else:  # of a claim
+        os.chown(target, 0, pod["securityContext"]["fsGroup"])
+        target.chmod(0o2770)
+    return f"--volume={target}:{mount['mountPath']}:{'ro' if mount.get('readOnly') else 'rw'}"
+
+
+@contextmanager
+def running(
+    engine: Engine, overlay: str, names: list[str], folder: Path, publish: dict[str, str]
+) -> Iterator[dict[str, str]]:
+    """Run one pod of each workload; yield their containers.
+
+    Args:
+        publish: Ports to publish, `HOST:CONTAINER`, by workload.
+    """
+    manifests = build(K8S / "overlays" / overlay)
+    containers: dict[str, str] = {}
+    try:
+        for name in names:
+            workload = manifests.workload(name)
+            image = containers_of(workload)[0]["image"]
+            local = {"rewardfleet": "rewardfleet:cpu"} | STAND_INS
+            engine.docker("tag", local[image.partition(":")[0]], image)
+            ports = [f"--publish=127.0.0.1:{publish[name]}"] if name in publish else []
+            containers[name] = engine.docker(
+                *("run", "--detach", f"--network={NETWORK}", f"--network-alias={name}", *ports),
+                *flags(manifests, workload, folder),
+            )
+        yield containers
+    except BaseException:
+        for name, container in containers.items():
+            print(name, engine.docker("logs", container, check=False)[-2000:])
+        raise
+    finally:
+        if containers:
+            engine.docker("rm", "--force", *containers.values())
+
+
+async def test_all_pods_of_an_overlay_work_together(engine: Engine, network: str, tmp_path: Path):
+    """Through the proxy, with API keys, run state in a Redis with a password, and the jail."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    names = ["redis", "video", "code", "episode", "tools", "proxy"]
+    with running(engine, "cpu", names, tmp_path, {"proxy": f"{port}:18000"}) as containers:
+        for name in names[1:-1]:
+            wait_until(lambda name=name: _status(f"{url}/{name}/readyz") == 200, 60)
+        assert _status(f"{url}/healthz") == 200
+        probe = build(K8S / "overlays/cpu").workload("redis")
+        command = containers_of(probe)[0]["readinessProbe"]["exec"]["command"]
+        engine.docker("exec", containers["redis"], *command)
+        assert _status(f"{url}/code/metrics") == 401
+        metrics = {"authorization": f"Bearer {SECRETS['api-keys', 'metrics']}"}
+        answer = httpx.get(f"{url}/code/metrics", headers=metrics, trust_env=False)
+        assert "rewardfleet_queue_depth" in answer.text
+        assert httpx.post(f"{url}/code/score", json={}, trust_env=False).status_code == 401
+        async with RewardFleet(url, api_key=KEY) as fleet:
+            score = await fleet.code.score(PROGRAM, SUM)
+            assert (score.score, score.isolation) == (1.0, "landlock"), score
+            await fleet.tools.put_budget("run", budget=0.3)
+            assert (await fleet.tools.score(ANSWER, ANSWER, run="run")).score == 4.0
+            outside = "import socket\nsocket.create_connection(('redis', 6379))\nprint(5)"
+            refused = await fleet.code.score(outside, SUM)
+            assert refused.score == 0 and refused.verdicts[0].verdict == "runtime_error"
+        keys = engine.docker("exec", containers["redis"], "redis-cli", "dbsize")
+        assert int(keys) >= 2  # a cached score, and the budget
+
+
+@pytest.mark.usefixtures("neighbor")
+@pytest.mark.parametrize(("overlay", "level"), [("cpu", "landlock"), ("code-userns", "bubblewrap")])
+async def test_the_code_service_has_the_isolation_of_its_overlay(
+    engine: Engine, network: str, tmp_path: Path, overlay: str, level: str
+):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with running(engine, overlay, ["code"], tmp_path, {"code": f"{port}:8080"}):
+        wait_until(lambda: _status(f"{url}/readyz") == 200, 60)
+        assert httpx.get(f"{url}/readyz", trust_env=False).json()["isolation"] == level
+        async with RewardFleet(code=url, api_key=KEY) as fleet:
+            score = await fleet.code.score(PROGRAM, SUM)
+            assert (score.score, score.isolation) == (1.0, level), score
+            secret = "print(open('/run/secrets/api-keys/keys').read())\nprint(5)"
+            stolen = await fleet.code.score(secret, SUM)
+            assert stolen.score == 0 and KEY not in stolen.verdicts[0].stdout
+            # The limit on threads counts all of the user on the node, so the service has its own.
+            threads = await fleet.code.score(THREAD, SUM)
+            assert threads.score == 1.0, threads
+
+
+async def test_the_code_service_refuses_to_start_below_its_level(
+    engine: Engine, network: str, tmp_path: Path
+):
+    """With the masked /proc of other pods, bubblewrap does not work."""
+    manifests = build(K8S / "overlays/code-userns")
+    workload = manifests.workload("code")
+    del containers_of(workload)[0]["securityContext"]["procMount"]
+    (tmp_path / "files").mkdir()
+    run = ("run", "--rm", "--network=none", *flags(manifests, workload, tmp_path / "files"))
+    assert "programs cannot be isolated on this machine" in engine.docker(*run, check=False)
+
+
+def _status(url: str) -> int:
+    """Return the status of a response; 0 without a response."""
+    try:
+        return httpx.get(url, timeout=20, trust_env=False).status_code
+    except httpx.HTTPError:
+        return 0
