@@ -1,0 +1,228 @@
+"""The simulation of `rewardfleet size`: against theory, and against services that run."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rewardfleet import RewardFleet
+from rewardfleet_server import cli, sizing
+from rewardfleet_server.sizing import Load, ServiceTimes, Sizing, given_times, simulate
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import image_base64
+
+
+def predict(times, load: Load, *, replicas=1, concurrency=1, deadline_s=1e6):
+    random = np.random.default_rng(1)
+    return simulate(
+        np.asarray(times, float),
+        load,
+        replicas=replicas,
+        concurrency=concurrency,
+        deadline_s=deadline_s,
+        random=random,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [0.3, 0.6, 0.8])
+def test_one_slot_with_random_times_is_an_m_m_1_queue(busy: float):
+    times = np.random.default_rng(2).exponential(1.0, 200_000)
+    found = predict(times, Load(rate=busy))
+    mean_wait = 1 / (1 - busy)  # of an exponential distribution, so its quantiles are known
+    assert found.p50_s == pytest.approx(mean_wait * np.log(2), rel=0.06)
+    assert found.p95_s == pytest.approx(mean_wait * np.log(20), rel=0.06)
+    assert found.items_per_s == pytest.approx(busy, rel=0.02)
+    assert found.busy == pytest.approx(busy, rel=0.02)
+
+
+def test_a_burst_takes_turns_at_all_slots():
+    found = predict([1.0] * 800, Load(rate=8 / 100, burst=8), replicas=2, concurrency=2)
+    assert (found.p50_s, found.burst_p95_s, found.late) == (1.5, 2, 0)
+
+
+def test_callers_that_wait_for_each_score_keep_all_slots_busy():
+    found = predict([0.5] * 1000, Load(callers=10), replicas=2, concurrency=2)
+    assert found.items_per_s == pytest.approx(8, rel=0.01)
+    assert found.busy == pytest.approx(1, abs=0.01)
+    assert found.p95_s == pytest.approx(1.5)
+
+
+def test_an_item_is_given_up_at_its_deadline():
+    found = predict([1.0] * 400, Load(rate=4 / 100, burst=4), deadline_s=2.5)
+    assert found.late == 0.5
+    assert found.burst_p95_s == 2.5
+    # The third item occupies the slot until its deadline only, and the fourth never gets it.
+    assert found.busy == pytest.approx(2.5 / 100, rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_smallest_sufficient_number_of_replicas_is_found():
+    wanted = Sizing(given_times("1"), Load(rate=10), 1, p95_s=1.5, gpus_per_replica=2)
+    below, enough, above = wanted.solve()
+    assert not wanted.suffices(below) and wanted.suffices(enough) and wanted.suffices(above)
+    assert enough.replicas == below.replicas + 1 == above.replicas - 1
+    assert enough.replicas >= 11 and enough.gpus == 2 * enough.replicas
+    assert wanted.solve() == [below, enough, above], "equal arguments, equal results"
+
+
+@pytest.mark.slow
+def test_a_load_that_grows_the_queue_without_limit_never_suffices():
+    """Even if so few items are simulated that the queue stays short."""
+    wanted = Sizing(given_times("1"), Load(rate=100), 1, p95_s=60)
+    assert wanted.solve()[1].replicas > 100
+
+
+def test_clips_of_another_length_change_decoding_only():
+    times = given_times("2", decode_s=0.5).for_clips(300, 100)
+    assert set(times.sample(np.random.default_rng(0), 9)) == {3.5}
+
+
+# Times of a running service
+
+
+def exposition(counts: dict[str, list[int]], sums: dict[str, float]) -> str:
+    lines = ["# TYPE rewardfleet_stage_duration_seconds histogram"]
+    for stage, (below_1, all_) in counts.items():
+        for bound, count in (("0.1", 0), ("1.0", below_1), ("+Inf", all_)):
+            name = "rewardfleet_stage_duration_seconds_bucket"
+            lines.append(f'{name}{{stage="{stage}",le="{bound}"}} {count}')
+        lines.append(f'rewardfleet_stage_duration_seconds_sum{{stage="{stage}"}} {sums[stage]}')
+    return "\n".join(lines) + "\n"
+
+
+def test_times_have_the_mean_and_the_buckets_of_a_histogram():
+    text = exposition({"decode": [100, 100], "backend": [90, 100]}, {"decode": 50, "backend": 60})
+    decode, backend = sizing.parse_metrics(text)
+    times = backend.sample(np.random.default_rng(0), 50_000)
+    assert times.mean() == pytest.approx(0.6)
+    assert 0.88 < np.mean(times < 1.05) < 0.92
+    assert decode.counts == (0, 100, 0)
+
+
+def test_too_few_measured_items_are_refused():
+    text = exposition({"decode": [9, 9], "backend": [9, 9]}, {"decode": 1, "backend": 1})
+    with pytest.raises(ValueError, match="has 9 computed items; score 20 or more first"):
+        sizing.parse_metrics(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--seconds 1 --concurrency 1", "give either --rate or --callers"),
+        ("--rate 1 --callers 1 --seconds 1 --concurrency 1", "give either --rate or --callers"),
+        ("--rate 1 --concurrency 1", "give either --seconds or --metrics-url"),
+        ("--rate 1 --seconds 1", "concurrency"),
+        ("--rate nan --seconds 1 --concurrency 1", "give a number"),
+        ("--rate inf --seconds 1 --concurrency 1", "range"),
+        ("--rate 0 --seconds 1 --concurrency 1", "range"),
+        ("--rate 1 --seconds 1,x --concurrency 1", "--seconds 1,x: give seconds above 0"),
+        ("--rate 1 --seconds 0 --concurrency 1", "--seconds 0: give seconds above 0"),
+        ("--rate 1 --seconds nan --concurrency 1", "--seconds nan: give seconds above 0"),
+        ("--rate 1 --seconds 1 --clip-frames 2 1 --concurrency 1", "--clip-frames needs"),
+        ("--callers 1 --burst 2 --seconds 1 --concurrency 1", "go with --rate"),
+        ("--rate 1 --burst 9999 --steps 9999 --seconds 1 --concurrency 1", "at most 50000"),
+        ("--rate 1 --seconds 30 --concurrency 1", "no number of replicas suffices"),
+        pytest.param(
+            "--rate 9999 --seconds 1 --concurrency 1",
+            "1000 replicas do not suffice",
+            marks=pytest.mark.slow,
+        ),
+        ("--rate 1 --metrics-url http://127.0.0.1:1 --concurrency 1", "--metrics-url"),
+    ],
+)
+def test_bad_input_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["size", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_output_is_a_table_or_json_with_its_assumptions():
+    arguments = "size --rate 4 --burst 64 --seconds 0.7,0.8,2.1 --concurrency 8 --gpus 1 --p95-s 5"
+    table = CliRunner().invoke(cli.command, arguments.split())
+    assert table.exit_code == 0, table.output
+    assert "suffices" in table.output and "64 items at once, every 16 s" in table.output
+    found = CliRunner().invoke(cli.command, [*arguments.split(), "--json"])
+    content = json.loads(found.output)
+    assert content["replicas"] == content["gpus"] == content["predictions"][1]["replicas"] == 3
+    assert any("no score is cached" in each for each in content["assumptions"])
+
+
+# Against a fleet that runs
+
+REPLICAS, CONCURRENCY = 2, 4
+
+
+class SlowJudge(FakeJudge):
+    """A judge that waits for times of a known distribution, as a remote model would."""
+
+    def __init__(self, seconds: Iterator[float]) -> None:
+        super().__init__(0.5, deterministic=False)
+        self._seconds = seconds
+
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs) -> Judgment:
+        await asyncio.sleep(next(self._seconds))
+        return Judgment(0.5, "")
+
+
+async def measure(urls: list[str], load: Load, count: int) -> tuple[float, float]:
+    """Send a load; return items per second, and the 95th percentile of the time of an item."""
+    seconds: list[float] = []
+    items = iter(range(count))  # of which each caller takes the next one
+    frames = [image_base64()]
+    async with RewardFleet(video=urls, max_concurrency=1000) as fleet:
+
+        async def score() -> None:
+            started = time.monotonic()
+            await fleet.video.score("a task", frames)
+            seconds.append(time.monotonic() - started)
+
+        async def caller() -> None:
+            for _ in items:
+                await score()
+
+        await asyncio.gather(*(score() for _ in range(4)))  # connections
+        seconds.clear()
+        started = time.monotonic()
+        if load.callers is not None:
+            await asyncio.gather(*(caller() for _ in range(load.callers)))
+        else:
+            bursts = []
+            for number in range(count // load.burst):
+                await asyncio.sleep(started + number * load.burst / load.rate - time.monotonic())
+                bursts += [asyncio.create_task(score()) for _ in range(load.burst)]
+            await asyncio.gather(*bursts)
+        return count / (time.monotonic() - started), float(np.quantile(seconds, 0.95))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("load", "count"),
+    [(Load(callers=24), 300), (Load(rate=20, burst=40), 200)],
+    ids=["callers", "bursts"],
+)
+async def test_a_prediction_agrees_with_a_measured_fleet(load: Load, count: int):
+    """Throughput within 20 %, p95 within 30 %, from what the fleet itself has measured."""
+    random = np.random.default_rng(3)
+    waits = iter(random.lognormal(np.log(0.2), 0.5, 10_000))
+    settings = VideoSettings(max_in_flight=CONCURRENCY)
+    with (
+        serving(create_app(settings, {"slow": SlowJudge(waits)})) as first,
+        serving(create_app(settings, {"slow": SlowJudge(waits)})) as second,
+    ):
+        throughput, p95 = await measure([first, second], load, count)
+        times = await asyncio.to_thread(sizing.measured_times, first)
+    found = Sizing(times, load, CONCURRENCY, p95_s=60).predict(REPLICAS)
+    known = ServiceTimes("known", [0.0], list(random.lognormal(np.log(0.2), 0.5, 10_000)))
+    exact = Sizing(known, load, CONCURRENCY, p95_s=60).predict(REPLICAS)
+    for prediction in (found, exact):
+        assert prediction.items_per_s == pytest.approx(throughput, rel=0.2)
+        assert prediction.p95_s == pytest.approx(p95, rel=0.3)
