@@ -1,0 +1,115 @@
+"""`rewardfleet up` under load, and a real Prometheus that scrapes it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.testing import wait_until
+
+from .load import LIBERO
+from .prometheus import Prometheus, prometheus
+
+ROOT = Path(__file__).parent.parent.parent
+ALERTS = ROOT / "deploy/alerts.yml"
+
+#: Few items at the backend, so that others wait; every cached score is audited.
+_CONFIG = f"""
+port = 0
+[video]
+port = 0
+max_in_flight = 1
+cache_audit_rate = 1.0
+video_root = [{json.dumps(str(LIBERO))}]
+[code]
+port = 0
+max_in_flight = 2
+workers = 1
+cache_audit_rate = 1.0
+[episode]
+port = 0
+[tools]
+port = 0
+"""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """A fleet that Prometheus scrapes.
+
+    Attributes:
+        url: The address of the fleet.
+        pid: The process of `rewardfleet up`.
+        spare: A service of its own, with the label `service="spare"`.
+        prometheus: Scrapes all of them each second, with the rules of deploy/alerts.yml.
+    """
+
+    url: str
+    pid: int
+    spare: subprocess.Popen[bytes]
+    prometheus: Prometheus
+
+
+@pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    folder = tmp_path_factory.mktemp("monitored")
+    # The same expressions; only the times for which they must hold are shorter.
+    (folder / "alerts.yml").write_text(re.sub(r"(?m)^( +for:) \w+", r"\1 1s", ALERTS.read_text()))
+    spare_port = free_port()
+    with (
+        _process(folder, "spare", "serve", "tools", f"--port={spare_port}") as spare,
+        _fleet(folder) as (url, pid),
+    ):
+        index = httpx.get(url, trust_env=False).json()["services"]
+        targets = {
+            urlsplit(replica["url"]).netloc: name
+            for name, service in index.items()
+            for replica in service["replicas"]
+        }
+        targets[f"127.0.0.1:{spare_port}"] = "spare"
+        with prometheus(folder, folder / "alerts.yml", targets) as server:
+            wait_until(lambda: server.value("count(up == 1)") == len(targets), 20)
+            yield Monitored(url, pid, spare, server)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@contextmanager
+def _fleet(folder: Path) -> Iterator[tuple[str, int]]:
+    """Run `rewardfleet up`; yield its URL and its process."""
+    (folder / "fleet.toml").write_text(_CONFIG)
+    arguments = ("up", "--config", str(folder / "fleet.toml"), "--data-dir", str(folder / "data"))
+    with _process(folder, "fleet", *arguments) as process:
+        log = folder / "fleet.log"
+        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 60)
+        ready = re.search(r"Ready after .*?: (http://\S+?)\. ", log.read_text())
+        assert ready, log.read_text()
+        yield ready[1], process.pid
+
+
+@contextmanager
+def _process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the command `rewardfleet`."""
+    given = {k: v for k, v in os.environ.items() if not k.startswith(("REWARDFLEET_", "OTEL_"))}
+    command = [sys.executable, "-m", "rewardfleet_server", *arguments]
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(command, env=given, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(20)

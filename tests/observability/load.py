@@ -1,0 +1,90 @@
+"""A load of successes, failures, abstentions, timeouts, cached scores and fallback rewards."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+
+from rewardfleet import RewardFleet, episode_request
+from rewardfleet.wire.code import CodeRequest
+from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.video import VideoRequest
+
+LIBERO = Path(__file__).parent.parent / "data" / "libero"
+_ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+_SUM = {"kind": "stdio", "cases": [{"stdin": "2 3", "stdout": "5"}]}
+_Service = Callable[[RewardFleet, httpx.AsyncClient, int], Awaitable[None]]
+_CLIPS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text().splitlines()]
+
+
+async def run_load(url: str) -> None:
+    """Send requests until the task is cancelled. Services may die meanwhile."""
+    async with (
+        RewardFleet(url, on_failure=0.0, timeout_s=10) as fleet,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+    ):
+        services = (_video, _code, _episode, _tools)
+        await asyncio.gather(*(_repeat(each, fleet, http) for each in services))
+
+
+async def _repeat(service: _Service, fleet: RewardFleet, http: httpx.AsyncClient) -> NoReturn:
+    for number in itertools.count():
+        with contextlib.suppress(RewardFleetError):
+            await service(fleet, http, number)
+        await asyncio.sleep(0.1)
+    raise AssertionError
+
+
+async def _video(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+    clips = [_CLIPS[(number + place) % len(_CLIPS)] for place in range(8)]
+    new = [_rollout(clip, nframes=4 + number % 60) for clip in clips]
+    unknown = VideoRequest(task_text=f"juggle {number}", video_path=clips[0]["file"])
+    await fleet.video.score_batch([*new, unknown])
+    await fleet.video.score_batch([_rollout(clip) for clip in _CLIPS[:4]])  # soon cached
+    await fleet.video.reward("put the bowl on the stove", "missing.mp4")  # replaced by on_failure
+    await http.post("/video/score", json={"task_text": 1})
+
+
+def _rollout(clip: dict[str, str], **options: int) -> VideoRequest:
+    return VideoRequest(task_text=clip["task_text"], video_path=clip["file"], **options)
+
+
+async def _code(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+    passes = "a, b = map(int, input().split())\nprint(a + b)"
+    slow = [f"import time\ntime.sleep(0.3)\nprint({number} + {place})" for place in range(6)]
+    batch = [CodeRequest(revision=text, tests=_SUM) for text in (passes, "print(1)", *slow)]
+    async with RewardFleet(str(http.base_url), on_failure=0.0, timeout_s=0.5) as impatient:
+        late = impatient.code.reward(f"print({number})", _SUM)  # waits, and is replaced
+        await asyncio.gather(fleet.code.score_batch(batch), late)
+        await impatient.code.reward(passes, _SUM)  # reports it
+    for _ in range(2):
+        await http.post("/code/score", json={})
+
+
+async def _episode(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+    episodes = [
+        episode_request(
+            f"{number}-{place}",
+            group="bowl",
+            kind="efficiency",
+            success=place % 2,
+            steps=100 + place,
+            max_steps=500,
+            temperature=0.5 + place % 2,
+        )
+        for place in range(8)
+    ]
+    await fleet.episode.score_batch(episodes)
+    await http.post("/episode/score/batch", json={"items": []})
+
+
+async def _tools(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+    await fleet.tools.put_budget("run-9", budget=0.3)
+    await fleet.tools.score(_ANSWER, _ANSWER, run="run-9")
+    await fleet.tools.update_budget("run-9", step=number, costs=[1.0], mean_task_reward=0.5)
+    await http.post("/tools/score", json={})

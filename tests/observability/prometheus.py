@@ -1,0 +1,121 @@
+"""A real Prometheus on loopback, from Debian's packages."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.testing import wait_until
+
+from ..debian import extract
+
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewardfleet-prometheus"
+_PROGRAMS = ("prometheus", "promtool")
+
+
+def program(name: str) -> str:
+    """Return the path of `prometheus` or `promtool`; download them if there are none.
+
+    Raises:
+        MissingTool: They cannot be downloaded.
+    """
+    if all(map(shutil.which, _PROGRAMS)):
+        return name
+    folder = _CACHE / "extracted/usr/bin"
+    if not all((folder / each).exists() for each in _PROGRAMS):
+        extract(_PROGRAMS, _CACHE)
+    return str(folder / name)
+
+
+class Prometheus:
+    """A running Prometheus.
+
+    Args:
+        http: A client of its HTTP API.
+    """
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """Return the data of an answer of its HTTP API."""
+        answer = self._http.get(path, params=parameters).json()
+        assert answer["status"] == "success", (path, parameters, answer)
+        return answer["data"]
+
+    def is_ready(self) -> bool:
+        """Return whether it answers."""
+        try:
+            return self._http.get("/status/runtimeinfo").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def value(self, query: str) -> float | None:
+        """Return the value of a query with one result; None without a result."""
+        found = self.get("/query", query=query)["result"]
+        return float(found[0]["value"][1]) if found else None
+
+    def samples(self, query: str, start: float, end: float) -> list[float]:
+        """Return the values of all series of a query, one per second."""
+        found = self.get("/query_range", query=query, start=start, end=end, step=1)["result"]
+        return [float(value) for series in found for _, value in series["values"]]
+
+    def firing(self, **labels: str) -> list[dict[str, Any]]:
+        """Return the alerts that fire and have these labels."""
+        return [
+            alert
+            for alert in self.get("/alerts")["alerts"]
+            if alert["state"] == "firing" and labels.items() <= alert["labels"].items()
+        ]
+
+
+@contextmanager
+def prometheus(folder: Path, rules: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
+    """Run Prometheus, which scrapes and evaluates rules each second.
+
+    Args:
+        folder: Where its data are.
+        rules: A file of rules.
+        targets: The value of the label `service` by address, HOST:PORT.
+    """
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [
+            {
+                "job_name": "rewardfleet",
+                "static_configs": [
+                    {"targets": [address], "labels": {"service": service}}
+                    for address, service in targets.items()
+                ],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML contains JSON
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        program("prometheus"),
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    api = f"http://{address}/api/v1"
+    try:
+        with httpx.Client(base_url=api, trust_env=False, timeout=10) as http:
+            server = Prometheus(http)
+            wait_until(lambda: server.is_ready() or process.poll() is not None, 20)
+            assert process.poll() is None, (folder / "prometheus.log").read_text()
+            yield server
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,62 @@
+"""The alert rules, with promtool. That one fires when a service is killed is in test_fleet.py."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..test_docs import anchors
+from .conftest import ALERTS, ROOT
+from .prometheus import program
+
+UNIT_TESTS = Path(__file__).parent / "alerts.yml"
+
+#: The text of each rule, by the name of its alert.
+RULES = dict(re.findall(r"(?ms)^ +- alert: (\w+)\n(.*?)(?=^ +- alert:|\Z)", ALERTS.read_text()))
+
+
+#: Prometheus may have to be downloaded.
+TIMEOUT = pytest.mark.timeout(150)
+
+
+def promtool(*arguments: object) -> str:
+    command = [program("promtool"), *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_names_its_section_in_the_documentation(alert: str):
+    assert re.search(r"labels: \{severity: (critical|warning|info)\}", RULES[alert])
+    fields = dict(re.findall(r"(?m)^ +(summary|description|runbook): (\S.*)", RULES[alert]))
+    assert fields.keys() == {"summary", "description", "runbook"}
+    page, _, anchor = fields["runbook"].partition("#")
+    assert anchor == alert.lower()
+    assert anchor in anchors(ROOT / page)
+
+
+def test_the_documentation_describes_no_other_alert():
+    page = (ROOT / "docs/operations.md").read_text()
+    assert re.findall(r"(?m)^#+ (Rewardfleet\w+)$", page) == list(RULES)
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_has_a_unit_test(alert: str):
+    assert f'alertname="{alert}", alertstate="firing"' in UNIT_TESTS.read_text()
+
+
+@pytest.mark.slow
+@TIMEOUT
+def test_the_configuration_for_compose_is_valid():
+    found = promtool("check", "config", "deploy/prometheus.yml")
+    assert f"SUCCESS: {len(RULES)} rules found" in found
+
+
+@pytest.mark.slow
+@TIMEOUT
+def test_the_unit_tests_of_the_rules_pass():
+    assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS)

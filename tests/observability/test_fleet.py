@@ -1,0 +1,107 @@
+"""A real Prometheus scrapes the real fleet under load, and sees a service die."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from rewardfleet_server.testing import wait_until
+
+from .conftest import Monitored, children
+from .load import run_load
+from .prometheus import Prometheus
+from .test_dashboards import DASHBOARDS, panels
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+#: What Grafana inserts: four times the interval of scrapes.
+RATE_INTERVAL = "4s"
+
+
+async def test_every_query_returns_data_of_the_fleet_under_load(monitored: Monitored):
+    started, prometheus = time.time(), monitored.prometheus
+    load = asyncio.create_task(run_load(monitored.url))
+    services = children(monitored.pid)
+    try:
+        _kill(pid for service in services for pid in children(service))  # jails
+        restarts = "sum(rewardfleet_jail_restarts_total) > 0"
+        await asyncio.to_thread(wait_until, lambda: prometheus.value(restarts) is not None, 20)
+        _kill(services)
+        missing = await _execute(prometheus, load, started)
+    finally:
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+    assert not missing, "\n".join(" | ".join(each) for each in sorted(missing))
+    _check_rules(prometheus)
+
+
+def _check_rules(prometheus: Prometheus) -> None:
+    """Check that the alert rules are evaluated, and that all metrics in them exist."""
+    (group,) = prometheus.get("/rules")["groups"]
+    names = set(prometheus.get("/label/__name__/values"))
+    for rule in group["rules"]:
+        assert rule["health"] == "ok", rule
+        assert set(re.findall(r"\b(?:rewardfleet|process)_\w+", rule["query"])) <= names, rule
+
+
+def _kill(pids: Iterable[int]) -> None:
+    """Kill processes, which are started again."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _execute(
+    prometheus: Prometheus, load: asyncio.Task[None], started: float
+) -> set[tuple[str, str, str]]:
+    """Execute all queries until each has data; return those without, after 90 s."""
+    missing = {
+        (name, panel["title"], target["expr"])
+        for name, dashboard in DASHBOARDS.items()
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    }
+    count = len(missing)
+    while missing and time.time() < started + 90:
+        assert not load.done(), load.exception()
+        await asyncio.sleep(1)
+        for each in sorted(missing):
+            name, _, expression = each
+            query = _substituted(prometheus, DASHBOARDS[name], expression)
+            values = await asyncio.to_thread(prometheus.samples, query, started, time.time())
+            # 0 / 0 is not a number; a query whose values are all 0 may count something else.
+            if any(value == value and value != 0 for value in values):  # noqa: PLR0124
+                missing.discard(each)
+    print(f"{count - len(missing)} of {count} queries after {time.time() - started:.1f} s")
+    return missing
+
+
+def _substituted(prometheus: Prometheus, dashboard: dict[str, Any], query: str) -> str:
+    """Return a query with the values of variables that Grafana would insert."""
+    query = query.replace("$__rate_interval", RATE_INTERVAL)
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            parts = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert parts
+            values = prometheus.get(f"/label/{parts[2]}/values", **{"match[]": parts[1]})
+            query = query.replace(f"${variable['name']}", f"({'|'.join(values)})")
+    assert "$" not in query, query
+    return query
+
+
+def test_an_alert_fires_when_a_service_is_killed(monitored: Monitored):
+    prometheus = monitored.prometheus
+    labels = {"alertname": "RewardfleetServiceDown", "service": "spare"}
+    assert prometheus.value('up{service="spare"}') == 1
+    assert not prometheus.firing(**labels)
+    killed = time.monotonic()
+    monitored.spare.kill()
+    wait_until(lambda: bool(prometheus.firing(**labels)), 30)
+    print(f"fires {time.monotonic() - killed:.1f} s after the service was killed")
+    (alert,) = prometheus.firing(**labels)
+    assert alert["labels"]["severity"] == "critical"
+    assert alert["annotations"]["summary"] == "No replica of spare answers."
