@@ -29,7 +29,7 @@ Serve = Callable[..., httpx.Client]
 @pytest.fixture(autouse=True)
 def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
-        if name.startswith("REWARDFLEET_"):
+        if name.startswith(("REWARDFLEET_", "OTEL_")):
             monkeypatch.delenv(name)
 
 

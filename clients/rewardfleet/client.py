@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from .code import CodeClient
 from .episode import EpisodeClient
+from .pending import PendingCalls
 from .service import OnFailure, RewardPolicy, ServiceClient
 from .tools import ToolsClient
 from .transport import ServiceTransport
@@ -120,22 +121,27 @@ class RewardFleet:
             base_urls[name] = _base_urls(name, each, "http://127.0.0.1:18080")
         if not base_urls:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
+        self._pending = PendingCalls()
         self._clients: dict[str, ServiceClient] = {}
         for name, service_urls in base_urls.items():
             client_type = SERVICES[name]
             is_binary = binary_reward and client_type.has_threshold
-            policy = RewardPolicy(on_failure, is_binary, success_threshold)
             transport = ServiceTransport(
                 name,
                 service_urls,
                 api_key=_header_safe(api_key),
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
+                pending=self._pending,
+            )
+            policy = RewardPolicy(
+                on_failure, is_binary, success_threshold, transport.count_fallback
             )
             self._clients[name] = client_type(transport, policy, coalesce_s=coalesce_s)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
+        self._pending.close()
         for client in self._clients.values():
             await client.aclose()
 

@@ -4,12 +4,13 @@ import asyncio
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
 from .replicas import retry_wait
+from .tracing import span
 from .transport import ServiceTransport
 from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError, TooLarge
 from .wire.score import (
@@ -44,6 +45,7 @@ class RewardPolicy:
         binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`, else
             0.0. If False, it is the score.
         success_threshold: In [0, 1].
+        on_fallback: Called for each reward that `on_failure` replaces.
 
     Raises:
         ValueError: `on_failure` is neither "raise" nor a number.
@@ -52,6 +54,7 @@ class RewardPolicy:
     on_failure: OnFailure
     binary_reward: bool
     success_threshold: float
+    on_fallback: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if not (self.on_failure == "raise" or isinstance(self.on_failure, int | float)):
@@ -82,6 +85,7 @@ class RewardPolicy:
         if self.on_failure == "raise" or isinstance(error, InvalidRequest | TooLarge):
             raise error
         log.warning("no reward, %s is used instead: %s", self.on_failure, error)
+        self.on_fallback()
         return self.on_failure
 
 
@@ -105,6 +109,10 @@ class ServiceClient:
         self._transport = transport
         self._policy = policy
         self._coalesce_s = coalesce_s
+
+    def count_fallback(self) -> None:
+        """Count a reward that was replaced by `on_failure`, for the metrics of the service."""
+        self._transport.count_fallback()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -154,7 +162,9 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         if not requests:
             raise InvalidRequest("items: a batch has 1 item or more")
         parts = self._split(list(requests))
-        answers = await self._send_parts(parts, self._transport.deadline())
+        service = self._transport.service
+        with span(f"{service}.score_batch", service, len(requests), is_request=False):
+            answers = await self._send_parts(parts, self._transport.deadline())
         failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(failures) == len(answers):
             raise failures[0]

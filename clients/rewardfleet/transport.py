@@ -4,6 +4,7 @@ import asyncio
 import email.utils
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from .pending import PendingCalls
 from .replicas import Replica, Replicas, retry_wait
+from .tracing import span, trace_headers
 from .wire.errors import (
     ERRORS,
     BackendFailed,
     DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -26,7 +30,15 @@ from .wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from .wire.headers import CALL_TIMEOUT_HEADER, GATEWAY, SERVICE_HEADER, TIMEOUT_HEADER
+from .wire.headers import (
+    CALL_TIMEOUT_HEADER,
+    FALLBACK_REWARDS_HEADER,
+    GATEWAY,
+    MAX_FALLBACK_REWARDS,
+    REQUEST_ID_HEADER,
+    SERVICE_HEADER,
+    TIMEOUT_HEADER,
+)
 from .wire.score import MAX_BATCH_ITEMS
 from .wire.validation import encode_json
 
@@ -49,6 +61,8 @@ _HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = 
 #: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
+#: The part of a path that names a training run. Spans of all runs have the same name.
+_RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
 #: the remaining time, and at most by this many seconds.
 _MAX_RESPONSE_SECONDS = 1.0
@@ -69,29 +83,39 @@ def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Call:
-    """One call, over all its attempts.
+    """One call, over all its attempts. Times are those of the event loop's clock.
 
     Attributes:
+        service: The service.
         item_count: The number of items in the body.
-        deadline: A time of the event loop's clock.
-        attempted: Whether a replica was acquired for it before.
+        started: When it began.
+        deadline: When it must end.
+        attempts: How many times a replica was acquired for it.
+        url: The replica that has it; empty while it waits for one.
+        request_id: The id of the last request that was answered; empty if there was none.
         failed_urls: The replicas that failed it since the last back-off.
         content: The encoded body, once it is encoded.
     """
 
+    service: str
     method: str
     path: str
     body: BaseModel | None
     item_count: int
     deadline: float
     timeout_s: float
-    attempted: bool = False
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    attempts: int = 0
+    url: str = ""
+    request_id: str = ""
     failed_urls: set[str] = field(default_factory=set)
     content: bytes | None = None
 
-    async def build_request(self, replica: Replica) -> httpx.Request:
+    async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
         """Build the request. The body is encoded only now, so that few are in memory at once."""
-        headers = {}
+        headers = trace_headers()
+        if fallback_rewards:
+            headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
         if self.body is not None:
             headers["content-type"] = "application/json"
             if self.content is None:
@@ -122,6 +146,12 @@ class ServiceTransport:
         api_key: Sent as a bearer token.
         timeout_s: Seconds, above 0, for a complete call, including retries.
         max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
+        pending: Watches the calls of all services.
+
+    Attributes:
+        service: As above.
+        fallback_rewards: How many rewards were replaced by `on_failure` and are not reported yet.
+            The next request reports them, for the metrics of the service.
     """
 
     def __init__(
@@ -132,8 +162,11 @@ class ServiceTransport:
         api_key: str | None,
         timeout_s: float,
         max_concurrency: int,
+        pending: PendingCalls,
     ) -> None:
-        self._service = service
+        self.service = service
+        self.fallback_rewards = 0
+        self._pending = pending
         self._urls = urls
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
@@ -145,6 +178,10 @@ class ServiceTransport:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without connections: they belong to this process's event loops."""
         return {**self.__dict__, "_connected": {}}
+
+    def count_fallback(self) -> None:
+        """Count a reward that was replaced by `on_failure`."""
+        self.fallback_rewards += 1
 
     def deadline(self) -> float:
         """Return when a call that starts now must end, by the clock of the event loop."""
@@ -180,7 +217,8 @@ class ServiceTransport:
             RewardFleetError: The service's failure, or why it did not answer.
         """
         return await self._call(
-            _Call("POST", path, body, item_count, deadline, self._timeout_s), response_type
+            _Call(self.service, "POST", path, body, item_count, deadline, self._timeout_s),
+            response_type,
         )
 
     async def put(
@@ -192,7 +230,7 @@ class ServiceTransport:
             RewardFleetError: The service's failure, or why it did not answer.
         """
         return await self._call(
-            _Call("PUT", path, body, 1, deadline, self._timeout_s), response_type
+            _Call(self.service, "PUT", path, body, 1, deadline, self._timeout_s), response_type
         )
 
     async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
@@ -202,7 +240,8 @@ class ServiceTransport:
             RewardFleetError: The service's failure, or why it did not answer.
         """
         return await self._call(
-            _Call("GET", path, None, 1, self.deadline(), self._timeout_s), response_type
+            _Call(self.service, "GET", path, None, 1, self.deadline(), self._timeout_s),
+            response_type,
         )
 
     async def aclose(self) -> None:
@@ -224,6 +263,21 @@ class ServiceTransport:
         return replicas
 
     async def _call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
+        """Make a call, watched while it is pending, in a span of its own."""
+        self._pending.add(call)
+        try:
+            name = f"{call.method} {_RUN.sub('{run}', call.path)}"
+            with span(name, call.service, call.item_count, is_request=True) as current:
+                try:
+                    return await self._try_call(call, response_type)
+                finally:
+                    if current is not None:
+                        current.set_attribute("rewardfleet.attempts", call.attempts)
+                        current.set_attribute("rewardfleet.request_id", call.request_id)
+        finally:
+            self._pending.remove(call)
+
+    async def _try_call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
         """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
@@ -263,12 +317,15 @@ class ServiceTransport:
         started = loop.time()
         sent = math.inf
         response: httpx.Response | None = None
+        reported = min(self.fallback_rewards, MAX_FALLBACK_REWARDS)
+        self.fallback_rewards -= reported
         try:
-            request = await call.build_request(replica)
+            request = await call.build_request(replica, reported)
             sent = loop.time()
             with _map_http_errors(replica.url, self._timeout_s):
                 async with asyncio.timeout_at(call.deadline):
                     response = await replica.http.send(request)
+            call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             model = self._parse(response, replica.url, response_type)
         except RewardFleetError as error:
             had_fair_share = call.deadline - sent >= self._timeout_s / 2
@@ -283,6 +340,9 @@ class ServiceTransport:
             replicas.succeeded(replica, call.item_count, started=started)
             return model
         finally:
+            call.url = ""
+            if response is None or response.status_code != 200:
+                self.fallback_rewards += reported
             replicas.release(replica, call.item_count)
 
     async def _acquire(self, replicas: Replicas, call: _Call) -> Replica:
@@ -290,13 +350,14 @@ class ServiceTransport:
         try:
             async with asyncio.timeout_at(call.deadline):
                 replica = await replicas.acquire(
-                    call.item_count, avoid=call.failed_urls, at_front=call.attempted
+                    call.item_count, avoid=call.failed_urls, at_front=call.attempts > 0
                 )
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no capacity at {', '.join(self._urls)} within {self._timeout_s:g} s"
             ) from None
-        call.attempted = True
+        call.attempts += 1
+        call.url = replica.url
         return replica
 
     def _parse(self, response: httpx.Response, url: str, response_type: type[ModelT]) -> ModelT:
@@ -315,20 +376,20 @@ class ServiceTransport:
 
     def _wrong_url(self, response: httpx.Response, url: str) -> str | None:
         """Return why a base URL is wrong, as far as a response shows it; else None."""
-        service = response.headers.get(SERVICE_HEADER, self._service)[:40]  # a proxy may drop it
+        service = response.headers.get(SERVICE_HEADER, self.service)[:40]  # a proxy may drop it
         fleet_url, _, prefix = url.rpartition("/")
-        is_in_fleet = prefix == self._service
+        is_in_fleet = prefix == self.service
         is_not_found = response.status_code == 404
         if service == GATEWAY:
             if not is_not_found:
                 return None  # a failure, e.g. no replica is ready
             if is_in_fleet:
-                return f"the fleet at {fleet_url} has no {self._service} service"
-            return f"{url} is a fleet, not the {self._service} service; give RewardFleet({url!r})"
-        if service != self._service:
+                return f"the fleet at {fleet_url} has no {self.service} service"
+            return f"{url} is a fleet, not the {self.service} service; give RewardFleet({url!r})"
+        if service != self.service:
             hint = f", or give {service}={fleet_url!r} if that is not a fleet"
             return (
-                f"{url} is the {service} service, not the {self._service} service; "
+                f"{url} is the {service} service, not the {self.service} service; "
                 f"check the URL{hint if is_in_fleet else ''}"
             )
         # A gateway removes the prefix, so a service that sees it was called directly.
@@ -362,6 +423,8 @@ def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
     # Of other status codes, only those of a failing server may be different the next time.
     default = BackendFailed if response.status_code >= 500 else InvalidRequest
     error_type = ERROR_OF_STATUS.get(response.status_code, default)
+    if error_type is InternalError:
+        error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
     is_wrong_url = issubclass(error_type, InvalidRequest | NotFound)
     hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
     return error_type(

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
 
-from .tracing import stage
+from .tracing import SAMPLE, stage
 
 #: Weight of the newest item in the moving average of backend times.
 _MEAN_WEIGHT = 0.1
@@ -29,6 +29,8 @@ class Admission:
         max_total_body_bytes: Bytes of all admitted request bodies together.
 
     Attributes:
+        max_in_flight: As above.
+        max_queue_depth: As above.
         admitted: Requests admitted and not answered yet.
         in_flight: Items that hold a permit.
         queue_depth: Items that wait for a permit.
@@ -39,22 +41,29 @@ class Admission:
         self, *, max_in_flight: int, max_queue_depth: int, max_total_body_bytes: int
     ) -> None:
         self._permits = asyncio.Semaphore(max_in_flight)
-        self._max_in_flight = max_in_flight
-        self._max_queue_depth = max_queue_depth
+        self.max_in_flight = max_in_flight
+        self.max_queue_depth = max_queue_depth
         self._max_total_body_bytes = max_total_body_bytes
         self._body_bytes = 0
         self._mean_seconds = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._admission_times: dict[object, float] = {}
         self.admitted = 0
         self.in_flight = 0
         self.queue_depth = 0
         self.draining = False
 
     @property
+    def oldest_seconds(self) -> float:
+        """Seconds since the oldest request was admitted that is not answered yet; 0 for none."""
+        oldest = next(iter(self._admission_times.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    @property
     def free_permits(self) -> int:
         """How many items could start now; 0 or less if items wait."""
-        return self._max_in_flight - self.in_flight - self.queue_depth
+        return self.max_in_flight - self.in_flight - self.queue_depth
 
     @contextmanager
     def admit(self, body_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -69,11 +78,12 @@ class Admission:
         """
         if self.draining:
             raise Unavailable("the service is shutting down; try another replica", retry_after=1)
-        if self.admitted >= self._max_in_flight + self._max_queue_depth:
+        if self.admitted >= self.max_in_flight + self.max_queue_depth:
             raise self._overloaded(f"{self.admitted} requests are admitted already")
         if self.admitted and self._body_bytes + body_bytes > self._max_total_body_bytes:
             raise self._overloaded(f"admitted request bodies already take {self._body_bytes} bytes")
         self.admitted += 1
+        self._admission_times[request := object()] = time.monotonic()
         self._body_bytes += body_bytes
         self._idle.clear()
 
@@ -86,6 +96,7 @@ class Admission:
             yield resize
         finally:
             self.admitted -= 1
+            del self._admission_times[request]
             self._body_bytes -= body_bytes
             if not self.admitted:
                 self._idle.set()
@@ -100,7 +111,7 @@ class Admission:
         Raises:
             Overloaded: The queue is full.
         """
-        if self._permits.locked() and self.queue_depth >= self._max_queue_depth:
+        if self._permits.locked() and self.queue_depth >= self.max_queue_depth:
             raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
         self.queue_depth += 1
         try:
@@ -110,6 +121,9 @@ class Admission:
             self.queue_depth -= 1
         self.in_flight += 1
         started = time.monotonic()
+        sample = SAMPLE.get()
+        if sample is not None:
+            sample.stage, sample.since = "backend", started
         try:
             yield
         finally:
@@ -130,7 +144,7 @@ class Admission:
 
     def _overloaded(self, reason: str) -> Overloaded:
         """Return the refusal, with an estimate of when there will be capacity."""
-        seconds = math.ceil(self._mean_seconds * (self.queue_depth + 1) / self._max_in_flight)
+        seconds = math.ceil(self._mean_seconds * (self.queue_depth + 1) / self.max_in_flight)
         retry_after = min(max(seconds, 1), 60)
         return Overloaded(
             f"the service is at capacity ({reason}); retry in {retry_after} s",

@@ -2,10 +2,12 @@
 
 import asyncio
 import difflib
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -59,6 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(reason: str) -> int:
     print(f"rewardfleet: {reason}", file=sys.stderr)
     return 2
+
+
+class _Number(click.FloatRange):
+    """A finite number of seconds or items, 0 or more."""
+
+    def __init__(self, *, above_zero: bool = True) -> None:
+        super().__init__(min=0, min_open=above_zero, max=1e6)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail("give a number", param, ctx)
+        return number
 
 
 class _Group(click.Group):
@@ -174,10 +189,20 @@ def up_command(
     metavar="NAME=URL",
     help="Single service, e.g. video=http://127.0.0.1:18080.",
 )
+@click.option(
+    "--inflight",
+    "in_flight",
+    is_flag=True,
+    help="Show the samples in flight instead: stage, age, remaining time, replica.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
 def status_command(
-    urls: tuple[str, ...], services: tuple[str, ...], as_json: bool, api_key: str | None
+    urls: tuple[str, ...],
+    services: tuple[str, ...],
+    in_flight: bool,
+    as_json: bool,
+    api_key: str | None,
 ) -> int:
     """Print the status of fleets and services; return 1 if one is not ready."""
     from .fleet.status import run_status  # noqa: PLC0415 - needs the server's packages
@@ -187,7 +212,143 @@ def status_command(
         urls = ()
     elif not urls:
         urls = ("http://127.0.0.1:18000",)
-    return run_status(urls, services, api_key=api_key, as_json=as_json)
+    return run_status(urls, services, api_key=api_key, as_json=as_json, in_flight=in_flight)
+
+
+@command.command(
+    name="size",
+    help="Predict by simulation how many replicas a load needs. Give the load by --rate or "
+    "--callers, and the time at the backend by --seconds or --metrics-url.",
+)
+@click.option("--rate", type=_Number(), metavar="N", help="Rollouts per second, on average.")
+@click.option(
+    "--burst",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Rollouts that end at the same time, e.g. those of a training step.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Scores per rollout, e.g. one for each of its steps.",
+)
+@click.option(
+    "--callers",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Callers that send the next item once they have the last score; instead of --rate.",
+)
+@click.option(
+    "--seconds",
+    metavar="S,S,…",
+    help="Measured times of an item at the backend; each is equally probable.",
+)
+@click.option(
+    "--metrics-url",
+    metavar="URL",
+    help="Running service, whose measured times are used.",
+)
+@click.option(
+    "--decode-seconds",
+    type=_Number(above_zero=False),
+    default=0.0,
+    metavar="S",
+    help="Measured time to decode a clip, in addition to --seconds.  [default: 0]",
+)
+@click.option(
+    "--clip-frames",
+    nargs=2,
+    type=click.IntRange(1),
+    metavar="N MEASURED",
+    help="Frames of a clip, and of the clips that were measured; decoding takes in proportion.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 100_000),
+    required=True,
+    metavar="N",
+    help="Items at the backend of a replica at the same time: --workers of the code service, "
+    "decode threads or the batch of a model of the video service.",
+)
+@click.option(
+    "--gpus", type=_Number(above_zero=False), default=0.0, metavar="N", help="GPUs per replica."
+)
+@click.option(
+    "--p95-s",
+    type=_Number(),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time in which 95 % of the items must have their score.",
+)
+@click.option(
+    "--deadline-s",
+    type=_Number(),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Deadline of the service or the caller, whichever is less.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Predict what this many replicas do, instead.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the random numbers."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+def size_command(
+    rate: float | None,
+    burst: int,
+    steps: int,
+    callers: int | None,
+    seconds: str | None,
+    metrics_url: str | None,
+    decode_seconds: float,
+    clip_frames: tuple[int, int] | None,
+    concurrency: int,
+    gpus: float,
+    p95_s: float,
+    deadline_s: float,
+    replicas: int | None,
+    seed: int,
+    as_json: bool,
+    api_key: str | None,
+) -> None:
+    """Print how many replicas a load needs."""
+    from . import sizing  # noqa: PLC0415 - needs the server's packages
+
+    if (rate is None) == (callers is None):
+        raise click.UsageError("give either --rate or --callers")
+    if (seconds is None) == (metrics_url is None):
+        raise click.UsageError("give either --seconds or --metrics-url")
+    if callers is not None and burst * steps > 1:
+        raise click.UsageError("--burst and --steps go with --rate, not with --callers")
+    if burst * steps > sizing.MAX_BURST:
+        raise click.UsageError(f"--burst times --steps: give at most {sizing.MAX_BURST} items")
+    if metrics_url is not None and decode_seconds:
+        raise click.UsageError("--decode-seconds goes with --seconds: --metrics-url measures it")
+    if clip_frames is not None and metrics_url is None and not decode_seconds:
+        raise click.UsageError("--clip-frames needs --decode-seconds or --metrics-url")
+    times = (
+        sizing.given_times(str(seconds), decode_seconds)
+        if metrics_url is None
+        else sizing.measured_times(metrics_url, api_key)
+    )
+    if clip_frames is not None:
+        times = times.for_clips(*clip_frames)
+    load = sizing.Load(None if rate is None else rate * steps, burst * steps, callers)
+    wanted = sizing.Sizing(times, load, concurrency, p95_s, deadline_s, gpus, seed)
+    predictions = wanted.solve() if replicas is None else [wanted.predict(replicas)]
+    print(sizing.report(wanted, predictions, as_json=as_json))
 
 
 @command.group(cls=_Group, name="score", help="Score one item with a running service.")

@@ -31,6 +31,7 @@ from .anonymous_file import AnonymousFile
 from .cache import Cache
 from .cache.single_flight import SingleFlight
 from .telemetry import RequestContext, Telemetry
+from .tracing import SAMPLE, Sample
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +197,8 @@ class Engine(Generic[RequestT, ScoreT]):
         backend: str,
         context: RequestContext,
         compute: Callable[[Timing], Awaitable[ScoredBatch]],
+        *,
+        items: int = 1,
     ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
@@ -203,13 +206,14 @@ class Engine(Generic[RequestT, ScoreT]):
             backend: What scores it.
             context: The request.
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
+            items: How many items it has.
 
         Raises:
             RewardFleetError: See `score_item`; it is counted once for the batch.
         """
         timing = Timing()
         try:
-            async with self.permit(context, timing):
+            async with self.permit(context, timing, items=items, backend=backend):
                 batch = await compute(timing)
         except RewardFleetError:
             self._telemetry.record_failure(context, backend)
@@ -220,23 +224,38 @@ class Engine(Generic[RequestT, ScoreT]):
 
     @asynccontextmanager
     async def permit(
-        self, context: RequestContext, timing: Timing | None = None
+        self,
+        context: RequestContext,
+        timing: Timing | None = None,
+        *,
+        items: int = 1,
+        backend: str = "",
     ) -> AsyncIterator[None]:
         """Hold a permit, before the context's deadline, for work that is not the score of an item.
 
         Args:
             context: The request.
             timing: The wait is added to its `queue`.
+            items: How many samples the work is for.
+            backend: What does it.
 
         Raises:
             RewardFleetError: See `score_item`.
         """
+        sample = context.begin(items)
+        sample.backend = backend
+        if sample.root is not None:
+            sample.root.set({"rewardfleet.backend": backend, "rewardfleet.items": items})
         limit = asyncio.timeout_at(context.deadline)
         try:
             async with limit, self._admission.permit(timing or Timing()):
                 yield
+            if sample.root is not None:
+                sample.root.end()
         except Exception as error:
-            raise as_failure(error, context, overdue=limit.expired()) from error
+            raise _ended(sample, as_failure(error, context, overdue=limit.expired())) from error
+        finally:
+            context.end(sample)
 
     async def _result(
         self,
@@ -245,28 +264,32 @@ class Engine(Generic[RequestT, ScoreT]):
         upload: AnonymousFile | None = None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
-        backend, failure = "", None
+        failure = None
+        sample = context.begin()
         limit = asyncio.timeout_at(context.deadline)
         try:
-            async with limit:
-                if isinstance(item, RewardFleetError):
-                    raise item  # noqa: TRY301 - an item fails in one place
-                plan = await self.scorer.plan(item, upload)
-                backend = plan.backend
-                score = await self._score(plan, context)
-        except Exception as error:  # noqa: BLE001 - every failure gets a type
-            failure = as_failure(error, context, overdue=limit.expired())
-            failure = failure.with_traceback(None)  # see `score_item`
-            problem = failure.problem(context.request_id)
-            score = self._score_type(
-                score=None, status=Status.ERROR, backend=backend, error=problem
-            )
-        score.timing_ms.total = round(context.elapsed_ms, 3)
-        self._telemetry.record_score(context, score)
-        if self._abstention_fails and score.status is Status.ABSTAINED:
-            failure = abstained(score)
-            problem = failure.problem(context.request_id)
-            score = score.model_copy(update={"status": Status.ERROR, "error": problem})
+            try:
+                async with limit:
+                    if isinstance(item, RewardFleetError):
+                        raise item  # noqa: TRY301 - an item fails in one place
+                    plan = await self.scorer.plan(item, upload)
+                    sample.backend = plan.backend
+                    score = await self._score(plan, context)
+            except Exception as error:  # noqa: BLE001 - every failure gets a type
+                failure = as_failure(error, context, overdue=limit.expired())
+                failure = failure.with_traceback(None)  # see `score_item`
+                problem = failure.problem(context.request_id)
+                score = self._score_type(
+                    score=None, status=Status.ERROR, backend=sample.backend, error=problem
+                )
+            score.timing_ms.total = round(context.elapsed_ms, 3)
+            self._telemetry.record_score(context, score, sample.root)
+            if self._abstention_fails and score.status is Status.ABSTAINED:
+                failure = abstained(score)
+                problem = failure.problem(context.request_id)
+                score = score.model_copy(update={"status": Status.ERROR, "error": problem})
+        finally:
+            context.end(sample)
         return score, failure
 
     async def _score(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:
@@ -342,6 +365,7 @@ class Engine(Generic[RequestT, ScoreT]):
         context: RequestContext,
     ) -> None:
         """Compute a cached score again and compare. The caller has its score already."""
+        SAMPLE.set(None)  # no sample in flight waits for it
         expected = policy.audit_fields(cached)
         try:
             async with asyncio.timeout(context.timeout_s):
@@ -353,6 +377,13 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry.record_audit(agrees=agrees)
         if not agrees:
             log.warning("a cached score differs from its recomputation: %s", policy.lookup_keys[0])
+
+
+def _ended(sample: Sample, failure: RewardFleetError) -> RewardFleetError:
+    """End the span of a sample with its failure; return the failure."""
+    if sample.root is not None:
+        sample.root.end(failure.kind)
+    return failure
 
 
 def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> RewardFleetError:

@@ -125,9 +125,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Prepare the process, and serve until a signal or a failure ends the service."""
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        _keep_freed_memory()
-        raise_descriptor_limit()
+        prepare_process()
         # Objects made at startup stay. Collecting them would pause the event loop for tens of
         # milliseconds at a time.
         gc.collect()
@@ -208,6 +206,13 @@ def _describe_auth(settings: ServerSettings) -> str:
     if settings.api_key_file is not None:
         return f"API keys from {settings.api_key_file}"
     return "none" if settings.allow_unauthenticated else "none (loopback only)"
+
+
+def prepare_process() -> None:
+    """Adapt this process to many requests: its threads, memory and files."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    _keep_freed_memory()
+    raise_descriptor_limit()
 
 
 def raise_descriptor_limit() -> None:

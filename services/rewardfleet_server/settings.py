@@ -100,6 +100,15 @@ class ServerSettings(BaseSettings):
         return self
 
 
+def traces_configured() -> bool:
+    """Return whether OpenTelemetry's own variables name a receiver of traces."""
+    given = os.environ.get
+    if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return any(given(name) for name in names)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is an address of this machine's own."""
     if host == "localhost":

@@ -5,6 +5,7 @@ loaded backends). A run, task or path never becomes a label.
 """
 
 import logging
+import math
 import re
 import time
 import uuid
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import accumulate, count
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +35,27 @@ from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status, Timing
 
 from .admission import Admission
+from .tracing import SAMPLE, Sample, Span
 
 log = logging.getLogger("rewardfleet_server.request")
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # upstream; they double the series
 
-#: Bucket bounds in seconds, from a cache hit to a long chain of thought.
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+MetricT = TypeVar("MetricT", Counter, Histogram)
+
+#: Bucket bounds in seconds, from a cache hit to a long chain of thought. From a second on they are
+#: closer, to compare a quantile with a deadline; 90 s is three quarters of the default one.
+_SECONDS = (
+    *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 300.0, 600.0),
+)
 _STAGES = ("queue", "decode", "backend", "total")
+#: Of the time of a complete batch: finer where training waits.
+_BATCH_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+#: The route whose requests are batches.
+_BATCH_PATH = "/score/batch"
+#: The most samples of a request that have spans at the same time.
+_MAX_TRACED = 64
 _SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 
 #: Request ids that are taken over from callers; any other is replaced.
@@ -76,6 +91,10 @@ class RequestContext:
         items: How many items have a result.
         cached: How many of them came from the cache.
         parameters: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
+        stage: What happens to it while it has no samples: `body` or `response`.
+        samples: Its samples in flight, in order.
+        fallback_rewards: How many rewards its client replaced since it last reported them.
+        span: Its span; None without traces.
     """
 
     path: str = ""
@@ -87,6 +106,27 @@ class RequestContext:
     items: int = 0
     cached: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
+    stage: str = "body"
+    samples: dict[Sample, None] = field(default_factory=dict)
+    fallback_rewards: int = 0
+    span: Span | None = None
+
+    def begin(self, items: int = 1) -> Sample:
+        """Add a sample, or several that are scored as a whole, to those in flight.
+
+        What the current task does from now on, and the tasks that it starts, is on its behalf.
+        """
+        has_span = self.span is not None and len(self.samples) < _MAX_TRACED
+        sample = Sample(items, self.span.child("score") if self.span and has_span else None)
+        self.samples[sample] = None
+        SAMPLE.set(sample)
+        return sample
+
+    def end(self, sample: Sample) -> None:
+        """Remove a sample from those in flight. If its span has not ended, it was cancelled."""
+        del self.samples[sample]
+        if sample.root is not None:
+            sample.root.end("cancelled")
 
     @property
     def deadline(self) -> float | None:
@@ -137,6 +177,25 @@ class ScoreHistogram(Collector):
         yield family
 
 
+class _Series(dict[tuple[str, ...], MetricT]):
+    """The series of a metric by their labels. The metric's own `labels` is slow.
+
+    Args:
+        metric: Its first label is `service`.
+        service: The value of that label.
+    """
+
+    def __init__(self, metric: MetricT, service: str) -> None:
+        super().__init__()
+        self._metric: MetricT = metric
+        self._service = service
+
+    def __missing__(self, labels: tuple[str, ...]) -> MetricT:
+        series: MetricT = self._metric.labels(self._service, *labels)
+        self[labels] = series
+        return series
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric as the documentation lists it."""
@@ -154,47 +213,72 @@ class Telemetry:
         service: The value of the label `service`.
         admission: Its counts are read whenever metrics are scraped.
         collectors: Metrics of the service itself.
+        deadline_s: Seconds for a request, `--deadline-s`.
 
     Attributes:
         metrics: All metrics of this class, for the documentation.
+        deadline_s: As above.
     """
 
     def __init__(
-        self, service: str, admission: Admission, collectors: Sequence[Collector] = ()
+        self,
+        service: str,
+        admission: Admission,
+        collectors: Sequence[Collector] = (),
+        *,
+        deadline_s: float = math.inf,
     ) -> None:
         self._service = service
+        self.deadline_s = deadline_s
         self.metrics: list[Metric] = []
         self._registry = CollectorRegistry()
         for collector in collectors:
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._requests = self._counter(
+        requests = self._counter(
             "rewardfleet_requests_total",
             "Requests answered, by HTTP status and kind of error (empty: none).",
             "status",
             "kind",
         )
-        self._results = self._counter(
+        self._requests = _Series(requests, service)
+        results = self._counter(
             "rewardfleet_results_total",
             "Items with a result: ok, abstained or error. A single request is one item.",
             "backend",
             "status",
         )
+        self._results = _Series(results, service)
         self._scores = ScoreHistogram(service)
         self._registry.register(self._scores)
         self._describe(self._scores.name, "histogram", ["backend"], self._scores.documentation)
-        self._stages = Histogram(
+        stages = Histogram(
             name := "rewardfleet_stage_duration_seconds",
             about := "Time of an item by stage: queue, decode, backend, total.",
             ("service", "stage"),
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._stages = _Series(stages, service)
         self._describe(name, "histogram", ["stage"], about)
-        self._lookups = self._counter(
+        self._batches = Histogram(
+            name := "rewardfleet_batch_duration_seconds",
+            about := "Time from a batch's headers to its complete result, one per /score/batch.",
+            ("service",),
+            buckets=_BATCH_SECONDS,
+            registry=self._registry,
+        )
+        self._describe(name, "histogram", (), about)
+        self._fallbacks = self._counter(
+            "rewardfleet_fallback_rewards_total",
+            "Rewards that clients replaced by on_failure, reported by their next request.",
+        )
+        self._fallbacks.labels(service)  # 0 from the start, so that the first one is an increase
+        lookups = self._counter(
             "rewardfleet_cache_lookups_total", "Cache lookups, by result: hit or miss.", "result"
         )
+        self._lookups = _Series(lookups, service)
         self._audits = self._counter(
             "rewardfleet_cache_audits_total",
             "Cached scores that were computed again, by result: agree or disagree.",
@@ -204,11 +288,19 @@ class Telemetry:
             "rewardfleet_admitted_requests": "Requests admitted and not answered yet.",
             "rewardfleet_in_flight_items": "Items at the backend; --max-in-flight is the limit.",
             "rewardfleet_queue_depth": "Items that wait for the backend; --max-queue-depth.",
+            "rewardfleet_max_in_flight_items": "The limit on items at the backend, as configured.",
+            "rewardfleet_max_queue_depth": "The limit on items that wait, as configured.",
+            "rewardfleet_oldest_request_seconds": "Age of the oldest request without an answer.",
         }
-        for (gauge, text), attribute in zip(
-            gauges.items(), ("admitted", "in_flight", "queue_depth"), strict=True
-        ):
+        attributes = (
+            *("admitted", "in_flight", "queue_depth"),
+            *("max_in_flight", "max_queue_depth", "oldest_seconds"),
+        )
+        for (gauge, text), attribute in zip(gauges.items(), attributes, strict=True):
             self._gauge(gauge, text, admission, attribute)
+        self._gauge(
+            "rewardfleet_deadline_seconds", "--deadline-s, as configured.", self, "deadline_s"
+        )
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         self._describe(name, "counter", labels, documentation)
@@ -224,23 +316,40 @@ class Telemetry:
 
     def record_lookup(self, *, hit: bool) -> None:
         """Count one cache lookup."""
-        self._lookups.labels(self._service, "hit" if hit else "miss").inc()
+        self._lookups["hit" if hit else "miss",].inc()
 
     def record_audit(self, *, agrees: bool) -> None:
         """Count one audit."""
         self._audits.labels(self._service, "agree" if agrees else "disagree").inc()
 
-    def record_score(self, context: RequestContext, score: Score) -> None:
-        """Count the result of one item, and the time of its stages."""
+    def record_score(self, context: RequestContext, score: Score, span: Span | None = None) -> None:
+        """Count the result of one item and the time of its stages, and end its span."""
         context.items += 1
         context.cached += score.cached
         if score.backend:
             context.backends.add(score.backend)
-        self._results.labels(self._service, score.backend, score.status).inc()
+        self._results[score.backend, score.status].inc()
         if score.score is not None:
             self._scores.observe(score.backend, score.score)
         is_computed = not score.cached and score.status is not Status.ERROR
         self._observe_stages(score.timing_ms, _STAGES if is_computed else ("total",))
+        if span is not None:
+            self._end_sample_span(span, score)
+
+    def _end_sample_span(self, span: Span, score: Score) -> None:
+        span.set(
+            {
+                "rewardfleet.backend": score.backend,
+                "rewardfleet.status": score.status.value,
+                "rewardfleet.cached": score.cached,
+            }
+        )
+        if score.error is None:
+            value = {} if score.score is None else {"gen_ai.evaluation.score.value": score.score}
+            label = {"gen_ai.evaluation.score.label": score.status.value}
+            name = {"gen_ai.evaluation.name": score.backend}
+            span.add_event("gen_ai.evaluation.result", {**name, **label, **value})
+        span.end(None if score.error is None else score.error.kind)
 
     def record_failure(self, context: RequestContext, backend: str = "") -> None:
         """Count one item, or a batch that is scored as a whole, that failed.
@@ -250,12 +359,12 @@ class Telemetry:
             backend: Which backend failed; empty if none was chosen yet.
         """
         context.items += 1
-        self._results.labels(self._service, backend, Status.ERROR).inc()
+        self._results[backend, Status.ERROR].inc()
         self._observe_stages(Timing(total=context.elapsed_ms), ("total",))
 
     def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
         for name in names:
-            self._stages.labels(self._service, name).observe(getattr(timing, name) / 1000)
+            self._stages[name,].observe(getattr(timing, name) / 1000)
 
     def record_batch(
         self,
@@ -277,15 +386,22 @@ class Telemetry:
         context.items += sum(statuses.values())
         context.backends.add(backend)
         for status, items in statuses.items():
-            self._results.labels(self._service, backend, status).inc(items)
+            self._results[backend, status].inc(items)
         self._scores.observe_all(backend, scores)
         self._observe_stages(timing, _STAGES)
 
     def record_response(
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""
     ) -> None:
-        """Count one request and write its log line."""
-        self._requests.labels(self._service, str(status), kind or "").inc()
+        """Count one request, write its log line and end its span."""
+        self._requests[str(status), kind or ""].inc()
+        if status == 200:
+            if context.path == _BATCH_PATH:
+                self._batches.labels(self._service).observe(context.elapsed_ms / 1000)
+            if context.fallback_rewards:
+                self._fallbacks.labels(self._service).inc(context.fallback_rewards)
+        if context.span is not None:
+            self._end_span(context, context.span, status, kind)
         log.log(
             logging.INFO if status < 500 else logging.WARNING,
             "request",
@@ -300,6 +416,20 @@ class Telemetry:
                 "total_ms": round(context.elapsed_ms, 3),
             },
         )
+
+    def _end_span(
+        self, context: RequestContext, span: Span, status: int, kind: ErrorKind | None
+    ) -> None:
+        span.set(
+            {
+                "http.response.status_code": status,
+                "rewardfleet.service": self._service,
+                "rewardfleet.request_id": context.request_id,
+                "rewardfleet.items": context.items,
+                "rewardfleet.cached": context.cached,
+            }
+        )
+        span.end(kind or (None if status == 200 else "disconnected"))
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

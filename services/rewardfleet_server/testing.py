@@ -95,6 +95,7 @@ class FakeSandbox:
 
     Attributes:
         jobs: The jobs so far, in order.
+        restarts: As a sandbox reports them.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class FakeSandbox:
         self._wait_s = wait_s
         self._error = error
         self.jobs: list[Job] = []
+        self.restarts = 0
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:

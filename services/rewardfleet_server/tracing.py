@@ -1,35 +1,181 @@
-"""Stage timings. A trace span can be attached to a stage here, for all services at once."""
+"""The stages of scoring: their times, which sample is in which, and their trace spans.
 
+Spans exist only if traces are configured: see `open_tracer`, and `otel.py`, which nothing imports
+otherwise.
+"""
+
+import asyncio
+import logging
 import time
-from typing import Self
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Protocol, Self
 
+from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Timing
+
+from .extras import install_command
+from .settings import traces_configured
+
+log = logging.getLogger(__name__)
+
+#: A value of an attribute of a span. None of them contains payload.
+Attribute = str | int | float | bool
+
+
+class Span(Protocol):
+    """A span of a trace."""
+
+    def child(self, name: str) -> "Span":
+        """Begin a span below this one."""
+
+    def set(self, attributes: Mapping[str, Attribute]) -> None:
+        """Set attributes."""
+
+    def add_event(self, name: str, attributes: Mapping[str, Attribute]) -> None:
+        """Add an event."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the HTTP headers that continue the trace below this span: `traceparent`."""
+
+    def end(self, failure: str | None = None) -> None:
+        """End the span; ending it again has no effect.
+
+        Args:
+            failure: The kind of failure; None for success.
+        """
+
+
+class Tracer(Protocol):
+    """The source of the spans of one service."""
+
+    def begin_request(self, name: str, headers: Mapping[str, str]) -> Span:
+        """Begin the span of a request, and continue the trace that its headers name.
+
+        Args:
+            name: Of the span, e.g. `POST /score`.
+            headers: Of the request, with names in lower case.
+        """
+
+    async def aclose(self) -> None:
+        """Export the spans that are left, for a few seconds at most."""
+
+
+def open_tracer(service: str) -> Tracer | None:
+    """Return the tracer of a service, or None if traces are not configured.
+
+    They are if `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Without the packages of the extra `otel`, a
+    warning is logged instead: in a cluster, the variable may be set for all containers.
+    """
+    if not traces_configured():
+        return None
+    try:
+        from .otel import OtelTracer  # noqa: PLC0415 - optional packages
+    except ModuleNotFoundError as error:
+        log.warning("no traces: %s is not installed: %s", error.name, install_command("otel"))
+        return None
+    return OtelTracer(service)
+
+
+class Sample:
+    """A sample in flight, or several that are scored as a whole.
+
+    Args:
+        items: How many samples it is.
+        span: Its span; None without traces.
+
+    Attributes:
+        items: As above.
+        backend: What scores it; empty if that is not known yet.
+        stage: What happens to it, e.g. `queue`.
+        since: Time of `time.monotonic` at which the stage began.
+        root: As `span` above.
+        span: The innermost span that has not ended.
+        leader: The sample whose computation it shares; None if it has its own.
+    """
+
+    __slots__ = ("backend", "items", "leader", "root", "since", "span", "stage")
+
+    def __init__(self, items: int = 1, span: Span | None = None) -> None:
+        self.items = items
+        self.backend = ""
+        self.stage = "prepare"
+        self.since = time.monotonic()
+        self.root = self.span = span
+        self.leader: Sample | None = None
+
+
+#: The sample on whose behalf code runs. A shared computation runs on behalf of its first sample.
+SAMPLE: ContextVar[Sample | None] = ContextVar("sample", default=None)
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the HTTP headers that pass the trace on to a backend; empty without traces."""
+    sample = SAMPLE.get()
+    return {} if sample is None or sample.span is None else sample.span.headers()
 
 
 class Stage:
     """A stage of scoring an item, from entering the block to leaving it, or to `stop`."""
 
-    def __init__(self, timing: Timing, name: str) -> None:
+    def __init__(self, timing: Timing | None, name: str) -> None:
         self._timing = timing
         self._name = name
         self._started: float | None = None
+        self._sample: Sample | None = None
+        self._span: Span | None = None
 
     def __enter__(self) -> Self:
-        self._started = time.monotonic()
+        self._started = now = time.monotonic()
+        self._sample = sample = SAMPLE.get()
+        if sample is not None:
+            self._outer = sample.stage, sample.since, sample.span
+            sample.stage, sample.since = self._name, now
+            if sample.span is not None:
+                sample.span = self._span = sample.span.child(self._name)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(error)
 
-    def stop(self) -> None:
-        """End the stage early; from any thread. Leaving the block then adds nothing."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """End the stage early; from any thread. Leaving the block then adds nothing.
+
+        Args:
+            error: Why it failed, for its span.
+        """
         started, self._started = self._started, None
-        if started is not None:
+        if started is None:
+            return
+        if self._timing is not None:
             elapsed_ms = (time.monotonic() - started) * 1000
             total = getattr(self._timing, self._name) + elapsed_ms
             setattr(self._timing, self._name, round(total, 3))
+        if self._sample is not None:
+            self._sample.stage, self._sample.since, self._sample.span = self._outer
+        if self._span is not None:
+            self._span.end(None if error is None else failure_kind(error))
 
 
-def stage(timing: Timing, name: str) -> Stage:
-    """Time a `with` block: its milliseconds are added to the field `name` of `timing`."""
+def stage(timing: Timing | None, name: str) -> Stage:
+    """Mark a `with` block as a stage of the current sample.
+
+    Args:
+        timing: The milliseconds of the block are added to its field `name`; None: they are not
+            reported.
+        name: Of the stage.
+    """
     return Stage(timing, name)
+
+
+def failure_kind(error: BaseException) -> str:
+    """Return the kind of a failure for a span, without its message, which may quote payload."""
+    if isinstance(error, RewardFleetError):
+        return error.kind
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__

@@ -1,12 +1,14 @@
 """Admission: limits on requests and on items in flight."""
 
 import asyncio
+import time
 
 import pytest
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
+from rewardfleet_server.testing import wait_until
 
 
 def limits(**bounds: int) -> Admission:
@@ -24,6 +26,19 @@ def test_at_capacity_a_request_is_refused_at_once_with_retry_after():
         assert admission.admitted == 2
     with admission.admit(1):
         assert admission.admitted == 1
+
+
+def test_the_oldest_request_without_an_answer_has_an_age():
+    admission = limits()
+    assert admission.oldest_seconds == 0
+    started = time.monotonic()
+    with admission.admit(1):
+        wait_until(lambda: admission.oldest_seconds > 0.02)
+        with admission.admit(1):
+            assert admission.oldest_seconds > 0.02
+    with admission.admit(1):
+        assert admission.oldest_seconds <= time.monotonic() - started - 0.02
+    assert admission.oldest_seconds == 0
 
 
 def test_total_body_bytes_are_limited_but_one_request_is_always_admitted():

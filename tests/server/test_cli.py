@@ -312,6 +312,7 @@ def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "output"),
     [

@@ -98,8 +98,13 @@ async def compute_score_async(
         RewardFleetError: There is no score, and `on_failure` is "raise".
         TypeError: An option is unknown.
     """
-    policy = RewardPolicy(on_failure, binary_reward=False, success_threshold=0.0)
     fleet = _fleet(url, options)
+    policy = RewardPolicy(
+        on_failure,
+        binary_reward=False,
+        success_threshold=0.0,
+        on_fallback=fleet.code.count_fallback,
+    )
     try:
         score = await fleet.code.score(**_request(solution_str, ground_truth, extra_info or {}))
     except RewardFleetError as error:

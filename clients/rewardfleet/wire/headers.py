@@ -10,5 +10,10 @@ TIMEOUT_HEADER = "x-request-timeout"
 CALL_TIMEOUT_HEADER = "x-call-timeout"
 #: In a request and its response: the id under which it is logged.
 REQUEST_ID_HEADER = "x-request-id"
+#: In a request: how many rewards the client has replaced by its `on_failure` since it last
+#: reported them. A request that is answered with 200 reports them; any other one does not.
+FALLBACK_REWARDS_HEADER = "x-fallback-rewards"
+#: The most of them that one request reports.
+MAX_FALLBACK_REWARDS = 1_000_000
 #: In a request that a proxy passes on: the prefix that it has removed from the path, e.g. `/video`.
 PREFIX_HEADER = "x-forwarded-prefix"

@@ -5,14 +5,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rewardfleet_server.tracing import SAMPLE, Sample
+
 T = TypeVar("T")
 
 
 @dataclass
 class _Call(Generic[T]):
-    """A running computation, and the number of its waiters."""
+    """A running computation, the sample that started it, and the number of its waiters."""
 
     task: asyncio.Task[T]
+    leader: Sample | None
     waiters: int = 0
 
 
@@ -36,14 +39,19 @@ class SingleFlight(Generic[T]):
         Raises:
             Exception: Whatever the computation raises, to each of its waiters.
         """
+        sample = SAMPLE.get()
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _Call(asyncio.ensure_future(start()))
+            call = self._calls[key] = _Call(asyncio.ensure_future(start()), sample)
             call.task.add_done_callback(lambda _: self._remove(key, call))
+        elif sample is not None:
+            sample.leader = call.leader
         call.waiters += 1
         try:
             return await asyncio.shield(call.task)
         finally:
+            if sample is not None:
+                sample.leader = None
             call.waiters -= 1
             if not call.waiters and not call.task.done():
                 self._remove(key, call)  # at once: the next caller starts a new computation

@@ -10,8 +10,10 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.settings import redact
 
+from .metrics import SandboxMetrics
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
+from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
 from .settings import CodeSettings
 
@@ -51,8 +53,16 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         score_type=CodeScore,
         lifespan=lifespan,
         routes=lambda engine: SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
+        collectors=(SandboxMetrics(sandbox, _requested_isolation(settings)),),
         overview=_overview(settings, sandbox),
     )
+
+
+def _requested_isolation(settings: CodeSettings) -> str:
+    """Return the level that programs should have: `auto` means the best one."""
+    if settings.sandbox == "fusion":
+        return "fusion"
+    return FALLBACK_ORDER[0] if settings.isolation == "auto" else settings.isolation
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

@@ -148,7 +148,10 @@ class EpisodeApi:
                 `normalize: running`, or it cannot be scored now.
         """
         scored = await self._engine.score_together(
-            encode.BACKEND, context, lambda timing: self._score(batch, context, timing)
+            encode.BACKEND,
+            context,
+            lambda timing: self._score(batch, context, timing),
+            items=len(batch.items),
         )
         return scored.content
 

@@ -3,6 +3,8 @@
 A request goes to the ready replica with the fewest requests in progress. Its body is passed on as
 it arrives and is never parsed. If a replica cannot be reached, fails before it responds, or answers
 429 or 503, the request is sent to another one: all requests of the services are idempotent.
+
+`GET /inflight`, and `/{service}/inflight`, are answered by all replicas together.
 """
 
 import asyncio
@@ -13,13 +15,18 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
 
 from rewardfleet import __version__
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     NotFound,
     Overloaded,
     RewardFleetError,
+    Unauthorized,
     Unavailable,
 )
 from rewardfleet.wire.headers import (
@@ -27,6 +34,7 @@ from rewardfleet.wire.headers import (
     REQUEST_ID_HEADER,
     SERVICE_HEADER,
 )
+from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet_server.telemetry import new_request_id
 
 from .replicas import Fleet, Replica
@@ -54,6 +62,11 @@ MAX_COOLDOWN_SECONDS = 5.0
 _MAX_LOST = 2
 #: The most bytes of a refusal.
 _MAX_REFUSAL_BYTES = 64 * 1024
+#: The most bytes of a replica's samples in flight, and seconds to wait for them.
+_MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_SECONDS = 2 * 2**20, 2.0
+
+#: Why a replica does not report its samples in flight without a key.
+_NO_KEY = "it requires an API key"
 
 #: The server of the gateway adds the date.
 _NOT_RETURNED = (NOT_FORWARDED | {b"date"}) - {b"content-length"}
@@ -118,8 +131,12 @@ class Gateway:
             page = {b"/": self._index, b"/healthz": self._health, b"/readyz": self._readiness}[path]
             await _send_json(send, 200, page())
             return
-        name = path[1:].partition(b"/")[0].decode("ascii")
+        prefix, _, rest = path[1:].partition(b"/")
+        name = prefix.decode("ascii")
         replicas = self._fleet.get(name)
+        if path == b"/inflight" or (rest == b"inflight" and replicas is not None):
+            await self._send_in_flight(scope, replicas, send)
+            return
         if replicas is None:
             services = ", ".join(f"/{each}" for each in self._fleet)
             shown = path[:100].decode("ascii")
@@ -134,6 +151,56 @@ class Gateway:
         finally:
             self._in_progress -= 1
             request.close()
+
+    async def _send_in_flight(
+        self, scope: MutableMapping[str, Any], replicas: Sequence[Replica] | None, send: Send
+    ) -> None:
+        """Send the samples in flight at some replicas; None for those at all of them.
+
+        Raises:
+            InvalidRequest: The method is not GET.
+            Unauthorized: No replica accepts the caller's key.
+        """
+        if scope["method"] not in {"GET", "HEAD"}:
+            raise InvalidRequest(f"/inflight takes GET, not {scope['method'][:20]}")
+        if replicas is None:
+            replicas = [each for some in self._fleet.values() for each in some]
+        key = dict(scope["headers"]).get(b"authorization", b"")
+        found = await asyncio.gather(*(self._in_flight_at(each, key) for each in replicas))
+        failures = {
+            replica.url: answer
+            for replica, answer in zip(replicas, found, strict=True)
+            if isinstance(answer, str)
+        }
+        if failures and set(failures.values()) == {_NO_KEY}:
+            raise Unauthorized(f"{_NO_KEY}: `Authorization: Bearer <key>`")
+        answers = [each for each in found if isinstance(each, InFlight)]
+        await _send_json(send, 200, merged(answers, failures).model_dump())
+
+    async def _in_flight_at(self, replica: Replica, key: bytes) -> InFlight | str:
+        """Return the samples in flight at a replica, or why it does not answer."""
+        connection = None
+        try:
+            async with asyncio.timeout(_IN_FLIGHT_SECONDS):
+                connection = await self._pool.acquire(replica.url)
+                connection.begin(is_head=False)
+                await connection.write(_in_flight_request(replica.url, key))
+                connection.is_request_sent = True
+                status, _ = await connection.head(_IN_FLIGHT_SECONDS)
+                body = await _read_all(connection, _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_SECONDS)
+        except TimeoutError:
+            return f"no answer within {_IN_FLIGHT_SECONDS:g} s"
+        except UpstreamFailed as error:
+            return str(error)
+        finally:
+            if connection is not None:
+                self._pool.release(replica.url, connection)
+        if status == Unauthorized.status:
+            return _NO_KEY
+        try:
+            return await asyncio.to_thread(_named_in_flight, body, replica.url)
+        except ValidationError:
+            return f"it answered HTTP {status}, not its samples in flight"
 
     def _index(self) -> dict[str, Any]:
         return {
@@ -278,15 +345,39 @@ def _returned(headers: Headers) -> Headers:
 async def _read_refusal(
     connection: Connection, status: int, headers: Headers, timeout_s: float
 ) -> _Refusal:
+    body = await _read_all(connection, _MAX_REFUSAL_BYTES, timeout_s)
+    retry_after = dict(headers).get(b"retry-after", b"")
+    seconds = float(retry_after) if retry_after.isdigit() else 1.0
+    return _Refusal(status, headers, body, seconds)
+
+
+async def _read_all(connection: Connection, max_bytes: int, timeout_s: float) -> bytes:
     body, more = b"", True
     while more:
         chunk, more = await connection.read(timeout_s)
         body += chunk
-        if len(body) > _MAX_REFUSAL_BYTES:
-            raise UpstreamFailed(f"its answer with status {status} is too long")
-    retry_after = dict(headers).get(b"retry-after", b"")
-    seconds = float(retry_after) if retry_after.isdigit() else 1.0
-    return _Refusal(status, headers, body, seconds)
+        if len(body) > max_bytes:
+            raise UpstreamFailed("its answer is too long")
+    return body
+
+
+def _in_flight_request(url: str, key: bytes) -> bytes:
+    host = urlsplit(url).netloc.encode("ascii")
+    # The server's parser has refused line breaks in headers already.
+    authorization = b"authorization: %b\r\n" % key if key else b""
+    return b"GET /inflight HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, authorization)
+
+
+def _named_in_flight(body: bytes, url: str) -> InFlight:
+    """Return a replica's answer with the URL of the replica in each sample.
+
+    Raises:
+        ValidationError: It is not such an answer.
+    """
+    answer = InFlight.model_validate_json(body)
+    for sample in answer.samples:
+        sample.replica = url
+    return answer
 
 
 async def _relay(

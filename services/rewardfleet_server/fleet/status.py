@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
+from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import is_loopback, redact
 
@@ -26,6 +27,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Seconds that each request may take.
 _TIMEOUT_SECONDS = 2.0
+#: The same for samples in flight: a gateway waits for its replicas.
+_IN_FLIGHT_SECONDS = 5.0
 #: How many characters of a text from a service are shown.
 _MAX_SHOWN = 200
 #: Width of the table where the output is not a terminal: its lines are not wrapped.
@@ -100,18 +103,24 @@ class _Index(BaseModel):
 
 
 def run_status(
-    urls: Sequence[str], services: Sequence[str], *, api_key: str | None, as_json: bool
+    urls: Sequence[str],
+    services: Sequence[str],
+    *,
+    api_key: str | None,
+    as_json: bool,
+    in_flight: bool = False,
 ) -> int:
-    """Print the status of fleets and services.
+    """Print the status of fleets and services, or their samples in flight.
 
     Args:
         urls: Base URLs of fleets or of single services.
         services: Single services as `NAME=URL`.
         api_key: Sent as a bearer token.
         as_json: Print JSON, for machines.
+        in_flight: Print the samples in flight instead.
 
     Returns:
-        The exit status: 0 if all replicas are ready, else 1.
+        The exit status: 0 if all replicas are ready, or report their samples; else 1.
 
     Raises:
         ValueError: A URL, a name or the key is not valid.
@@ -120,6 +129,13 @@ def run_status(
     if not (key.isascii() and (key.isprintable() or not key)):
         raise ValueError("the API key is not one line of plain ASCII")
     targets = [(None, _base_url(url)) for url in urls] + [_named(each) for each in services]
+    if in_flight:
+        found = asyncio.run(fleet_in_flight(targets, key))
+        if as_json:
+            click.echo(found.model_dump_json(indent=2))
+        else:
+            _print_in_flight(found)
+        return 1 if found.failures else 0
     statuses = asyncio.run(fleet_status(targets, key))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in statuses], indent=2))
@@ -137,11 +153,24 @@ async def fleet_status(
         targets: The service that is expected, or None for any service or fleet, and the base URL.
         api_key: Sent as a bearer token; empty for none.
     """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as http:  # noqa: S113 - `_get` limits complete requests
+    async with _http(api_key) as http:
         inspector = _Inspector(http)
         found = await asyncio.gather(*(inspector.inspect(*target) for target in targets))
     return [status for statuses in found for status in statuses]
+
+
+async def fleet_in_flight(targets: Iterable[tuple[str | None, str]], api_key: str = "") -> InFlight:
+    """Return the samples in flight at all targets, the oldest first; see `fleet_status`."""
+    async with _http(api_key) as http:
+        inspector = _Inspector(http)
+        found = await asyncio.gather(*(inspector.in_flight(*target) for target in targets))
+    answers = [answer for each in found for answer in each]
+    return merged(answers, {})
+
+
+def _http(api_key: str) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)  # noqa: S113 - `_get` limits complete requests
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -180,6 +209,20 @@ class _Inspector:
         if index is None and isinstance(answer, httpx.Response):
             return await self._ingress(url, answer)
         return [await self._service(None, url)]
+
+    async def in_flight(self, expected: str | None, url: str) -> list[InFlight]:
+        """Return the samples in flight of a service, or of all replicas of a fleet."""
+        answer = await self._get(f"{url}/inflight", _IN_FLIGHT_SECONDS)
+        if expected is not None or not _is_404(answer):
+            return [_in_flight_of(url, answer)]
+        answers = await asyncio.gather(
+            *(self._get(f"{url}/{name}/inflight", _IN_FLIGHT_SECONDS) for name in SERVICES)
+        )
+        below = zip(SERVICES, answers, strict=True)
+        present = [
+            _in_flight_of(f"{url}/{name}", each) for name, each in below if not _is_404(each)
+        ]
+        return present or [_in_flight_of(url, answer)]
 
     async def _gateway(self, url: str, index: _Index) -> list[ReplicaStatus]:
         gateway = ReplicaStatus(GATEWAY, redact(url), "ready", version=_clean(index.version))
@@ -243,13 +286,14 @@ class _Inspector:
             needs_key=isinstance(metrics, httpx.Response) and metrics.status_code == 401,
         )
 
-    async def _get(self, url: str) -> httpx.Response | str:
+    async def _get(self, url: str, timeout_s: float | None = None) -> httpx.Response | str:
         """Return the response, or why there is none."""
+        seconds = timeout_s or _TIMEOUT_SECONDS
         try:
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._http.get(url)
         except TimeoutError:
-            return f"no answer within {_TIMEOUT_SECONDS:g} s"
+            return f"no answer within {seconds:g} s"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return _clean(str(error)) or type(error).__name__
 
@@ -297,6 +341,17 @@ def _parse(model: type[ModelT], answer: httpx.Response | str) -> ModelT | None:
         return model.model_validate_json(answer.content)
     except ValidationError:
         return None
+
+
+def _in_flight_of(url: str, answer: httpx.Response | str) -> InFlight:
+    """Return the samples of an answer, or why there are none as a failure of the address."""
+    found = _parse(InFlight, answer)
+    if found is None:
+        return InFlight(total=0, samples=[], failures={redact(url): _reason(answer)})
+    for sample in found.samples:
+        if not sample.replica.startswith("http"):  # else it is named by a gateway
+            sample.replica = f"{redact(url)} ({sample.replica})"
+    return found
 
 
 def _is_404(answer: httpx.Response | str) -> bool:
@@ -368,6 +423,32 @@ def _print_table(statuses: Sequence[ReplicaStatus]) -> None:
     console.print(table)
     if any(each.needs_key for each in statuses):
         console.print(Text("Load that is not shown needs an API key: set REWARDFLEET_API_KEY."))
+
+
+def _print_in_flight(found: InFlight) -> None:
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else _PLAIN_WIDTH)
+    table = Table(box=SIMPLE_HEAD if is_terminal else None, pad_edge=False)
+    columns = ("age", "left", "stage", "items", "service", "backend", "replica", "request id")
+    for column in columns:
+        table.add_column(column, no_wrap=column != "replica")
+    for each in found.samples:
+        left = "" if each.remaining_s is None else f"{each.remaining_s:.1f} s"
+        texts = (each.service, each.backend, redact(each.replica), each.request_id)
+        table.add_row(
+            f"{each.age_s:.1f} s",
+            left,
+            Text(_clean(f"{each.stage} for {each.stage_s:.1f} s")),
+            str(each.items),
+            *(Text(_clean(text)) for text in texts),
+        )
+    if found.samples:
+        console.print(table)
+    listed = sum(each.items for each in found.samples)
+    rest = f"; the oldest {listed} are shown" if listed < found.total else ""
+    console.print(Text(f"{found.total} samples in flight{rest}"))
+    for url, reason in found.failures.items():
+        console.print(Text(_clean(f"{redact(url)}: {reason}"), "red"))
 
 
 def _shown_load(load: Mapping[str, int]) -> str:

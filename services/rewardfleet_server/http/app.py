@@ -20,12 +20,15 @@ from rewardfleet.wire.errors import (
     Unavailable,
 )
 from rewardfleet.wire.headers import PREFIX_HEADER, SERVICE_HEADER
+from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import Score
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
+from rewardfleet_server.in_flight import list_samples
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.telemetry import Telemetry
+from rewardfleet_server.tracing import open_tracer
 
 from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
@@ -69,7 +72,9 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         max_queue_depth=settings.max_queue_depth,
         max_total_body_bytes=settings.max_total_body_mb * _MIB,
     )
-    telemetry = Telemetry(service.name, admission, service.collectors)
+    telemetry = Telemetry(
+        service.name, admission, service.collectors, deadline_s=settings.deadline_s
+    )
     cache = open_cache(settings)
     engine = Engine(
         service.scorer,
@@ -82,6 +87,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
     )
     bodies = BodyReader(settings.max_body_mb * _MIB)
     keys = ApiKeys(settings.api_key_file)
+    tracer = open_tracer(service.name)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -91,6 +97,8 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         finally:
             bodies.close()
             await cache.aclose()
+            if tracer is not None:
+                await tracer.aclose()
 
     return RewardApp(
         service,
@@ -101,10 +109,12 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
             bodies=bodies,
             telemetry=telemetry,
             deadline_s=settings.deadline_s,
+            tracer=tracer,
         ),
+        keys=keys,
         admission=admission,
         telemetry=telemetry,
-        metrics_keys=None if settings.open_metrics else keys,
+        open_metrics=settings.open_metrics,
         pages=FastAPI(
             title=f"rewardfleet {service.name}",
             description=service.description,
@@ -133,9 +143,10 @@ class RewardApp:
         *,
         routes: Routes,
         dispatcher: Dispatcher,
+        keys: ApiKeys,
         admission: Admission,
         telemetry: Telemetry,
-        metrics_keys: ApiKeys | None,
+        open_metrics: bool,
         pages: FastAPI,
     ) -> None:
         self.service = service
@@ -150,7 +161,8 @@ class RewardApp:
         for route in routes:
             _document(pages, route)
         _add_health_routes(pages, service, admission)
-        _add_metrics_route(pages, telemetry, metrics_keys)
+        _add_metrics_route(pages, telemetry, None if open_metrics else keys)
+        _add_in_flight_route(pages, service.name, dispatcher, keys)
         pages.add_exception_handler(RewardFleetError, _on_failure)
         pages.add_exception_handler(HTTPException, _on_http_exception)
 
@@ -176,6 +188,11 @@ class RewardApp:
             await self._pages(page, receive, send_named)
             return
         await response(scope, receive, send_named)
+
+    @property
+    def items(self) -> int:
+        """The items at the backend, and those that wait for it."""
+        return self._admission.in_flight + self._admission.queue_depth
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
@@ -291,6 +308,16 @@ def _add_metrics_route(pages: FastAPI, telemetry: Telemetry, keys: ApiKeys | Non
         if keys is not None:
             keys.check(request.headers.get("authorization"))
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_in_flight_route(
+    pages: FastAPI, service: str, dispatcher: Dispatcher, keys: ApiKeys
+) -> None:
+    @pages.get("/inflight", summary="The samples in flight, the oldest first")
+    async def in_flight(request: Request) -> InFlight:
+        # Also with `--open-metrics`: request ids are not for everybody.
+        keys.check(request.headers.get("authorization"))
+        return list_samples(service, dispatcher.in_flight())
 
 
 async def _on_failure(_: Request, error: Exception) -> Response:

@@ -11,10 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
-from rewardfleet.wire.headers import CALL_TIMEOUT_HEADER, REQUEST_ID_HEADER, TIMEOUT_HEADER
+from rewardfleet.wire.headers import (
+    CALL_TIMEOUT_HEADER,
+    FALLBACK_REWARDS_HEADER,
+    MAX_FALLBACK_REWARDS,
+    REQUEST_ID_HEADER,
+    TIMEOUT_HEADER,
+)
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
+from rewardfleet_server.tracing import Tracer
 
 from .auth import ApiKeys
 from .body import BodyReader, media_type
@@ -32,6 +39,7 @@ class Dispatcher:
         bodies: Reads and decodes bodies.
         telemetry: Counts requests.
         deadline_s: Seconds for a request; a caller may ask for fewer in `X-Request-Timeout`.
+        tracer: Begins the span of each request; None without traces.
     """
 
     def __init__(
@@ -42,13 +50,15 @@ class Dispatcher:
         bodies: BodyReader,
         telemetry: Telemetry,
         deadline_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
         self._keys = keys
         self._admission = admission
         self._bodies = bodies
         self._telemetry = telemetry
         self._deadline_s = deadline_s
-        self._requests: set[asyncio.Task[Any] | None] = set()
+        self._tracer = tracer
+        self._requests: dict[asyncio.Task[Any] | None, RequestContext] = {}
         self._cancelled = False
 
     async def handle(
@@ -70,8 +80,10 @@ class Dispatcher:
             path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
         )
         REQUEST_ID.set(context.request_id)
+        if self._tracer is not None:
+            context.span = self._tracer.begin_request(f"{request.method} {path}".strip(), headers)
         task = asyncio.current_task()
-        self._requests.add(task)
+        self._requests[task] = context
         try:
             content = await self._answer(route, request, headers, context)
         except ClientDisconnected:
@@ -79,13 +91,15 @@ class Dispatcher:
             return Response(status_code=499)
         except asyncio.CancelledError:
             if not self._cancelled:
+                if context.span is not None:
+                    context.span.end("cancelled")
                 raise
             error = Unavailable("the service is shutting down", retry_after=1)
             return self._problem(route, error, context)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
             return self._problem(route, as_failure(error, context, overdue=True), context)
         finally:
-            self._requests.discard(task)
+            del self._requests[task]
         self._telemetry.record_response(context, 200, None)
         return Response(
             content, media_type="application/json", headers={REQUEST_ID_HEADER: context.request_id}
@@ -101,6 +115,8 @@ class Dispatcher:
         if route is None:
             raise no_endpoint(request.url.path)
         self._keys.check(headers.get("authorization"))
+        if FALLBACK_REWARDS_HEADER in headers:
+            context.fallback_rewards = _count(headers[FALLBACK_REWARDS_HEADER])
         context.timeout_s = self._seconds(headers, TIMEOUT_HEADER) or self._deadline_s
         context.call_timeout_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or context.timeout_s
         deadline = context.deadline
@@ -116,9 +132,14 @@ class Dispatcher:
                 if route.scores:
                     self._telemetry.record_failure(context)
                 raise
+            context.stage = "response"
             async with Guard(request, deadline):
                 response = await route.handler(decoded, context)
         return response if isinstance(response, bytes) else response.model_dump_json()
+
+    def in_flight(self) -> list[RequestContext]:
+        """Return the requests that are not answered yet, in the order in which they arrived."""
+        return list(self._requests.values())
 
     def cancel_all(self) -> None:
         """Cancel the admitted requests; their callers get 503."""
@@ -146,3 +167,9 @@ class Dispatcher:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
         model = None if route is None else route.failure_model
         return problem_response(error, context.request_id, model)
+
+
+def _count(header: str) -> int:
+    """Return the number in a header, limited; 0 if it is not one. It never fails a request."""
+    is_count = header.isascii() and header.isdigit() and len(header) <= 20
+    return min(int(header), MAX_FALLBACK_REWARDS) if is_count else 0

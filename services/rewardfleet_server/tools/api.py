@@ -168,7 +168,7 @@ class ToolsApi:
                     return self._scored(items, prices, context)
                 return await asyncio.to_thread(self._scored, items, prices, context)
 
-        scored = await self._engine.score_together(BACKEND, context, compute)
+        scored = await self._engine.score_together(BACKEND, context, compute, items=len(items))
         return scored.content
 
     async def _prices(

@@ -267,9 +267,9 @@ async def test_redis_deletes_expired_entries(redis_url: str):
 
 async def test_redis_answers_more_commands_at_once_than_it_has_connections(redis_url: str):
     cache = RedisCache(redis_url, memory=MemoryCache(0))
-    keys = [f"many-{number}" for number in range(300)]
+    keys = [f"many-{number}" for number in range(100)]  # of 64 connections
     await asyncio.gather(*(cache.put(key, b"value") for key in keys))
-    assert await asyncio.gather(*map(cache.get, keys)) == [b"value"] * 300
+    assert await asyncio.gather(*map(cache.get, keys)) == [b"value"] * 100
     await cache.aclose()
 
 

@@ -145,6 +145,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNUSUAL)
 @pytest.mark.parametrize("level", ["unit", "stdin"])
 def test_unusual_input_has_a_key_in_limited_time(name: str, level: Any):

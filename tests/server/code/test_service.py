@@ -238,6 +238,9 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
         assert verdicts(score) == wrong
         assert [each["stdout"] for each in score["verdicts"]] == [f"{line}\n" for line in lines]
         assert score["suspicions"] == []
+        metrics = service.client.get("/metrics").text
+        assert f'rewardfleet_isolation{{level="{level}",requested="{level}"}} 1.0' in metrics
+        assert "rewardfleet_jail_restarts_total 2.0" in metrics
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -514,6 +517,7 @@ def test_an_environment_in_the_hosts_tmp_can_be_used(open_folder: Path):
         assert jails <= descendants()  # none had to be replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_program_cannot_replace_an_environment_in_tmp(open_folder: Path, hidden: bool):
     """It can rename the folders above. Then the next program gets a new jail."""

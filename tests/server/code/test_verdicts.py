@@ -288,6 +288,7 @@ def test_values_equal(value: object, expected: object, as_json: bool, passes: bo
 SAME_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -456,6 +456,7 @@ def test_a_request_that_two_replicas_did_not_survive_is_not_sent_to_a_third(fron
 # Bodies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_large_body_arrives_although_one_replica_refuses(front: Front, is_chunked: bool):
     """The replica refuses before it reads the body, so the gateway has sent nothing of it."""

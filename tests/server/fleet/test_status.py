@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from rewardfleet import RewardFleet, __version__
@@ -16,10 +17,11 @@ from rewardfleet_server.fleet import status as status_module
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.fleet.status import fleet_status
-from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 
 from ...conftest import Serve
 from ...gateways import replica, reply, standin_gateway
+from ..test_in_flight import body, posting
 
 #: An address at which nothing listens.
 NOTHING = "http://127.0.0.1:1"
@@ -244,3 +246,70 @@ def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatc
     assert [each["url"] for each in status()[1]] == [NOTHING]
     assert [each["url"] for each in status(code_url)[1]] == [code_url]
     assert [each["url"] for each in status("--service", f"code={code_url}")[1]] == [code_url]
+
+
+def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, tmp_path):
+    """Of a fleet by its gateway, and of single services, also below an ingress."""
+    keys = tmp_path / "keys"
+    keys.write_text("secret")
+    services = [serve(FakeJudge(wait_s=30), max_in_flight=1, api_key_file=keys) for _ in range(2)]
+    videos = [str(each.base_url).rstrip("/") for each in services]
+    replicas = {
+        "video": [Replica("video", url, is_ready=True) for url in videos],
+        "code": [Replica("code", code_url, is_ready=True), Replica("code", NOTHING)],
+    }
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+        key = ("--api-key", "secret")
+        exit_status = main(["status", "--inflight", "--json", *key, *arguments])
+        return exit_status, json.loads(capsys.readouterr().out)
+
+    key = {"authorization": "Bearer secret"}
+    with ExitStack() as stack:
+        for number, service in enumerate([services[0], services[1], services[1]]):
+            headers = {"x-request-id": f"call-{number}", **key}
+            stack.enter_context(posting(service, "/score", body(number), **headers))
+            total = {0: 1, 1: 1, 2: 2}[number]
+            wait_until(
+                lambda service=service, total=total: (
+                    service.get("/inflight", headers=key).json()["total"] == total
+                )
+            )
+        url = stack.enter_context(serving(Gateway(replicas)))
+        exit_status, found = run(url)
+        assert (exit_status, found["total"], list(found["failures"])) == (1, 3, [NOTHING])
+        assert "cannot be connected to" in found["failures"][NOTHING]
+        samples = {each["request_id"]: each for each in found["samples"]}
+        assert {name: each["replica"] for name, each in samples.items()} == {
+            "call-0": videos[0], "call-1": videos[1], "call-2": videos[1],
+        }  # fmt: skip
+        ages = [each["age_s"] for each in found["samples"]]
+        assert ages == sorted(ages, reverse=True)
+        wait_until(
+            lambda: {each["stage"] for each in run(url)[1]["samples"]} == {"backend", "queue"}
+        )
+
+        exit_status, found = run("--service", f"video={videos[1]}", "--service", f"code={code_url}")
+        assert (exit_status, found["total"]) == (0, 2)
+        assert all(each["replica"].startswith(videos[1]) for each in found["samples"])
+        shown = {"video": [replica(videos[0])], "code": [replica(code_url)]}
+        ingress = stack.enter_context(standin_gateway(shown, has_index=False))
+        exit_status, found = run(ingress)
+        assert (exit_status, found["total"]) == (0, 1)
+
+        assert main(["status", "--inflight", "--api-key", "secret", url]) == 1
+        output = capsys.readouterr().out
+        assert output.splitlines()[0].split()[:4] == ["age", "left", "stage", "items"]
+        assert "call-0" in output and "3 samples in flight" in output and NOTHING in output
+
+        with httpx.Client(base_url=url, trust_env=False) as gateway:
+            answer = gateway.get("/video/inflight", headers=key)
+            assert answer.json()["total"] == 3
+            answer = gateway.get("/inflight")
+            assert "call-0" not in answer.text  # the code service here needs no key
+            assert answer.json()["failures"][videos[0]] == "it requires an API key"
+            assert gateway.get("/video/inflight").status_code == 401
+            assert gateway.post("/inflight").status_code == 422
+            assert gateway.get("/nothing/inflight").status_code == 404
+    assert main(["status", "--inflight", f"{code_url}/nothing"]) == 1
+    assert "no endpoint" in capsys.readouterr().out

@@ -478,6 +478,7 @@ def test_an_unclosed_think_tag_gives_no_score(text, mode):
 ...|# - |85% complete. |success, |yes. |not |½|٨|=|?""".replace("\n", "").split("|"),
     ids=ascii,
 )
+@pytest.mark.slow
 def test_the_time_is_linear_in_the_length(piece):
     """100 kB of anything takes under half a second; with backtracking it would take minutes."""
     text = piece * (100_000 // len(piece))

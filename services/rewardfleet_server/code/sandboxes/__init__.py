@@ -135,10 +135,14 @@ class Sandbox(Protocol):
 
     Attributes:
         provenance: Isolation, Python and versions: all that verdicts depend on besides the request.
+        restarts: How many times a jail was started again, because it died or could not be cleaned.
     """
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]: ...
+
+    @property
+    def restarts(self) -> int: ...
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """Run the job's runs in order, until `on_result` returns False for a result.

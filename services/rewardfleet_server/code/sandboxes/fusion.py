@@ -122,12 +122,17 @@ def build(settings: CodeSettings) -> "Fusion":
 class Fusion:
     """A SandboxFusion server.
 
+    Attributes:
+        restarts: See `Sandbox`; there are no jails here.
+
     Args:
         url: Base URL of the server.
         concurrency: Maximum number of runs on it at the same time.
         call: The client's `run_code_async`.
         request_type: The client's model of a request.
     """
+
+    restarts = 0
 
     def __init__(
         self, url: str, concurrency: int, call: _Call, request_type: Callable[..., Any]
@@ -247,9 +252,10 @@ class Fusion:
         with stage(timing, "queue"):
             await self._permits.acquire()
         try:
-            return await self._call(
-                request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
-            )
+            with stage(None, "sandbox"):
+                return await self._call(
+                    request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
+                )
         finally:
             self._permits.release()
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
+from rewardfleet_server.tracing import trace_headers
 from rewardfleet_server.video.frames import Clip, Frame, as_mp4
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
@@ -217,7 +218,7 @@ class OpenAIJudge:
         """Send a request, and retry what may succeed later, until the caller's deadline."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                response = await self._http.post(self._url, json=body)
+                response = await self._http.post(self._url, json=body, headers=trace_headers())
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
                 wait = 0.0

@@ -225,6 +225,10 @@ class JailPool:
     def provenance(self) -> Mapping[str, JsonValue]:
         return self._provenance
 
+    @property
+    def restarts(self) -> int:
+        return sum(worker.restarts for worker in self._workers)
+
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """See `Sandbox.run`."""
         with stage(timing, "queue"):
@@ -235,7 +239,8 @@ class JailPool:
         # The worker is free when its thread is done, even if this task was cancelled before.
         running.add_done_callback(lambda _: self._schedule.end(worker, turn))
         try:
-            finished = await asyncio.shield(running)
+            with stage(None, "jail"):
+                finished = await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not running.done():  # otherwise the worker may have another job already

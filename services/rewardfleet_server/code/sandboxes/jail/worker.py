@@ -94,6 +94,7 @@ class Worker:
 
     Attributes:
         handshake: What the supervisor reported when it started: its Python, packages and Landlock.
+        restarts: How many times a jail was started in place of another one.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -105,6 +106,7 @@ class Worker:
         self._run_number = 0
         self._turn: Turn | None = None
         self.handshake: Mapping[str, Any] = {}
+        self.restarts = 0
 
     def start(self) -> None:
         """Start a jail unless there is one.
@@ -117,6 +119,8 @@ class Worker:
             if not _is_closed(self._channel):
                 return
             self.close()  # it died while idle, so no program is to blame
+        if self.handshake:
+            self.restarts += 1
         channel, supervisor_end = socket.socketpair()
         zygote, zygote_end = socket.socketpair()
         errors = os.memfd_create("errors")

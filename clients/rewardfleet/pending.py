@@ -1,0 +1,109 @@
+"""Calls that are pending for long are logged before a trainer looks hung.
+
+One line for all calls of a client, at most every minute: how many are pending, and what the oldest
+one waits for.
+"""
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+#: A call that is pending for so many seconds is logged.
+LOG_AFTER_SECONDS = 30.0
+#: Seconds between two lines.
+LOG_EVERY_SECONDS = 60.0
+
+
+class Call(Protocol):
+    """A pending call. Times are those of the event loop's clock.
+
+    Attributes:
+        service: The service, e.g. `video`.
+        path: The route.
+        item_count: The number of items.
+        started: When it began.
+        deadline: When it must end.
+        attempts: How many times it has been sent, or was about to be.
+        url: The replica that has it; empty while it waits for capacity, or for a retry.
+    """
+
+    service: str
+    path: str
+    item_count: int
+    started: float
+    deadline: float
+    attempts: int
+    url: str
+
+
+@dataclass
+class _Watch:
+    """The pending calls of one event loop, in the order in which they began."""
+
+    calls: dict[Call, None] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class PendingCalls:
+    """The pending calls of a client. While there are none, no timer runs."""
+
+    def __init__(self) -> None:
+        # By process: a child has no calls of its parent, whose event loop it does not run.
+        self._watches: dict[tuple[int, asyncio.AbstractEventLoop], _Watch] = {}
+        self._next_line = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a client without calls: they belong to this process."""
+        return {"_watches": {}, "_next_line": 0.0}
+
+    def add(self, call: Call) -> None:
+        """Add a call that begins now."""
+        loop = asyncio.get_running_loop()
+        watch = self._watches.get((os.getpid(), loop))
+        if watch is None:
+            watch = self._watches[os.getpid(), loop] = _Watch()
+            watch.timer = loop.call_later(LOG_AFTER_SECONDS, self._check, loop, watch)
+        watch.calls[call] = None
+
+    def remove(self, call: Call) -> None:
+        """Remove a call that has ended."""
+        key = os.getpid(), asyncio.get_running_loop()
+        watch = self._watches.get(key)
+        if watch is not None:
+            watch.calls.pop(call, None)
+            if not watch.calls:
+                self._stop(key)
+
+    def close(self) -> None:
+        """Stop watching the calls of this event loop."""
+        self._stop((os.getpid(), asyncio.get_running_loop()))
+
+    def _stop(self, key: tuple[int, asyncio.AbstractEventLoop]) -> None:
+        watch = self._watches.pop(key, None)
+        if watch is not None and watch.timer is not None:
+            watch.timer.cancel()
+
+    def _check(self, loop: asyncio.AbstractEventLoop, watch: _Watch) -> None:
+        """Log the oldest call if it is pending for long, and check again later."""
+        now = loop.time()
+        oldest = next(iter(watch.calls))
+        due = max(oldest.started + LOG_AFTER_SECONDS, self._next_line)
+        if now >= due:
+            log.warning(_line(list(watch.calls), oldest, now))
+            self._next_line = due = now + LOG_EVERY_SECONDS
+        watch.timer = loop.call_at(due, self._check, loop, watch)
+
+
+def _line(calls: list[Call], oldest: Call, now: float) -> str:
+    items = sum(call.item_count for call in calls)
+    where = f"at {oldest.url}" if oldest.url else "waiting for a replica"
+    return (
+        f"pending calls: {len(calls)} (items: {items}); the oldest: {oldest.service} {oldest.path} "
+        f"(items: {oldest.item_count}), since {now - oldest.started:.0f} s, attempt "
+        f"{oldest.attempts} {where}, {max(oldest.deadline - now, 0):.0f} s left; "
+        "`rewardfleet status --inflight` shows what the services do"
+    )

@@ -1,0 +1,59 @@
+"""What a service answers to "what is training waiting for?": its samples in flight."""
+
+import socket
+import time
+from collections.abc import Iterable, Iterator
+
+from rewardfleet.wire.in_flight import MAX_LISTED, InFlight, InFlightSample
+
+from .telemetry import RequestContext
+from .tracing import Sample
+
+#: A sample may share another one's computation, which may wait for a third one's check of tests.
+_MAX_LEADERS = 2
+
+
+def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
+    """Return the samples of requests that are not answered yet.
+
+    Args:
+        service: Their service.
+        requests: In the order in which they arrived.
+    """
+    total = 0
+    samples: list[InFlightSample] = []
+    for request in requests:
+        for sample in _samples_of(request):
+            total += sample.items
+            if len(samples) < MAX_LISTED:
+                samples.append(_described(service, request, sample))
+    return InFlight(total=total, samples=samples)
+
+
+def _samples_of(request: RequestContext) -> Iterator[Sample]:
+    """Return the samples of a request; one for the request itself if there is none."""
+    if request.samples:
+        yield from request.samples
+        return
+    sample = Sample()
+    sample.stage, sample.since = request.stage, request.started
+    yield sample
+
+
+def _described(service: str, request: RequestContext, sample: Sample) -> InFlightSample:
+    now = time.monotonic()
+    working = sample
+    for _ in range(_MAX_LEADERS):
+        working = working.leader or working
+    return InFlightSample(
+        service=service,
+        replica=socket.gethostname(),
+        request_id=request.request_id,
+        path=request.path,
+        stage=working.stage,
+        backend=sample.backend,
+        items=sample.items,
+        age_s=round(now - request.started, 3),
+        stage_s=round(now - working.since, 3),
+        remaining_s=None if request.deadline is None else round(request.deadline - now, 3),
+    )

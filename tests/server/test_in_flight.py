@@ -1,0 +1,203 @@
+"""`GET /inflight`: what training waits for, of services that work, hang, and are at capacity."""
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from rewardfleet import RewardFleet, RewardFleetError, video_request
+from rewardfleet.wire.in_flight import MAX_LISTED
+from rewardfleet_server.episode.api import EpisodeApi
+from rewardfleet_server.episode.app import create_app as create_episode_app
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.in_flight import list_samples
+from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.tools.api import ToolsApi
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.video.app import create_app as create_video_app
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import Serve, client_of, image_base64
+
+ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+IMAGE = image_base64()
+IMAGE_BYTES = base64.b64decode(IMAGE)
+
+
+def listed(client: httpx.Client, path: str = "/inflight") -> dict[str, Any]:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def body(task: int = 0) -> dict[str, Any]:
+    return {"task_text": f"task {task}", "frames_base64": [IMAGE]}
+
+
+@contextmanager
+def posting(client: httpx.Client, path: str, *bodies: object, **headers: str) -> Iterator[None]:
+    """Send requests that have no answer yet, and disconnect at the end of the block."""
+    with ExitStack() as stack:
+        for each in bodies:
+            content = json.dumps(each).encode()
+            lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json",
+                     f"Content-Length: {len(content)}"]  # fmt: skip
+            lines += [f"{name}: {value}" for name, value in headers.items()]
+            address = client.base_url.host, client.base_url.port
+            caller = stack.enter_context(socket.create_connection(address))
+            caller.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+        yield
+
+
+@pytest.mark.slow
+def test_a_hung_judge_is_listed_in_its_stage_with_its_age(serve: Serve):
+    client = serve(FakeJudge(wait_s=30))
+    hurried = {"x-request-timeout": "1.5", "x-request-id": "hung"}
+    with posting(client, "/score", body(), **hurried):
+        wait_until(lambda: any(e["stage"] == "backend" for e in listed(client)["samples"]))
+        wait_until(lambda: listed(client)["samples"][0]["stage_s"] > 0.05)
+        found = listed(client)
+        assert (found["total"], found["failures"]) == (1, {})
+        (sample,) = found["samples"]
+        assert {name: sample[name] for name in ("service", "request_id", "path", "backend")} == {
+            "service": "video", "request_id": "hung", "path": "/score", "backend": "fake",
+        }  # fmt: skip
+        assert (sample["stage"], sample["items"]) == ("backend", 1)
+        assert sample["replica"] == socket.gethostname()
+        assert 0.05 < sample["stage_s"] <= sample["age_s"]
+        assert sample["age_s"] + sample["remaining_s"] == pytest.approx(1.5, abs=0.01)
+        assert "task 0" not in json.dumps(found)
+        wait_until(lambda: listed(client)["samples"] == [])  # its deadline has passed
+
+
+def test_items_of_a_batch_are_samples_of_their_own_also_at_capacity(serve: Serve):
+    client = serve(FakeJudge(wait_s=30), max_in_flight=1, max_queue_depth=2)
+    batch = {"items": [body(n) for n in range(3)]}
+    full = 3 * ["backend"] + 6 * ["queue"]  # the batches share the computations of their items
+    with posting(client, "/score/batch", batch, batch, batch):
+        wait_until(lambda: sorted(e["stage"] for e in listed(client)["samples"]) == full)
+        assert client.post("/score", json=body(9)).status_code == 429
+        samples = listed(client)["samples"]
+        assert {each["path"] for each in samples} == {"/score/batch"}
+        assert sorted(each["stage"] for each in samples) == full
+        ages = [each["age_s"] for each in samples]
+        assert ages == sorted(ages, reverse=True)
+    wait_until(lambda: listed(client)["total"] == 0)
+
+
+def test_a_shared_computation_is_listed_for_each_request_that_waits_for_it(serve: Serve):
+    """Also when the request that started it has disconnected."""
+    client = serve(FakeJudge(wait_s=30))
+
+    def stages() -> list[str]:
+        return [each["stage"] for each in listed(client)["samples"]]
+
+    with ExitStack() as first:
+        first.enter_context(posting(client, "/score", body()))
+        wait_until(lambda: stages() == ["backend"])
+        with posting(client, "/score", body()):
+            wait_until(lambda: stages() == ["backend", "backend"])
+            first.close()
+            wait_until(lambda: stages() == ["backend"])
+    wait_until(lambda: stages() == [])
+
+
+def test_a_body_that_stalls_is_listed(serve: Serve):
+    client = serve()
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as caller:
+        caller.sendall(
+            b"POST /score HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 1000\r\n\r\n{"
+        )
+        wait_until(lambda: listed(client)["total"] == 1)
+        (sample,) = listed(client)["samples"]
+        assert (sample["stage"], sample["backend"]) == ("body", "")
+    wait_until(lambda: listed(client)["total"] == 0)
+
+
+@pytest.mark.parametrize("service", ["tools", "episode"])
+def test_a_batch_that_is_scored_as_a_whole_is_one_entry(service: str, monkeypatch):
+    release = threading.Event()
+
+    async def hang(*_: object) -> None:
+        await asyncio.to_thread(release.wait, 10)
+        raise asyncio.CancelledError
+
+    if service == "tools":
+        monkeypatch.setattr(ToolsApi, "_prices", hang)
+        app, item = create_tools_app(ToolsSettings()), {"response": "x", "ground_truth": "y"}
+    else:
+        monkeypatch.setattr(EpisodeApi, "_in_thread", hang)
+        app, item = create_episode_app(EpisodeSettings()), {"kind": "success", "success": True}
+    items = [{**item, **({"uid": str(n)} if service == "episode" else {})} for n in range(5)]
+    with client_of(app) as client, posting(client, "/score/batch", {"items": items}):
+        try:
+            wait_until(lambda: listed(client)["total"] == 5)
+            (sample,) = listed(client)["samples"]
+            assert (sample["service"], sample["items"]) == (service, 5)
+            assert sample["stage"] == "backend"
+        finally:
+            release.set()
+
+
+def test_a_key_is_required_even_if_metrics_are_open(serve: Serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret")
+    client = serve(api_key_file=keys, open_metrics=True)
+    assert client.get("/metrics").status_code == 200
+    assert client.get("/inflight").status_code == 401
+    answer = client.get("/inflight", headers={"authorization": "Bearer secret"})
+    assert answer.json() == {"total": 0, "samples": [], "failures": {}}
+
+
+def test_the_oldest_are_listed_with_the_total():
+    contexts = [RequestContext("/score/batch", f"r{n}") for n in range(3)]
+    for context in contexts[:2]:
+        for _ in range(MAX_LISTED - 300):
+            context.begin()
+    contexts[2].begin(items=50)
+    found = list_samples("video", contexts)
+    assert found.total == 2 * (MAX_LISTED - 300) + 50
+    assert len(found.samples) == MAX_LISTED
+    assert {each.request_id for each in found.samples} == {"r0", "r1"}
+
+
+@pytest.mark.slow
+async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls():
+    judge = FakeJudge(wait_s=30)
+    settings = VideoSettings(max_in_flight=50, max_queue_depth=400)
+    app = create_video_app(settings, {"fake": judge})
+    requests = [video_request(f"task {n}", [IMAGE_BYTES]) for n in range(300)]
+
+    async def reaches(client: httpx.Client, total: int) -> None:
+        await asyncio.to_thread(wait_until, lambda: listed(client)["total"] == total)
+
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        async with RewardFleet(video=url, max_concurrency=400) as fleet:
+            calls = [asyncio.create_task(fleet.video.score_batch([each])) for each in requests]
+            await reaches(client, 300)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await reaches(client, 0)
+            assert judge.cancelled >= 50
+            for clip in [b"not a video"] * 100:
+                with pytest.raises(RewardFleetError):
+                    await fleet.video.score("task", clip)
+        async with RewardFleet(video=url, timeout_s=1, max_concurrency=400) as late:
+            scores = await late.video.score_batch(requests)
+            assert {score.error.kind for score in scores} == {"deadline_exceeded"}
+        await reaches(client, 0)
+        metrics = client.get("/metrics").text
+    assert not app._dispatcher.in_flight()
+    for name in ("admitted_requests", "in_flight_items", "queue_depth"):
+        assert f'rewardfleet_{name}{{service="video"}} 0.0' in metrics
