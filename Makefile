@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
+RAY := .venv-ray
 
 .PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode serve lock
-.PHONY: up down secrets test-deploy
+.PHONY: up down secrets test-deploy test-k8s
 .PHONY: install-engines test-engines bench-vlm bench-gpu
+.PHONY: install-ray test-ray bench-ray bench-size
 
 install: $(VENV)/.installed jail packages
 
@@ -67,6 +69,9 @@ bench-tools: install  ## speed of the tools service, next to its pure function
 bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
 	$(BIN)/python tests/bench/gateway.py
 
+bench-size: install  ## predictions of `rewardfleet size` next to services that run
+	$(BIN)/python tests/bench/size.py
+
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
 
@@ -90,6 +95,9 @@ secrets:
 test-deploy: install  ## images and docker-compose.yml in an engine of their own; needs root on Debian
 	$(BIN)/python -m pytest -m deploy tests/deploy
 
+test-k8s: install  ## the manifests of k8s/; downloads kustomize from Debian if there is none
+	$(BIN)/python -m pytest -m k8s tests/k8s
+
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in their own environment
 
 $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
@@ -111,12 +119,29 @@ bench-vlm: install-engines  ## vLLM behind the service, next to the original ser
 bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen2.5-VL-7B
 	$(PYTHON) tests/bench/gpu.py
 
+# Ray needs 300 MB of packages, in an environment of their own that also sees those of .venv.
+install-ray: $(RAY)/.installed  ## Ray Serve, in its own environment
+
+$(RAY)/.installed: requirements-ray.txt $(VENV)/.installed
+	$(PYTHON) -m venv $(RAY)
+	site=$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
+		path=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])'); \
+		echo "import site; site.addsitedir('$$path')" > $$site/dev.pth
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
+	touch $@
+
+test-ray: install install-ray  ## the services on a local Ray, while replicas are killed
+	$(RAY)/bin/python -m pytest -m ray tests/ray_serve
+
+bench-ray: install install-ray  ## what Ray Serve adds to a call, next to the gateway
+	$(RAY)/bin/python tests/bench/ray_serve.py
+
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
 
 lock:  ## rewrite both requirements.lock from pyproject.toml; they contain no registry address
 	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-header -o requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra server --extra redis --extra fusion --group image \
+	$(BIN)/uv pip compile pyproject.toml --extra server --extra redis --extra fusion --extra otel --group image \
 		--universal --python-version 3.12 --generate-hashes --no-header --no-annotate -c requirements.lock \
 		-o deploy/requirements.lock

@@ -52,8 +52,8 @@ _HTTP_INTRODUCTION = """\
 Bodies and responses are JSON. A request with an unknown field is refused, and the error names the
 field; `/run_code`, `/submit` and `/v1/chat/completions` ignore unknown fields, as the servers do
 whose formats these are. Failures are [problems](errors.md). `/openapi.json` has these tables, and
-the forms, as OpenAPI 3.1. `GET /`, `/healthz`, `/readyz`, `/metrics`, `/docs` and `/openapi.json`
-are described in [operations](../operations.md)."""
+the forms, as OpenAPI 3.1. `GET /`, `/healthz`, `/readyz`, `/metrics`, `/inflight`, `/docs` and
+`/openapi.json` are described in [operations](../operations.md)."""
 
 _FORM_NOTE = f"""\
 The body may also be a form (`multipart/form-data`): the file is the part `{FILE_FIELD}`, and the
@@ -66,6 +66,11 @@ _HEADERS = (
         "`X-Call-Timeout`",
         "Seconds of the complete call, retries included. A submission may use half of them.",
     ),
+    (
+        "`X-Fallback-Rewards`",
+        "Rewards that the client replaced since its last report; counted if the answer is 200.",
+    ),
+    ("`traceparent`", "The trace that the service continues, if its traces are configured."),
     ("`X-Request-Id`", "Returned in the response, and written to the log."),
     ("`X-Rewardfleet-Service`", "In every response: the service that answered."),
 )
@@ -73,6 +78,7 @@ _HEADERS = (
 
 #: The label of a service's own metrics.
 _LABELS = {
+    "code": "`level`: the isolation level of programs; `requested`: the level they should have",
     "episode": "`temperature`: to the nearest tenth, up to 2.0",
     "tools": "`run`: one of the 32 runs whose budgets this process changed last",
 }

@@ -46,6 +46,7 @@ LAZY = {
     CLIENT / "adapters" / "libero" / "temp_videos.py": {"cv2"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
+    CLIENT / "tracing.py": {"opentelemetry"},
 }
 WEB_FRAMEWORKS = {"starlette", "fastapi"}
 

@@ -221,7 +221,8 @@ def test_make_targets_that_are_named_exist():
 def test_flags_and_variables_that_are_named_exist():
     settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
     flags = {f"--{name.replace('_', '-')}" for name in settings}
-    own = [param for each in (cli.up_command, cli.status_command) for param in each.params]
+    commands = (cli.up_command, cli.status_command, cli.size_command)
+    own = [param for each in commands for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
     flags |= {"--judge", "--success", "--failure", "--help", "--version", "--url", "--nframes"}
     variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
@@ -354,9 +355,11 @@ def test_extras_that_are_installed_exist(words: list[str]):
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in blocks("yaml") if not block.needs], ids=lambda block: block.id
+    "block",
+    [block for block in blocks("yaml") if block.page.parent.name == "trainers" and not block.needs],
+    ids=lambda block: block.id,
 )
-def test_yaml_blocks_name_what_exists(block: Block):
+def test_yaml_blocks_of_trainers_name_what_exists(block: Block):
     """The module, its function, and the arguments of the function or of `RewardFleet`."""
     module = re.search(r"path: pkg://([\w.]+)", block.text)
     name = re.search(r"\bname: (\w+)", block.text)
