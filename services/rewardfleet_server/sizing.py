@@ -455,7 +455,7 @@ def _assumptions(sizing: Sizing) -> list[str]:
         f"load: {arrivals}",
         f"time at the backend: {sizing.times.source}; mean {mean:.3g} s, p95 {p95:.3g} s",
         f"{sizing.concurrency} items at the backend of a replica at a time, as slow as measured",
-        "the measured items had as many beside them, on the same hardware",
+        "the measured items had as many others at the same time, on the same hardware",
         "replicas share neither cores nor GPUs; an item goes to the one with the fewest items",
         "no score is cached; the network and the caller take no time",
     ]
