@@ -20,13 +20,14 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
         service: Their service.
         requests: In the order in which they arrived.
     """
+    now = time.monotonic()
     total = 0
     samples: list[InFlightSample] = []
     for request in requests:
         for sample in _samples_of(request):
             total += sample.items
             if len(samples) < MAX_LISTED:
-                samples.append(_described(service, request, sample))
+                samples.append(_described(service, request, sample, now))
     return InFlight(total=total, samples=samples)
 
 
@@ -40,8 +41,7 @@ def _samples_of(request: RequestContext) -> Iterator[Sample]:
     yield sample
 
 
-def _described(service: str, request: RequestContext, sample: Sample) -> InFlightSample:
-    now = time.monotonic()
+def _described(service: str, request: RequestContext, sample: Sample, now: float) -> InFlightSample:
     working = sample
     for _ in range(_MAX_LEADERS):
         working = working.leader or working

@@ -139,7 +139,7 @@ class Dispatcher:
 
     def in_flight(self) -> list[RequestContext]:
         """Return the requests that are not answered yet, in the order in which they arrived."""
-        return list(self._requests.values())
+        return sorted(self._requests.values(), key=lambda context: context.started)
 
     def cancel_all(self) -> None:
         """Cancel the admitted requests; their callers get 503."""
