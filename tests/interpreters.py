@@ -1,5 +1,8 @@
 """`make test-interpreters`: the fast tests on every Python from 3.11 to 3.13 that this machine has.
 
+On Python 3.10, if it is there, the client is tested alone: installed from a wheel, next to the
+oldest versions of its dependencies.
+
 Each runs in a copy of the tracked files with its own environment. If this program runs as root,
 the tests run as the user nobody where that user can execute the interpreter, as root may do more
 than an ordinary user.
@@ -13,10 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+from server.processes import service_process
+
 ROOT = Path(__file__).parent.parent
-NAMES = ("python3.11", "python3.12", "python3.13", "python3")
+NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3")
 NOBODY = 65534
 #: Seconds for the installation, and for the tests.
 INSTALL_SECONDS, TEST_SECONDS = 600, 900
@@ -30,7 +36,7 @@ def main() -> int:
         if version == tested:
             continue
         started = time.monotonic()
-        passed = test(path)
+        passed = test_client(path) if version.startswith("3.10.") else test(path)
         seconds = time.monotonic() - started
         print(f"Python {version} ({path}): {'passed' if passed else 'FAILED'} in {seconds:.0f} s")
         if not passed:
@@ -53,7 +59,7 @@ def interpreters() -> Iterator[tuple[str, str]]:
             except (OSError, subprocess.SubprocessError, ValueError):
                 continue
             short = tuple(map(int, version.split(".")[:2]))
-            if (3, 11) <= short <= (3, 13) and has_venv and version not in seen:
+            if (3, 10) <= short <= (3, 13) and has_venv and version not in seen:
                 seen.add(version)
                 yield executable, version
 
@@ -101,6 +107,63 @@ def test(python: str) -> bool:
         tests = [f"{environment}/bin/python", "-m", "pytest", "-q", "-m", "not slow"]
         tests += ["-p", "no:cacheprovider"]
         return not subprocess.run(tests, timeout=TEST_SECONDS, check=False, **options).returncode
+
+
+#: The oldest versions that the client accepts, which a trainer may have.
+OLDEST = [
+    "click==8.2.0",
+    "httpx==0.28.0",
+    "numpy==1.26.0",
+    "pydantic==2.11.0",
+    "typing-extensions==4.12.2",
+]
+#: Tests of the client that need no service.
+PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_prompts.py", "test_tool_use.py")
+
+
+def test_client(python: str) -> bool:
+    """Install the client as a trainer's environment would, and test it against real services."""
+    with tempfile.TemporaryDirectory(prefix="rewardfleet-client-") as name, ExitStack() as stack:
+        pip = [f"{name}/venv/bin/pip", "--disable-pip-version-check"]
+        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+        needed = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "dtaidistance"]
+        commands = [
+            [*wheel, "--no-build-isolation", "--wheel-dir", name, str(ROOT)],
+            [python, "-m", "venv", f"{name}/venv"],
+            [*pip, "install", "--quiet", *OLDEST, *needed, "scipy<1.14"],
+        ]
+        for command in commands:
+            if subprocess.run(command, timeout=INSTALL_SECONDS, check=False).returncode:
+                return False
+        before = _installed(pip)
+        (built,) = Path(name).glob("*.whl")
+        install = [*pip, "install", "--quiet", str(built)]
+        subprocess.run(install, timeout=INSTALL_SECONDS, check=True)
+        changed = sorted(set(_installed(pip)) - set(before))
+        if [each.partition("==")[0].partition(" ")[0] for each in changed] != ["rewardfleet"]:
+            print(f"pip install changed {changed}")
+            return False
+        urls = {}
+        for service in ("code", "episode", "tools", "video"):
+            _, urls[service] = stack.enter_context(service_process(service))
+        environment = {**os.environ, "REWARDFLEET_TEST_URLS": json.dumps(urls)}
+        tests = [str(ROOT / "tests" / "oldest_python.py")]
+        tests += [str(ROOT / "tests" / "client" / each) for each in PURE]
+        pytest = [f"{name}/venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        pytest += ["-p", "no:anyio"]  # its plugin uses what pytest has deprecated
+        done = subprocess.run(
+            [*pytest, "--noconftest", *tests],
+            cwd=ROOT,
+            env=environment,
+            timeout=TEST_SECONDS,
+            check=False,
+        )
+        return not done.returncode
+
+
+def _installed(pip: list[str]) -> list[str]:
+    listed = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True)
+    return listed.stdout.splitlines()
 
 
 def _copy_tracked_files(target: Path) -> None:

@@ -12,7 +12,9 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from . import client
 from .event_loop_thread import EventLoopThread

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar, overload
+from typing import Generic, TypeVar, overload
 from urllib.parse import urlsplit
+
+from typing_extensions import Self
 
 from .code import CodeClient
 from .episode import EpisodeClient
@@ -196,4 +198,5 @@ def _is_base_url(url: str) -> bool:
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:  # an invalid port, or a bracket without its pair
         return False
-    return parts.scheme in {"http", "https"} and has_host and not (parts.query or parts.fragment)
+    is_plain = url.isprintable() and not (parts.query or parts.fragment)
+    return parts.scheme in {"http", "https"} and has_host and is_plain

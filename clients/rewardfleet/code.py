@@ -1,7 +1,9 @@
 """The client of the code service."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict
+
+from typing_extensions import Unpack
 
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests

@@ -131,8 +131,9 @@ class EpisodeClient(ServiceClient):
             options: Options of the group, the same for all members.
 
         Raises:
-            InvalidRequest: An argument is out of range, or the episode has no group.
-            DeadlineExceeded: The group was released without this episode, or not in time.
+            InvalidRequest: An argument is out of range, the episode has no group, or its group was
+                released without it.
+            DeadlineExceeded: The group was not released in time.
             RewardFleetError: The request failed, or this episode is invalid.
         """
         request = validate(

@@ -8,28 +8,48 @@ given more requests than it has connections.
   ejected, as is a replica whose judge fails several times in a row. It is probed (`/readyz`) at
   growing intervals, and readmitted when it answers. If all replicas are ejected, the one that
   failed least recently is used.
+- A replica that has sent nothing for a second while a request waits is checked (`/readyz`), and
+  gets no requests meanwhile. If it does not answer the check either, it is frozen or cut off: it
+  is ejected, and its requests are sent to other replicas. As long as it answers checks, a request
+  may take until its deadline. If no other replica is healthy, none is checked.
 - A replica that answers 429 cools down for its `Retry-After`. Afterwards it gets half as many
   requests at once, and one more for each round of successes.
+- No `Retry-After` rests a replica for more than 30 s.
 """
 
 import asyncio
 import math
 import ssl
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
+from .hedging import Hedging
+from .response_limit import receive
+from .timeouts import Timeout, timeout
 from .wire.backoff import backoff, backoff_with_jitter
-from .wire.errors import ErrorKind, RewardFleetError
+from .wire.errors import BackendFailed, ErrorKind, RewardFleetError
 
 #: Failed judgments in a row after which a replica is ejected.
 EJECT_AFTER = 5
 #: Seconds of the first ejection, doubled by each further one without a success in between.
 EJECTION_SECONDS = 1.0
-#: The longest ejection in seconds, unless a `Retry-After` is longer.
+#: The longest ejection in seconds.
 MAX_EJECTION_SECONDS = 30.0
+#: The longest time in seconds for which a `Retry-After` rests a replica.
+MAX_REST_SECONDS = 30.0
+#: Seconds for which a replica may send nothing, while a request waits, before it is checked: a
+#: tenth of a call's timeout within these limits.
+MIN_SILENCE_SECONDS, MAX_SILENCE_SECONDS = 0.1, 1.0
+#: Seconds that it then has to answer the check: a fifth of a call's timeout within these limits.
+MIN_CHECK_SECONDS, MAX_CHECK_SECONDS = 0.25, 2.0
+#: If a check ends so many seconds late, this process was busy, and the check shows nothing.
+_BUSY_SECONDS = 0.25
+#: The largest answer to a probe in bytes.
+_MAX_PROBE_BYTES = 2**20
 #: Seconds that a probe may take.
 PROBE_SECONDS = 5.0
 #: The longest first wait before a retry in seconds, doubled by each further one.
@@ -41,6 +61,11 @@ MAX_BACKOFF_SECONDS = 8.0
 def retry_wait(nth: int) -> float:
     """Return the seconds to wait before retry `nth` (1, 2, …); see `backoff_with_jitter`."""
     return backoff_with_jitter(nth, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+
+
+def rest_seconds(error: RewardFleetError) -> float:
+    """Return the `Retry-After` of an error in seconds, at most `MAX_REST_SECONDS`."""
+    return min(error.retry_after or 0.0, MAX_REST_SECONDS)
 
 
 @dataclass(eq=False)
@@ -60,6 +85,12 @@ class Replica:
     failed_at: float = -math.inf
     timer: asyncio.TimerHandle | None = None
     probe: asyncio.Task[None] | None = None
+    #: the limits of the requests that wait for an answer; see `Replicas.watching`
+    waiting: set[Timeout] = field(default_factory=set)
+    asked_at: float | None = None  #: when the first request was sent since it last sent anything
+    suspect: bool = False  #: whether it must answer a check before it gets other requests
+    watch: asyncio.TimerHandle | None = None
+    check: asyncio.Task[None] | None = None
 
     def has_capacity(self, item_count: int) -> bool:
         """Return whether so many more items fit; an idle replica accepts any number."""
@@ -88,10 +119,19 @@ class Replicas:
         urls: Base URLs.
         headers: Sent with each request.
         max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
+        timeout_s: Seconds of a complete call.
+
+    Attributes:
+        hedging: The budget of hedges.
     """
 
     def __init__(
-        self, urls: Sequence[str], *, headers: Mapping[str, str], max_concurrency: int
+        self,
+        urls: Sequence[str],
+        *,
+        headers: Mapping[str, str],
+        max_concurrency: int,
+        timeout_s: float,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_concurrency = max_concurrency
@@ -104,6 +144,9 @@ class Replicas:
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
         self._closed = False
+        self._silence_s = min(max(timeout_s / 10, MIN_SILENCE_SECONDS), MAX_SILENCE_SECONDS)
+        self._check_s = min(max(timeout_s / 5, MIN_CHECK_SECONDS), MAX_CHECK_SECONDS)
+        self.hedging = Hedging()
 
     async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
         """Wait for capacity at a replica and take it; `release` gives it back.
@@ -127,6 +170,44 @@ class Replicas:
             else:
                 self.release(waiter.granted.result(), item_count)
             raise
+
+    def acquire_second(self, item_count: int, first: Replica) -> Replica | None:
+        """Take a replica for a hedge of a request at `first`; None if none is healthy and free.
+
+        `first` is checked, and is second choice until it has answered.
+        """
+        self._suspect(first)
+        waiter = _Waiter(item_count, {first.url})
+        replica = None if first.ejected or self._waiting else self._choose(waiter)
+        if replica is None or replica is first or not self.hedging.take():
+            return None
+        self._take(replica, item_count)
+        return replica
+
+    @contextmanager
+    def watching(self, replica: Replica, limit: Timeout) -> Iterator[None]:
+        """Watch whether a replica answers while a request waits for it.
+
+        If the replica stops answering, `limit`, in which the request waits, expires at once.
+        """
+        replica.waiting.add(limit)
+        if replica.asked_at is None:
+            replica.asked_at = self._loop.time()
+        if replica.watch is None:
+            self._watch_later(replica)
+        try:
+            yield
+            if len(replica.waiting) == 1:
+                replica.asked_at = None  # all requests are answered
+        finally:
+            replica.waiting.discard(limit)
+
+    def heard(self, replica: Replica) -> None:
+        """Record that a replica has sent something."""
+        replica.asked_at = self._loop.time()
+        if replica.suspect:
+            replica.suspect = False
+            self._dispatch()
 
     def release(self, replica: Replica, item_count: int) -> None:
         """Give back what `acquire` took."""
@@ -160,11 +241,11 @@ class Replicas:
     def failed(self, replica: Replica, error: RewardFleetError, *, started: float) -> None:
         """Record the failure of a request that started at `started`, by the loop's clock."""
         if error.kind is ErrorKind.OVERLOADED:
-            self._cool_down(replica, error.retry_after or 0.0, started)
+            self._cool_down(replica, rest_seconds(error), started)
         elif started < replica.failed_at:
             pass  # it was sent before the last failure was known, so it adds nothing
         elif error.kind is ErrorKind.UNAVAILABLE:
-            self.eject(replica, started=started, seconds=error.retry_after or 0.0)
+            self.eject(replica, started=started, seconds=rest_seconds(error))
         elif error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}:
             replica.failures += 1
             if replica.failures >= EJECT_AFTER:
@@ -182,10 +263,9 @@ class Replicas:
         """Close the connections and stop the probes."""
         self._closed = True
         for replica in self._replicas:
-            if replica.timer is not None:
-                replica.timer.cancel()
-            if replica.probe is not None:
-                replica.probe.cancel()
+            for pending in (replica.timer, replica.probe, replica.watch, replica.check):
+                if pending is not None:
+                    pending.cancel()
         if self._alarm is not None:
             self._alarm.cancel()
         for replica in self._replicas:
@@ -200,11 +280,14 @@ class Replicas:
                 if replica is None:
                     self._set_alarm()
                     return
-                self._requests += 1
-                replica.last_used = self._requests
-                replica.in_flight += waiter.item_count
+                self._take(replica, waiter.item_count)
                 waiter.granted.set_result(replica)
             self._waiting.popleft()
+
+    def _take(self, replica: Replica, item_count: int) -> None:
+        self._requests += 1
+        replica.last_used = self._requests
+        replica.in_flight += item_count
 
     def _choose(self, waiter: _Waiter) -> Replica | None:
         now = self._loop.time()
@@ -213,7 +296,12 @@ class Replicas:
             return min(free, key=lambda replica: replica.failed_at, default=None)
         return min(
             (each for each in free if not each.ejected and each.cooldown_until <= now),
-            key=lambda replica: (replica.url in waiter.avoid, replica.in_flight, replica.last_used),
+            key=lambda each: (
+                each.url in waiter.avoid,
+                each.suspect,
+                each.in_flight,
+                each.last_used,
+            ),
             default=None,
         )
 
@@ -234,7 +322,8 @@ class Replicas:
             replica.limit = max(1.0, min(replica.limit, replica.in_flight) / 2)
             replica.failed_at = now
             replica.consecutive_429s += 1
-        until = now + seconds + retry_wait(max(replica.consecutive_429s, 1))
+        wait = seconds + retry_wait(max(replica.consecutive_429s, 1))
+        until = now + min(wait, MAX_REST_SECONDS)
         replica.cooldown_until = max(replica.cooldown_until, until)
 
     def _eject(self, replica: Replica, seconds: float) -> None:
@@ -251,18 +340,79 @@ class Replicas:
 
     async def _probe(self, replica: Replica) -> None:
         """Check whether an ejected replica is ready again, so that no user's request has to."""
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                answer = await replica.http.get(f"{replica.url}/readyz", timeout=PROBE_SECONDS)
-            ready = answer.status_code < 500
-        except (TimeoutError, httpx.RequestError):
-            ready = False
+        status = await self._readiness(replica, PROBE_SECONDS)
+        ready = status is not None and status < 500
         if not replica.ejected:
             return  # a request was answered meanwhile
         if ready:
             self._readmit(replica)
         else:
             self._eject(replica, 0.0)
+
+    async def _readiness(self, replica: Replica, seconds: float) -> int | None:
+        """Return the status of a replica's answer to `/readyz`; None if there is none in time."""
+        request = replica.http.build_request("GET", f"{replica.url}/readyz", timeout=seconds)
+        try:
+            async with timeout(seconds):
+                answer = await receive(replica.http, request, _MAX_PROBE_BYTES)
+        except BackendFailed:
+            return BackendFailed.status  # it answers, but not as a service does
+        except (TimeoutError, httpx.RequestError):
+            return None
+        return answer.status_code
+
+    def _watch_later(self, replica: Replica) -> None:
+        """Look at a replica again when it may have been silent for too long."""
+        if not self._closed:
+            asked_at = self._loop.time() if replica.asked_at is None else replica.asked_at
+            replica.watch = self._loop.call_at(asked_at + self._silence_s, self._watch, replica)
+
+    def _watch(self, replica: Replica) -> None:
+        replica.watch = None
+        if replica.asked_at is None or replica.check is not None:
+            return  # nothing waits, or the check that is under way goes on with it
+        if self._loop.time() - replica.asked_at >= self._silence_s * 0.99:
+            self._suspect(replica)
+        if replica.check is None:
+            if not self._has_other(replica):
+                if not replica.waiting:
+                    replica.asked_at = None
+                    return
+                replica.asked_at = self._loop.time()  # look again later
+            self._watch_later(replica)
+
+    def _has_other(self, replica: Replica) -> bool:
+        return any(other is not replica and not other.ejected for other in self._replicas)
+
+    def _suspect(self, replica: Replica) -> None:
+        """Check a replica that has been silent, if another one could answer in its place."""
+        if replica.check is None and self._has_other(replica):
+            replica.suspect = True
+            replica.check = self._loop.create_task(self._check(replica))
+
+    async def _check(self, replica: Replica) -> None:
+        """Check whether a replica still answers. If not, give its requests to others."""
+        began = self._loop.time()
+        try:
+            status = await self._readiness(replica, self._check_s)
+        finally:
+            replica.check = None
+        was_busy = self._loop.time() - began > self._check_s + _BUSY_SECONDS
+        if status is None and replica.suspect and not was_busy:
+            replica.suspect = False
+            replica.asked_at = None
+            self.eject(replica, started=self._loop.time())
+            for limit in replica.waiting:
+                if not limit.expired():
+                    limit.reschedule(self._loop.time())
+            return
+        self.heard(replica)
+        if status is not None and status >= 500:
+            self.eject(replica, started=began)  # it finishes its requests, and gets no others
+        if not replica.waiting:
+            replica.asked_at = None
+        elif replica.watch is None:
+            self._watch_later(replica)
 
     def _readmit(self, replica: Replica) -> None:
         replica.ejected = False
@@ -276,8 +426,9 @@ def _connections(
     headers: Mapping[str, str], max_concurrency: int, context: ssl.SSLContext
 ) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        headers=headers,
-        limits=httpx.Limits(max_connections=max_concurrency + 1),  # and a probe
+        # The size of a compressed response is not known before it is in memory.
+        headers={**headers, "accept-encoding": "identity"},
+        limits=httpx.Limits(max_connections=max_concurrency + 2),  # and a probe and a check
         verify=context,
         # A proxy from the environment is for external hosts, not for traffic within a fleet.
         trust_env=False,

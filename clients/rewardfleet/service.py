@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
-from .replicas import retry_wait
+from .replicas import rest_seconds, retry_wait
 from .tracing import span
 from .transport import ServiceTransport
-from .wire.errors import BackendFailed, InvalidRequest, RewardFleetError, TooLarge
+from .wire.errors import (
+    BackendFailed,
+    InvalidRequest,
+    MethodNotAllowed,
+    RewardFleetError,
+    TooLarge,
+)
 from .wire.score import (
     MAX_BATCH_ITEMS,
     BatchRequest,
@@ -27,6 +33,9 @@ RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 log = logging.getLogger(__name__)
+
+#: Errors that the caller must correct, which no reward replaces.
+CALLER_ERRORS = InvalidRequest | MethodNotAllowed | TooLarge
 
 #: The largest body of one batch in bytes: below the limit of the services (64 MiB).
 _MAX_BATCH_BYTES = 48 * 2**20
@@ -80,9 +89,10 @@ class RewardPolicy:
         Raises:
             InvalidRequest: `error`: the caller must correct its request.
             TooLarge: Likewise.
+            MethodNotAllowed: Likewise: the URL is wrong.
             RewardFleetError: `error`, if `on_failure` is "raise".
         """
-        if self.on_failure == "raise" or isinstance(error, InvalidRequest | TooLarge):
+        if self.on_failure == "raise" or isinstance(error, CALLER_ERRORS):
             raise error
         log.warning("no reward, %s is used instead: %s", self.on_failure, error)
         self.on_fallback()
@@ -109,6 +119,11 @@ class ServiceClient:
         self._transport = transport
         self._policy = policy
         self._coalesce_s = coalesce_s
+
+    @property
+    def policy(self) -> RewardPolicy:
+        """The rule by which its scores become rewards."""
+        return self._policy
 
     def count_fallback(self) -> None:
         """Count a reward that was replaced by `on_failure`, for the metrics of the service."""
@@ -236,6 +251,7 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
                 BatchResponse[self.score_type],  # type: ignore[name-defined] # made at run time
                 item_count=len(requests),
                 deadline=deadline,
+                is_stateless=True,
             )
         except TooLarge:
             return await self._send_halves(requests, deadline)
@@ -269,7 +285,7 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         if score.error is None:
             return score
         error = RewardFleetError.from_problem(score.error)
-        pause = (error.retry_after or 0.0) + retry_wait(1)
+        pause = rest_seconds(error) + retry_wait(1)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return error
         await asyncio.sleep(pause)
@@ -277,7 +293,9 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
 
     async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
-            return await self._transport.post("/score", request, self.score_type, deadline=deadline)
+            return await self._transport.post(
+                "/score", request, self.score_type, deadline=deadline, is_stateless=True
+            )
         except TooLarge as error:
             smaller = self._without_policy_text(request)
             return error if smaller is None else await self._post_one(smaller, deadline)

@@ -15,8 +15,11 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from .hedging import kind_of
 from .pending import PendingCalls
-from .replicas import Replica, Replicas, retry_wait
+from .replicas import Replica, Replicas, rest_seconds, retry_wait
+from .response_limit import max_response_bytes, receive
+from .timeouts import timeout_at
 from .tracing import span, trace_headers
 from .wire.errors import (
     ERRORS,
@@ -24,6 +27,7 @@ from .wire.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    MethodNotAllowed,
     NotFound,
     Overloaded,
     Problem,
@@ -95,6 +99,7 @@ class _Call:
         request_id: The id of the last request that was answered; empty if there was none.
         failed_urls: The replicas that failed it since the last back-off.
         content: The encoded body, once it is encoded.
+        is_stateless: Whether it may be sent to a second replica while the first has it.
     """
 
     service: str
@@ -110,6 +115,7 @@ class _Call:
     request_id: str = ""
     failed_urls: set[str] = field(default_factory=set)
     content: bytes | None = None
+    is_stateless: bool = False
 
     async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
         """Build the request. The body is encoded only now, so that few are in memory at once."""
@@ -203,6 +209,7 @@ class ServiceTransport:
         *,
         deadline: float,
         item_count: int = 1,
+        is_stateless: bool = False,
     ) -> ModelT:
         """Send a model and return the response.
 
@@ -212,14 +219,17 @@ class ServiceTransport:
             response_type: The model of the response.
             deadline: When the call must end, by the clock of the event loop.
             item_count: The number of items in `body`.
+            is_stateless: Whether the service's answer depends on the body only, so that two
+                replicas may compute it at the same time.
 
         Raises:
             RewardFleetError: The service's failure, or why it did not answer.
         """
-        return await self._call(
-            _Call(self.service, "POST", path, body, item_count, deadline, self._timeout_s),
-            response_type,
-        )
+        call = _Call(
+            self.service, "POST", path, body, item_count, deadline, self._timeout_s,
+            is_stateless=is_stateless,
+        )  # fmt: skip
+        return await self._call(call, response_type)
 
     async def put(
         self, path: str, body: BaseModel, response_type: type[ModelT], *, deadline: float
@@ -258,7 +268,10 @@ class ServiceTransport:
                 if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
             replicas = self._connected[current] = Replicas(
-                self._urls, headers=self._headers, max_concurrency=self._max_concurrency
+                self._urls,
+                headers=self._headers,
+                max_concurrency=self._max_concurrency,
+                timeout_s=self._timeout_s,
             )
         return replicas
 
@@ -297,12 +310,15 @@ class ServiceTransport:
                 failure = error
             if not failure.retryable:
                 raise failure
+            has_alternative = replicas.has_alternative(call.failed_urls)
+            if not has_alternative and loop.time() + (failure.retry_after or 0.0) >= call.deadline:
+                raise failure
             if isinstance(failure, Overloaded):  # the replica cools down: `acquire` waits for it
                 if replicas.next_available_at() >= call.deadline:
                     raise failure
-            elif not replicas.has_alternative(call.failed_urls):
+            elif not has_alternative:
                 retries += 1
-                pause = (failure.retry_after or 0.0) + retry_wait(retries)
+                pause = rest_seconds(failure) + retry_wait(retries)
                 if retries > _RETRIES or loop.time() + pause >= call.deadline:
                     raise failure
                 call.failed_urls.clear()
@@ -311,9 +327,67 @@ class ServiceTransport:
     async def _attempt(
         self, replicas: Replicas, call: _Call, response_type: type[ModelT]
     ) -> ModelT:
-        """Acquire a replica, send it the request once, and report how it went."""
-        loop = asyncio.get_running_loop()
+        """Acquire a replica and send it the request once; and a hedge, if it takes long."""
         replica = await self._acquire(replicas, call)
+        replicas.hedging.count_request()
+        kind = kind_of(call.path, call.item_count)
+        delay = replicas.hedging.delay(kind) if call.is_stateless else None
+        try:
+            if delay is not None and len(self._urls) > 1:
+                return await self._hedge(replicas, replica, call, response_type, delay_s=delay)
+            try:
+                return await self._exchange(replicas, replica, call, response_type)
+            finally:
+                replicas.release(replica, call.item_count)
+        finally:
+            call.url = ""
+
+    async def _hedge(
+        self,
+        replicas: Replicas,
+        first: Replica,
+        call: _Call,
+        response_type: type[ModelT],
+        *,
+        delay_s: float,
+    ) -> ModelT:
+        """Send a request; after `delay_s`, send it to a second replica, if the budget allows.
+
+        The first answer counts. The other request is cancelled, and with its connection, the
+        service's work for it.
+        """
+
+        def exchange(replica: Replica) -> asyncio.Task[ModelT]:
+            task = asyncio.create_task(self._exchange(replicas, replica, call, response_type))
+            # Not in the task itself, which may be cancelled before it begins.
+            task.add_done_callback(lambda _: replicas.release(replica, call.item_count))
+            return task
+
+        tasks = {exchange(first)}
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=delay_s)
+            second = None if done else replicas.acquire_second(call.item_count, first)
+            if second is not None:
+                call.attempts += 1
+                tasks.add(exchange(second))
+            pending = tasks
+            while True:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda task: task.exception() is not None):
+                    error = task.exception()
+                    may_improve = isinstance(error, RewardFleetError) and error.retryable
+                    if not (may_improve and pending):
+                        return task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _exchange(
+        self, replicas: Replicas, replica: Replica, call: _Call, response_type: type[ModelT]
+    ) -> ModelT:
+        """Send a request to an acquired replica once, and report how it went."""
+        loop = asyncio.get_running_loop()
         started = loop.time()
         sent = math.inf
         response: httpx.Response | None = None
@@ -323,8 +397,7 @@ class ServiceTransport:
             request = await call.build_request(replica, reported)
             sent = loop.time()
             with _map_http_errors(replica.url, self._timeout_s):
-                async with asyncio.timeout_at(call.deadline):
-                    response = await replica.http.send(request)
+                response = await self._send(replicas, replica, request, call)
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             model = self._parse(response, replica.url, response_type)
         except RewardFleetError as error:
@@ -337,18 +410,38 @@ class ServiceTransport:
                 call.failed_urls.add(replica.url)
             raise
         else:
+            if call.is_stateless:  # others are not hedged, and their paths may name runs
+                replicas.hedging.record(kind_of(call.path, call.item_count), loop.time() - sent)
             replicas.succeeded(replica, call.item_count, started=started)
             return model
         finally:
-            call.url = ""
             if response is None or response.status_code != 200:
                 self.fallback_rewards += reported
-            replicas.release(replica, call.item_count)
+
+    @staticmethod
+    async def _send(
+        replicas: Replicas, replica: Replica, request: httpx.Request, call: _Call
+    ) -> httpx.Response:
+        """Send a request and wait until it is answered, or the replica is found to be silent."""
+        limit = timeout_at(call.deadline)
+        try:
+            async with limit:
+                with replicas.watching(replica, limit):
+                    return await receive(
+                        replica.http,
+                        request,
+                        max_response_bytes(call.item_count),
+                        lambda: replicas.heard(replica),
+                    )
+        except TimeoutError:
+            if limit.when() == call.deadline:
+                raise
+            raise Unavailable(f"{replica.url} has stopped answering, also at /readyz") from None
 
     async def _acquire(self, replicas: Replicas, call: _Call) -> Replica:
         """Wait for capacity at a replica."""
         try:
-            async with asyncio.timeout_at(call.deadline):
+            async with timeout_at(call.deadline):
                 replica = await replicas.acquire(
                     call.item_count, avoid=call.failed_urls, at_front=call.attempts > 0
                 )
@@ -408,7 +501,7 @@ async def in_thread(work: Callable[[], T], deadline: float) -> T:
         DeadlineExceeded: The deadline passed first.
     """
     try:
-        async with asyncio.timeout_at(deadline):
+        async with timeout_at(deadline):
             return await asyncio.to_thread(work)
     except TimeoutError:
         raise DeadlineExceeded("the deadline passed before the request was encoded") from None
@@ -425,7 +518,7 @@ def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
     error_type = ERROR_OF_STATUS.get(response.status_code, default)
     if error_type is InternalError:
         error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
-    is_wrong_url = issubclass(error_type, InvalidRequest | NotFound)
+    is_wrong_url = issubclass(error_type, InvalidRequest | MethodNotAllowed | NotFound)
     hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
     return error_type(
         f"{url} answered HTTP {response.status_code} without a rewardfleet error "

@@ -1,15 +1,17 @@
 """The client of the video service."""
 
+import hashlib
 import math
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
+from typing_extensions import Unpack
 
 from .service import BatchClient
 from .transport import in_thread
@@ -17,9 +19,23 @@ from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
 
-#: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images,
-#: or RGB frames, `[T, H, W, 3]`, uint8.
-ClipLike = str | os.PathLike[str] | bytes | Sequence[bytes] | NDArray[np.uint8]
+
+class Tensor(Protocol):
+    """A torch tensor on any device."""
+
+    def detach(self) -> Any:
+        """Return it without its gradient."""
+
+
+#: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
+Frames = NDArray[np.uint8] | Tensor
+
+#: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images, or
+#: frames, also as a list of single ones.
+ClipLike = (
+    str | os.PathLike[str] | bytes | Sequence[bytes] | Frames | Sequence[NDArray[np.uint8]]
+    | Sequence[Tensor]
+)  # fmt: skip
 
 
 class VideoOptions(TypedDict, total=False):
@@ -114,28 +130,104 @@ def video_request(
         "backend_kwargs": dict(backend_kwargs or {}),
         "fps": fps,
     }
-    if isinstance(clip, np.ndarray):
-        _check_array(clip)
-        # The frames that the server would sample; `nframes` out of range is refused below.
-        sampled = clip[list(sample_indices(len(clip), max(nframes, 1)))]
-        given["frames_base64"] = [_png(frame) for frame in sampled]
-        if fps is not None and len(clip) > 1:  # the rate of what is sent
-            given["fps"] = fps * max(len(sampled) - 1, 1) / (len(clip) - 1)
-    elif isinstance(clip, bytes):
+    if isinstance(clip, bytes):
         given["video_base64"] = clip
     elif isinstance(clip, str | os.PathLike):
         given["video_path"] = os.fspath(clip)
+    elif _is_frames(clip):
+        sampled, count = _sampled(clip, nframes)
+        given["frames_base64"] = [_png(frame) for frame in sampled]
+        if fps is not None and count > 1:  # the rate of what is sent
+            given["fps"] = fps * max(len(sampled) - 1, 1) / (count - 1)
     else:
-        given["frames_base64"] = list(clip)
+        given["frames_base64"] = list(clip) if isinstance(clip, Iterable) else clip
+    given["sha256"] = _sha256(given)
     return validate(VideoRequest, {name: each for name, each in given.items() if each is not None})
 
 
-def _check_array(frames: NDArray[np.uint8]) -> None:
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
-        raise InvalidRequest(
-            "give frames as a uint8 array [T, H, W, 3] with T, H and W above 0; "
-            f"got {frames.dtype} {list(frames.shape)}"
-        )
+def _sha256(given: Mapping[str, object]) -> str | None:
+    """Return the SHA-256 of the content that is sent, so that the service notices damage."""
+    video, images = given.get("video_base64"), given.get("frames_base64")
+    digest = hashlib.sha256()
+    if isinstance(video, bytes):
+        digest.update(video)
+    elif isinstance(images, list) and all(isinstance(image, bytes) for image in images):
+        for image in images:
+            digest.update(image)
+    else:
+        return None  # the server reads the file, or validation reports the type
+    return digest.hexdigest()
+
+
+def _is_frames(clip: Any) -> bool:
+    """Return whether a clip is an array, a tensor, or a sequence of them, but not of files."""
+    if hasattr(clip, "shape"):
+        return True
+    return isinstance(clip, Sequence) and len(clip) > 0 and hasattr(clip[0], "shape")
+
+
+def _sampled(clip: Any, nframes: int) -> tuple[NDArray[np.uint8], int]:
+    """Return the frames that the server would sample, [n, H, W, 3], and how many there are.
+
+    Raises:
+        InvalidRequest: They are of another shape or type; the message has the call that fixes it.
+    """
+    if hasattr(clip, "shape") and (len(clip.shape) != 4 or not len(clip)):
+        is_image = len(clip.shape) == 3 and 3 in (clip.shape[0], clip.shape[2])
+        fix = ": of a single frame, give frames[None]" if is_image else ""
+        raise _invalid_frames(clip.dtype, clip.shape, fix)
+    # `nframes` out of range is refused when the request is validated.
+    indices = list(sample_indices(len(clip), max(nframes, 1)))
+    if hasattr(clip, "shape"):
+        frames = _array(clip[indices])
+    else:
+        try:
+            frames = np.stack([_array(clip[index]) for index in indices])
+        except ValueError as error:
+            raise InvalidRequest(f"give frames of one size: {error}") from None
+    if frames.ndim == 4 and frames.shape[3] != 3 and frames.shape[1] == 3:
+        frames = frames.transpose(0, 2, 3, 1)
+    if frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
+        has_alpha = frames.ndim == 4 and frames.shape[3] == 4
+        is_list = not hasattr(clip, "shape")
+        call = "[frame[..., :3] for frame in frames]" if is_list else "frames[..., :3]"
+        raise _invalid_frames(frames.dtype, frames.shape, f": give {call}" if has_alpha else "")
+    if frames.dtype != np.uint8:
+        raise _invalid_frames(frames.dtype, frames.shape, _how_to_fix(frames, clip))
+    return frames, len(clip)
+
+
+def _how_to_fix(frames: NDArray[Any], clip: Any) -> str:
+    """Return the call that makes frames uint8, or the range of their values if there is none."""
+    if not np.issubdtype(frames.dtype, np.number) and frames.dtype != bool:
+        return ""
+    low, high = float(frames.min()), float(frames.max())
+    name = "frames" if hasattr(clip, "shape") else "frame"
+    if low >= 0 and high <= 1 and not np.issubdtype(frames.dtype, np.integer):
+        scaled = f"({name} * 255)"
+    elif low >= 0 and high <= 255:
+        scaled = name
+    elif low >= -1 and high <= 1:
+        scaled = f"(({name} + 1) * 127.5)"
+    else:  # also if there is a NaN
+        return f" from {low:g} to {high:g}: undo their normalization"
+    is_tensor = hasattr(clip, "detach") or hasattr(clip[0], "detach")
+    call = f"{scaled}.round(){'.byte()' if is_tensor else '.astype(np.uint8)'}"
+    return f": give {call if name == 'frames' else f'[{call} for frame in frames]'}"
+
+
+def _array(frames: Any) -> NDArray[Any]:
+    if hasattr(frames, "detach"):  # a torch tensor, perhaps of a type that numpy does not have
+        frames = frames.detach().cpu()
+        frames = frames.float() if frames.is_floating_point() else frames
+    return np.asarray(frames)
+
+
+def _invalid_frames(dtype: Any, shape: Any, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        "give frames as uint8 [T, H, W, 3] or [T, 3, H, W] with T, H and W above 0; "
+        f"got {dtype} {list(shape)}{fix}"
+    )
 
 
 def _png(frame: NDArray[np.uint8]) -> bytes:

@@ -42,6 +42,7 @@ def numbers(scores: list[rewardfleet.VideoScore]) -> list[int]:
     return [round(score.score * 1e6) for score in scores]
 
 
+@pytest.mark.slow
 async def test_a_large_batch_is_split_sent_concurrently_and_joined_in_order(serve: Serve):
     judges = NumberJudge(), NumberJudge()
     urls = [str(serve(judge).base_url) for judge in judges]
@@ -90,6 +91,7 @@ async def test_items_with_retryable_errors_are_retried_as_single_requests(serve:
     assert {number for number in flaky.judged if flaky.judged.count(number) > 1} == {3, 5, 7}
 
 
+@pytest.mark.slow
 async def test_the_retry_after_of_an_item_is_respected(replica):
     async def first_item_full(request: Received) -> Reply:
         if request.path == "/score":
@@ -288,6 +290,7 @@ async def test_a_batch_whose_callers_are_all_cancelled_is_cancelled(serve: Serve
         await until(lambda: judge.cancelled == 3)
 
 
+@pytest.mark.slow
 async def test_coalesced_calls_end_at_their_deadline(replica):
     never = asyncio.Event()
 

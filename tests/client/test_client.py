@@ -65,14 +65,76 @@ async def test_an_array_is_sent_without_loss(serve: Serve, frames):
         np.zeros((8, 8, 3), np.uint8),
         np.zeros((4, 8, 8, 4), np.uint8),
         np.zeros((0, 8, 8, 3), np.uint8),
+        [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)],
         b"",
         [],
     ],
-    ids=["float", "one-frame", "alpha", "no-frames", "no-bytes", "no-images"],
+    ids=["float", "one-frame", "alpha", "no-frames", "sizes", "no-bytes", "no-images"],
 )
 def test_an_invalid_clip_is_refused_before_it_is_sent(clip):
     with pytest.raises(rewardfleet.InvalidRequest):
         video_request(TASK, clip)
+
+
+class Tensor:
+    """Stands in for torch's tensor: what the client uses of it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.dtype = values, values.shape, f"torch.{values.dtype}"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return Tensor(self.values[index])
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def is_floating_point(self) -> bool:
+        return self.values.dtype.kind == "f"
+
+    def _same(self):
+        return self
+
+    detach = cpu = float = _same
+
+
+@pytest.mark.parametrize("make", [np.asarray, Tensor, list, lambda each: list(map(Tensor, each))])
+@pytest.mark.parametrize("is_channels_first", [False, True])
+def test_frames_may_be_tensors_lists_or_have_their_channels_first(
+    frames, make, is_channels_first: bool
+):
+    expected = video_request(TASK, frames, fps=20, nframes=7)
+    given = frames.transpose(0, 3, 1, 2) if is_channels_first else frames
+    request = video_request(TASK, make(given), fps=20, nframes=7)
+    assert request == expected
+
+
+@pytest.mark.parametrize("make", [np.asarray, Tensor, list, lambda each: list(map(Tensor, each))])
+@pytest.mark.parametrize(
+    ("clip", "call"),
+    [
+        (np.full((4, 8, 8, 3), 0.5, np.float32), "(frames * 255).round()"),
+        (np.full((4, 8, 8, 3), 127.0), "frames.round()"),
+        (np.full((4, 3, 8, 8), 127), "frames.round()"),
+        (np.zeros((4, 8, 8, 4), np.uint8), "frames[..., :3]"),
+    ],
+    ids=["0 to 1", "0 to 255", "integers", "alpha"],
+)
+async def test_other_frames_are_refused_with_the_call_that_makes_them_right(clip, call, make):
+    """Whatever `on_failure` is: only the caller can correct them."""
+    made = make(clip)
+    is_list = isinstance(made, list)
+    with pytest.raises(rewardfleet.InvalidRequest) as failure:
+        video_request(TASK, made)
+    assert (call.replace("frames", "frame") if is_list else call) in failure.value.detail
+    async with rewardfleet.RewardFleet(video="http://127.0.0.1:9", on_failure=math.nan) as fleet:
+        with pytest.raises(rewardfleet.InvalidRequest):
+            await fleet.video.reward(TASK, made)
+    if isinstance(made[0] if is_list else made, np.ndarray):
+        right = eval(failure.value.detail.rpartition("give ")[2], {"frames": made, "np": np})
+        assert video_request(TASK, right).frames_base64
 
 
 async def test_failures_are_typed_and_carry_the_message_of_the_service(
@@ -99,6 +161,7 @@ async def test_failures_are_typed_and_carry_the_message_of_the_service(
         assert (await fleet.video.score(TASK, frames)).score == 1
 
 
+@pytest.mark.slow
 async def test_a_slow_service_raises_deadline_exceeded(serve: Serve, frames):
     async with fleet_of(serve(FakeJudge(wait_s=30)), timeout_s=0.3) as fleet:
         async with asyncio.timeout(5):
@@ -129,7 +192,7 @@ async def test_a_service_that_does_not_run_is_unavailable(frames):
         (b"", rewardfleet.Unavailable),
         (
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
-            rewardfleet.Unavailable,
+            rewardfleet.BackendFailed,
         ),
     ],
 )
@@ -140,6 +203,7 @@ async def test_an_answer_of_another_server_is_a_typed_failure(response, error, t
                 await fleet.video.score(TASK, "clip.mp4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("score", "options", "reward"),
     [

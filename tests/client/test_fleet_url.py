@@ -25,6 +25,7 @@ def code_url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 async def test_one_url_leads_to_every_service(serve: Serve, code_url: str):
     with fleet_of(video=str(serve().base_url), code=code_url) as url:
         for base_url in (url, f"{url}/", [url], [url, url]):
@@ -116,7 +117,7 @@ async def test_a_fleet_that_does_not_run_is_unavailable():
 @pytest.mark.parametrize(
     "url",
     ["nonsense", "127.0.0.1:18000", "ftp://host", "http://", "", "http://a:x", "http://a/?b=c",
-     "http://a#b", "http://[::1"],
+     "http://a#b", "http://[::1", "http://a\x00b", "http://a\n"],
 )  # fmt: skip
 def test_an_invalid_url_of_a_fleet_is_refused(url: str):
     for given in (url, ["http://127.0.0.1:1", url]):

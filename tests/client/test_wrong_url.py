@@ -8,6 +8,7 @@ import pytest
 from rewardfleet import (
     BackendFailed,
     InvalidRequest,
+    MethodNotAllowed,
     NotFound,
     RewardFleet,
     code_request,
@@ -125,7 +126,7 @@ async def test_a_proxy_may_remove_the_header():
         ),
         (
             http_response("405 Method Not Allowed", ""),
-            InvalidRequest,
+            MethodNotAllowed,
             "is this the URL of a rewardfleet service?",
         ),
         (

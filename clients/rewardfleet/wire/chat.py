@@ -5,12 +5,13 @@ are ignored, as by other servers of this format. Fields that would need another 
 refused.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from .errors import Problem
-from .score import Response
+from .score import JsonSchema, Response
 from .video import MAX_FRAMES_SENT, VideoScore
 
 #: OpenAI's type of an error, by HTTP status; of any other 4xx it is an invalid request.
@@ -21,6 +22,12 @@ _ERROR_TYPES = {
     424: "server_error",
     429: "rate_limit_error",
 }
+
+
+#: Data URLs, whose base64 is padded.
+_DATA_URL = (
+    "^data:[^,]*;base64,([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)$"
+)
 
 
 def _as_parts(content: object) -> object:
@@ -38,17 +45,45 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
+def _has(name: str, value: str) -> JsonSchema:
+    return {"properties": {name: {"const": value}}, "required": [name]}
+
+
+def _contains(name: str, value: str) -> JsonSchema:
+    return {"contains": _has(name, value), "minContains": 1}
+
+
+_IS_USER = _has("role", "user")
+_NAMES_A_TASK: JsonSchema = {
+    "properties": {"text": {"type": "string", "pattern": r"\S"}},
+    "required": ["text"],
+}
+
+
 class ImageUrl(_Request):
     """Where an image is: in the URL itself."""
 
     url: str = Field(
+        json_schema_extra={"pattern": _DATA_URL},
         description="A data URL with a JPEG or PNG: `data:image/jpeg;base64,…`. Other URLs are "
-        "refused."
+        "refused.",
     )
 
 
 class ContentPart(_Request):
     """A part of a turn: the text, or one frame."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {"type": {"const": name}, name: {"not": {"type": "null"}}},
+                    "required": ["type", name],
+                }
+                for name in ("text", "image_url")
+            ]
+        }
+    )
 
     type: Literal["text", "image_url"] = Field(description="Which of the fields it has.")
     text: str | None = Field(None, description="The text.")
@@ -64,8 +99,29 @@ class ContentPart(_Request):
 class ChatMessage(_Request):
     """A turn. The service reads that of the user and ignores system prompts: judges have theirs."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": _IS_USER,
+            "then": {
+                "properties": {
+                    "content": {
+                        "type": "array",
+                        "allOf": [
+                            {**_contains("type", "text"), "maxContains": 1},
+                            {"contains": _NAMES_A_TASK},
+                            {**_contains("type", "image_url"), "maxContains": MAX_FRAMES_SENT},
+                        ],
+                    }
+                }
+            },
+        }
+    )
+
     role: Literal["system", "developer", "user"] = Field(description="Whose turn it is.")
-    content: Annotated[list[ContentPart], BeforeValidator(_as_parts)] = Field(
+    content: Annotated[
+        list[ContentPart],
+        BeforeValidator(_as_parts, json_schema_input_type=str | list[ContentPart]),
+    ] = Field(
         fail_fast=True,
         description="One text part, and 1 to 1024 frames as image parts, in order. If the text "
         "names two synchronized videos, all frames of the main camera come first.",
@@ -81,12 +137,17 @@ class ChatRequest(_Request):
     messages: list[ChatMessage] = Field(
         min_length=1,
         fail_fast=True,
+        json_schema_extra={**_contains("role", "user"), "maxContains": 1},
         description="Exactly one turn of the user; system prompts are ignored.",
     )
     stream: Annotated[bool | None, AfterValidator(_refuse_stream)] = Field(
-        None, description="Not supported: false or omitted."
+        None,
+        json_schema_extra={"not": {"const": True}},
+        description="Not supported: false or omitted.",
     )
-    n: int | None = Field(None, ge=1, le=1, description="Only 1 or omitted: there is one choice.")
+    n: Annotated[int, Field(ge=1, le=1)] | None = Field(
+        None, description="Only 1 or omitted: there is one choice."
+    )
 
     @model_validator(mode="after")
     def _one_turn_of_the_user(self) -> Self:

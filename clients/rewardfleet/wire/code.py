@@ -1,11 +1,13 @@
 """Models of the code service: `POST /score` and `POST /score/batch`."""
 
 import json
-from enum import StrEnum
-from typing import Annotated, Literal
+import keyword
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Field,
     FiniteFloat,
@@ -15,7 +17,8 @@ from pydantic import (
 )
 
 from .policy_text import PolicyText
-from .score import Request, Response, Score, Timing
+from .score import FiniteJson, JsonSchema, Request, Response, Score, Timing
+from .string_enum import StrEnum
 
 #: Maximum number of characters of an assert or a setup.
 MAX_SOURCE = 1_000_000
@@ -32,29 +35,25 @@ def _without_nul(text: str) -> str:
     return text
 
 
+_NO_NUL: JsonSchema = {"pattern": r"^[^\x00]*$"}
 #: Python source code that the caller wrote.
 Source = Annotated[
-    str, StringConstraints(max_length=MAX_SOURCE, min_length=1), AfterValidator(_without_nul)
+    str,
+    StringConstraints(max_length=MAX_SOURCE, min_length=1),
+    AfterValidator(_without_nul),
+    Field(json_schema_extra=_NO_NUL),
 ]
 
-
-def _finite(value: JsonValue) -> JsonValue:
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        raise ValueError("NaN and infinities are not JSON") from None
-    return value
-
-
-#: A JSON value without NaN and infinities, which pydantic would accept.
-FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
 #: Source code that runs before the program.
 Setup = Annotated[
     str,
     StringConstraints(max_length=MAX_SOURCE),
     AfterValidator(_without_nul),
-    Field(description="Source code that runs before the program, e.g. imports that it relies on."),
+    Field(
+        description="Source code that runs before the program, e.g. imports that it relies on.",
+        json_schema_extra=_NO_NUL,
+    ),
 ]
 
 
@@ -114,8 +113,18 @@ def _check_one_checker(checker: Checker | None, program: CheckerProgram | None) 
         raise ValueError("give `checker` or `checker_program`, not both")
 
 
+_ONE_CHECKER: JsonSchema = {
+    "anyOf": [
+        {"properties": {"checker_program": {"type": "null"}}},
+        {"properties": {"checker": {"enum": ["tokens", None]}}},
+    ]
+}
+
+
 class StdioTests(Request):
     """Run the program once per case, and compare what it prints."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_CHECKER)
 
     kind: Literal["stdio"] = Field(description="The kind of these tests.")
     setup: Setup = ""
@@ -148,7 +157,10 @@ class FunctionalTests(Request):
 
     kind: Literal["functional"] = Field(description="The kind of these tests.")
     fn_name: str = Field(
-        pattern=r"^[^\W\d]\w*$", max_length=200, description="Name of the function or method."
+        pattern=r"^[^\W\d]\w*$",
+        max_length=200,
+        description="Name of the function or method.",
+        json_schema_extra={"not": {"enum": list(keyword.kwlist)}},
     )
     setup: Setup = ""
     cases: list[FunctionalCase] = Field(
@@ -195,18 +207,22 @@ class DatasetTests(Request):
     """Read a raw row of a dataset as one of the other kinds of tests."""
 
     # In rows from pandas, a missing value is NaN.
-    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        allow_inf_nan=True, ser_json_inf_nan="constants", json_schema_extra=_ONE_CHECKER
+    )
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
-    dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps"] = Field(
-        description="The dataset of the row. Give `apps` for rows of TACO."
+    dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps", "auto"] = Field(
+        description="The dataset of the row. Give `apps` for rows of TACO. auto: recognized by the "
+        "row's columns; for the ground truths of trainers, see docs/wire-formats.md."
     )
     row: dict[str, JsonValue] = Field(
-        description="The row as in the dataset, in CTRL or in SandboxFusion; columns that are not "
+        description="The row as in the dataset, in CTRL or in SandboxFusion; with `auto` also "
+        "`ground_truth` alone, of any type. Columns that are not "
         "needed are ignored. Its `time_limit` is used as `limits.cpu_s` if the request gives none."
     )
-    first: int | None = Field(
-        None, ge=1, description="How many of the row's tests are used; null: all. CTRL used 10."
+    first: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="How many of the row's tests are used; null: all. CTRL used 10."
     )
     checker: Checker | None = Field(
         None,
@@ -230,10 +246,42 @@ class DatasetTests(Request):
         return self
 
 
+#: The names of these kinds, and that of dataset rows.
+_KINDS = ("stdio", "functional", "asserts", "dataset")
 #: All kinds of tests except dataset rows, which are read as one of these.
 PlainTests = StdioTests | FunctionalTests | AssertTests
 #: All kinds of tests, distinguished by `kind`.
 Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
+
+
+def as_tests(ground_truth: Any) -> Any:
+    """Return the tests that a ground truth of a trainer's dataset stands for.
+
+    The tests of a request stay as they are. Anything else is sent as it is, for the service to
+    recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
+    tests, a script of asserts. A text may be the JSON of all of these, and lists may be arrays, as
+    in rows from a Parquet file.
+    """
+    if isinstance(ground_truth, str):
+        try:
+            parsed = json.loads(ground_truth)
+        except (ValueError, RecursionError):
+            parsed = None
+        ground_truth = parsed if isinstance(parsed, dict | list) else ground_truth
+    ground_truth = _without_arrays(ground_truth)
+    if isinstance(ground_truth, BaseModel) or (
+        isinstance(ground_truth, Mapping) and ground_truth.get("kind") in _KINDS
+    ):
+        return ground_truth
+    return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": ground_truth}}
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_arrays(each) for name, each in value.items()}
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+        value = value.tolist()
+    return [_without_arrays(each) for each in value] if isinstance(value, list) else value
 
 
 class Limits(Request):
@@ -251,15 +299,13 @@ class Limits(Request):
         description="Seconds of wall time: a backstop for programs that sleep. At most "
         "`--max-wall-s`.",
     )
-    memory_mb: int = Field(
+    memory_mb: Annotated[int, Field(ge=16)] = Field(
         1024,
-        ge=16,
         description="MiB of memory in addition to the interpreter's own. At most "
         "`--max-memory-mb`.",
     )
-    output_kb: int = Field(
+    output_kb: Annotated[int, Field(ge=1)] = Field(
         16_384,
-        ge=1,
         description="KiB of standard output, and as many of standard error. At most "
         "`--max-output-kb`.",
     )
@@ -362,7 +408,12 @@ class CodeTiming(Timing):
 class CodeScore(Score):
     """A `Score` with one verdict per test."""
 
-    pass_rate: FiniteFloat | None = Field(None, description="The share of tests passed, in [0, 1].")
+    score: FiniteFloat | None = Field(
+        ge=0, le=1, description="In [0, 1], or null if there is none."
+    )
+    pass_rate: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="The share of tests passed, in [0, 1]."
+    )
     verdicts: list[Verdict] = Field(default_factory=list, description="One per test, in order.")
     code: str = Field("", description="The program that was extracted from `revision`.")
     critique_valid: bool | None = Field(

@@ -6,11 +6,14 @@ The models check types and names. `rewardfleet.episodes.validate_batch` checks t
 notebook and a caller over HTTP get the same errors.
 """
 
-from typing import Annotated, Literal, Self
+import itertools
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, JsonValue, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+from typing_extensions import Self
 
-from .score import Name, Request, Response, Score, Step, Timing
+from .score import JsonSchema, Name, Request, Response, Score, Step, Timing
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
@@ -33,12 +36,59 @@ Objective = Literal["success", "efficiency", "smoothness", "low_energy", "short_
 DropReason = Literal["all_equal", "accuracy", "alone", "not_selected"]
 #: A number in [0, 1].
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+#: The largest magnitude of numbers of episodes: the squares of larger ones may overflow.
+MAX_MAGNITUDE = 1e100
+_NUMBER: JsonSchema = {"minimum": -MAX_MAGNITUDE, "maximum": MAX_MAGNITUDE}
+_COUNT: JsonSchema = {"minimum": 0, "maximum": MAX_MAGNITUDE}
+_LIMIT: JsonSchema = {"minimum": 1 / MAX_MAGNITUDE, "maximum": MAX_MAGNITUDE}
+_SHARE: JsonSchema = {"minimum": 0, "maximum": 1}
+#: A number of an episode. `rewardfleet.episodes.validate_batch` checks the ranges.
+Number = Annotated[FiniteFloat, Field(json_schema_extra=_NUMBER)]
+#: A number that is not negative.
+Count = Annotated[FiniteFloat, Field(json_schema_extra=_COUNT)]
 #: Numbers, one per step. The check ends at the first wrong one: a message per number takes memory.
-Vector = Annotated[list[FiniteFloat], Field(fail_fast=True)]
+Vector = Annotated[list[Number], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
 #: Rows of numbers, one per step.
-Matrix = Annotated[list[Vector], Field(fail_fast=True)]
+Matrix = Annotated[list[Vector], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
+#: Tokens, one per step.
+StepTokens = Annotated[
+    list[int],
+    Field(
+        fail_fast=True,
+        json_schema_extra={"items": {"type": "integer", "minimum": 0}, "uniqueItems": True},
+    ),
+]
 #: Weights of objectives; negative to penalize.
 Weight = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
+
+
+#: The fields that an episode of each kind must have; "a or b" is met by either.
+REQUIRED_FIELDS: dict[RewardKind, tuple[str, ...]] = {
+    "success": ("success",),
+    "return": ("episode_reward or step_rewards",),
+    "reward_model": ("reward_model_score",),
+    "efficiency": ("success", "steps", "max_steps"),
+    "hybrid": ("step_rewards", "step_token_ends", "episode_reward"),
+    "visual": ("episode_reward or step_rewards", "visual_success"),
+    "objectives": (),  # those of the weighted objectives
+    "shaped": ("progress", "episode_reward or step_rewards or success"),
+    "discounted": ("steps", "episode_reward or step_rewards or success"),
+}
+
+
+def _of_kind(kind: RewardKind) -> Iterator[JsonSchema]:
+    """Yield the schemas of episodes of a kind, one for each choice of "a or b"."""
+    for names in itertools.product(*(field.split(" or ") for field in REQUIRED_FIELDS[kind])):
+        given: JsonSchema = {name: {"not": {"type": "null"}} for name in names}
+        if kind == "visual":  # others ignore this field
+            given["visual_success"] = {"anyOf": [{"type": "object"}, {"type": "number", **_SHARE}]}
+        is_default = kind == "success"
+        yield {
+            "properties": {"kind": {"const": kind}, **given},
+            "required": [*([] if is_default else ["kind"]), *names],
+        }
 
 
 class EpisodeRequest(Request):
@@ -47,22 +97,38 @@ class EpisodeRequest(Request):
     T is the number of steps.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                *(each for kind in REQUIRED_FIELDS for each in _of_kind(kind)),
+                {"properties": {"masked": {"const": True}}, "required": ["masked"]},
+            ]
+        }
+    )
+
     uid: Name = Field(description="Name of the episode, unique in its batch.")
     kind: RewardKind = Field("success", description="Formula of the reward; see docs/episodes.md.")
     group: Name | None = Field(None, description="Prompt or task that this is a sample of.")
+    masked: bool = Field(
+        False,
+        description="The rollout has no valid outcome, e.g. since the simulator failed: it gets no "
+        "score, and its group is computed without it.",
+    )
     success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
-    steps: FiniteFloat | None = Field(None, description="Steps taken, 0 to `max_steps`.")
-    max_steps: FiniteFloat | None = Field(None, description="Step limit of the task, above 0.")
-    episode_reward: FiniteFloat | None = Field(None, description="Return from the environment.")
+    steps: Count | None = Field(None, description="Steps taken, 0 to `max_steps`.")
+    max_steps: Annotated[FiniteFloat, Field(json_schema_extra=_LIMIT)] | None = Field(
+        None, description="Step limit of the task, above 0."
+    )
+    episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")
-    step_token_ends: Annotated[list[int], Field(fail_fast=True)] | None = Field(
+    step_token_ends: StepTokens | None = Field(
         None,
         description="[T]: index of the last token of each step, counted from 0, strictly rising.",
     )
-    reward_model_score: FiniteFloat | None = Field(
+    reward_model_score: Number | None = Field(
         None, description="Score of a reward model, computed by the caller."
     )
-    temperature: FiniteFloat | None = Field(
+    temperature: Count | None = Field(
         None, description="Sampling temperature of the episode, 0 or above."
     )
     actions: Matrix | None = Field(None, description="[T, A]: one action per step, A numbers each.")
@@ -99,7 +165,9 @@ class FilterOptions(Request):
         description="Keep `select_count` members of each group: the successes with the fewest "
         "steps, or the trajectories furthest apart.",
     )
-    select_count: int = Field(4, ge=1, description="Members of each group that `select` keeps.")
+    select_count: Annotated[int, Field(ge=1)] = Field(
+        4, description="Members of each group that `select` keeps."
+    )
     final_attempt: bool = Field(False, description="Last round of resampling: keep everything.")
 
 
@@ -122,8 +190,22 @@ class ClusterOptions(Request):
     )
 
 
+def _without(name: str, option: str, value: str) -> JsonSchema:
+    """Return the schema of requests in which a field `name` does not have an option."""
+    return {"properties": {name: {"properties": {option: {"not": {"const": value}}}}}}
+
+
 class EpisodeOptions(Request):
     """Options of a batch."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"clusters": {"type": "object"}}, "required": ["clusters"]},
+                _without("filter", "select", "diverse"),
+            ]
+        }
+    )
 
     efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
         "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
@@ -139,8 +221,8 @@ class EpisodeOptions(Request):
         description="sum: weighted sum. gated: weighted sum times success. normalized: each "
         "objective is normalized within its group, then summed.",
     )
-    normalize: Literal["none", "length", "group_mean", "group_std", "running"] = Field(
-        "none", description="Normalization of the rewards; see docs/episodes.md."
+    normalize: Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"] = (
+        Field("none", description="Normalization of the rewards; see docs/episodes.md.")
     )
     filter: FilterOptions = Field(
         FilterOptions(), description="Rules for which episodes to train on."
@@ -158,6 +240,18 @@ class EpisodeOptions(Request):
 
 class EpisodeBatchHeader(Request):
     """The fields of a batch besides its items."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {"run": {"type": "string"}, "step": {"type": "integer"}},
+                    "required": ["run", "step"],
+                },
+                _without("options", "normalize", "running"),
+            ]
+        }
+    )
 
     options: EpisodeOptions = Field(EpisodeOptions(), description="Options of the batch.")
     run: Name | None = Field(
@@ -270,9 +364,24 @@ class GroupMemberRequest(Request):
     Send it again until its group is released.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {
+                    "properties": {
+                        "item": {"properties": {"group": {"type": "string"}}, "required": ["group"]}
+                    }
+                },
+                _without("options", "normalize", "running"),
+            ]
+        }
+    )
+
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
-    group_size: int = Field(ge=1, le=1024, description="Number of members of a complete group.")
+    group_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        description="Number of members of a complete group."
+    )
     wait_s: Annotated[FiniteFloat, Field(gt=0, le=3600)] = Field(
         60.0,
         description="Seconds from the first member of the group until the group is released, "
@@ -311,6 +420,28 @@ class GroupMemberResponse(Response):
 class TemperatureAdaptation(Request):
     """The outcome of one step of a run, which moves the temperatures of the run once."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {
+                        "success_rate": {"type": "number"},
+                        "diversity": {"type": "null"},
+                    },
+                    "required": ["success_rate"],
+                },
+                {
+                    "properties": {
+                        "success_rate": {"type": "null"},
+                        "diversity": {"type": "number"},
+                        "target_diversity": {"type": "number"},
+                    },
+                    "required": ["diversity", "target_diversity"],
+                },
+            ]
+        }
+    )
+
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
     success_rate: Fraction | None = Field(
@@ -340,7 +471,7 @@ class TemperatureAdaptation(Request):
 class TemperaturesRequest(Request):
     """A request for the temperatures of the samples of one prompt."""
 
-    n: int = Field(ge=1, le=1024, description="Number of samples.")
+    n: Annotated[int, Field(ge=1, le=1024)] = Field(description="Number of samples.")
     base_temperature: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
         0.6, description="The lowest temperature."
     )

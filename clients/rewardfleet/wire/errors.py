@@ -5,6 +5,7 @@ RewardFleetError
 ├── Unauthorized        401  no API key, or an unknown one
 ├── Forbidden           403  the key is valid, but what it asks for is not allowed
 ├── NotFound            404  no such file or route
+├── MethodNotAllowed    405  the route exists, for other methods
 ├── TooLarge            413  over a limit on size, pixels, frames or items
 ├── Abstained           424  the judge answered without a usable verdict (`--abstention error`)
 ├── Overloaded          429  the service is at capacity; try again after `retry_after`
@@ -19,10 +20,12 @@ A new kind is a member of `ErrorKind` and a class. The tables `ERRORS`, `STATUS`
 are derived from the classes.
 """
 
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from .string_enum import StrEnum
 
 if TYPE_CHECKING:  # it imports this module
     from .score import Score
@@ -35,6 +38,7 @@ class ErrorKind(StrEnum):
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
     ABSTAINED = "abstained"
     OVERLOADED = "overloaded"
@@ -148,6 +152,13 @@ class NotFound(RewardFleetError, kind=ErrorKind.NOT_FOUND, status=404):
     """There is no such file or route."""
 
 
+class MethodNotAllowed(RewardFleetError, kind=ErrorKind.METHOD_NOT_ALLOWED, status=405):
+    """The route exists, for other methods; the response names them in `Allow`."""
+
+    #: The methods of the route; empty if they are not known.
+    allowed: Sequence[str] = ()
+
+
 class TooLarge(RewardFleetError, kind=ErrorKind.TOO_LARGE, status=413):
     """The request is over a limit on size, pixels, frames or items."""
 
@@ -155,7 +166,7 @@ class TooLarge(RewardFleetError, kind=ErrorKind.TOO_LARGE, status=413):
 class Abstained(RewardFleetError, kind=ErrorKind.ABSTAINED, status=424):
     """The judge answered, without a usable verdict. Services send it with `--abstention error`."""
 
-    #: The judge's answer, whose `score` is None; None if the service sent an error in its place.
+    #: The judge's answer, whose `score` is None. None if the response does not contain it.
     score: "Score | None" = None
 
 

@@ -4,7 +4,7 @@ Only what Python programs need. As in SandboxFusion, unknown fields are ignored.
 this service does not support, and that would change the result, are rejected.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -12,8 +12,10 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    WithJsonSchema,
     model_validator,
 )
+from typing_extensions import Self
 
 from .policy_text import PolicyText
 
@@ -52,10 +54,10 @@ class RunCodeRequest(_Request):
         "`limits.memory_mb`.",
     )
     files: Annotated[dict[str, JsonValue], AfterValidator(_reject_files)] = Field(
-        {}, description="Not supported: empty or omitted."
+        {}, description="Not supported: empty or omitted.", json_schema_extra={"maxProperties": 0}
     )
     fetch_files: Annotated[list[str], AfterValidator(_reject_files)] = Field(
-        [], description="Not supported: empty or omitted."
+        [], description="Not supported: empty or omitted.", json_schema_extra={"maxItems": 0}
     )
 
 
@@ -93,6 +95,16 @@ class RunCodeResponse(BaseModel):
 class SubmitConfig(_Request):
     """How a submission is judged. The suffix `Dataset` of `dataset_type` may be omitted."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"dataset_type": {"pattern": "^CommonOJ"}}},
+            "then": {
+                "properties": {"language": {"const": "python"}},
+                "required": ["language"],
+            },
+        }
+    )
+
     dataset_type: Literal[
         "CommonOJDataset", "CommonOJ", "LiveCodeBenchDataset", "LiveCodeBench"
     ] = Field(description="SandboxFusion's other types are not supported.")
@@ -102,10 +114,16 @@ class SubmitConfig(_Request):
     run_timeout: float | None = Field(
         None, gt=0, description="Seconds of CPU time per test. Default: 20; for LiveCodeBench 6."
     )
-    provided_data: dict[str, JsonValue] = Field(description="A row of the dataset, with `test`.")
-    custom_extract_logic: Annotated[str | None, AfterValidator(_reject_code)] = Field(
-        None, description="Not supported: null or omitted."
+    provided_data: dict[str, JsonValue] = Field(
+        description="A row of the dataset, with `test`.",
+        json_schema_extra={
+            "required": ["test"],
+            "properties": {"test": {"type": ["string", "array", "object"]}},
+        },
     )
+    custom_extract_logic: Annotated[
+        str | None, AfterValidator(_reject_code), WithJsonSchema({"type": "null"})
+    ] = Field(None, description="Not supported: null or omitted.")
     extra: dict[str, JsonValue] = Field(
         {}, description="`run_all_cases`: whether to continue after the first failure."
     )

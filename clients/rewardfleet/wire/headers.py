@@ -15,5 +15,7 @@ REQUEST_ID_HEADER = "x-request-id"
 FALLBACK_REWARDS_HEADER = "x-fallback-rewards"
 #: The most of them that one request reports.
 MAX_FALLBACK_REWARDS = 1_000_000
+#: In a request that a proxy passes on: the `Host` that the caller gave.
+FORWARDED_HOST_HEADER = "x-forwarded-host"
 #: In a request that a proxy passes on: the prefix that it has removed from the path, e.g. `/video`.
 PREFIX_HEADER = "x-forwarded-prefix"

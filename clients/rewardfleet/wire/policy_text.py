@@ -7,6 +7,7 @@ text, and the service again.
 
 import json
 import re
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -40,21 +41,29 @@ def replace_unusable(text: Any) -> Any:
 PolicyText = Annotated[str, BeforeValidator(replace_unusable)]
 
 
-def without_lone_surrogates(body: bytes) -> bytes:
+def _usable(value: Any) -> Any:
+    if not isinstance(value, list):
+        return replace_unusable(value)
+    # Each may have a prompt before the policy's text, so its length is no reason to refuse it.
+    return [_SURROGATE.sub(UNUSABLE, each) if isinstance(each, str) else each for each in value]
+
+
+def without_lone_surrogates(body: bytes, names: Collection[str] = POLICY_FIELDS) -> bytes:
     r"""Replace lone surrogates, escaped (`\ud800`) or not, in a JSON body's policy texts.
 
     The JSON parser refuses them, and encoders like Python's `json.dumps` write them. Elsewhere they
     stay, and are refused, because the caller wrote them. A body that is not JSON is returned as it
     is.
+
+    Args:
+        body: The JSON.
+        names: The fields that have such a text, or a list of them.
     """
     if not _ENCODED_SURROGATE.search(body):
         return body
 
     def replaced(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {
-            name: replace_unusable(value) if name in POLICY_FIELDS else value
-            for name, value in pairs
-        }
+        return {name: _usable(value) if name in names else value for name, value in pairs}
 
     try:
         return json.dumps(

@@ -1,11 +1,21 @@
 """What every service answers: a score, or the reason why there is none."""
 
-from enum import StrEnum
-from typing import Annotated, Generic, Self, TypeVar
+import json
+from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    model_validator,
+)
+from typing_extensions import Self
 
 from .errors import Abstained, Problem
+from .string_enum import StrEnum
 
 #: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256
@@ -13,10 +23,26 @@ MAX_BATCH_ITEMS = 256
 MAX_NAME = 200
 #: Characters of a judge's text in an error.
 _MAX_QUOTED = 200
+#: A part of a JSON Schema, where a model adds rules that its fields do not have.
+JsonSchema = dict[str, JsonValue]
 #: Names of runs, and of groups, episodes and parts in them.
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 #: Steps of a training run, counted by the trainer.
 Step = Annotated[int, Field(ge=0, le=2**53)]
+
+
+def _finite(value: JsonValue) -> JsonValue:
+    if isinstance(value, str | int | None):
+        return value
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("NaN and infinities are not JSON") from None
+    return value
+
+
+#: A JSON value without NaN and infinities, which pydantic would accept.
+FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
 
 class Request(BaseModel):
@@ -57,8 +83,29 @@ class Timing(Response):
     total: float = Field(0.0, description="From the request's headers to this answer.")
 
 
+def _with_status(status: str, score: str, error: str) -> JsonSchema:
+    """Return the schema of a score with a status, by the types of two fields."""
+    fields: JsonSchema = {
+        "status": {"const": status},
+        "score": {"type": score},
+        "error": {"type": error},
+    }
+    needed = ["status", "score", *(["error"] if error == "object" else [])]
+    return {"properties": fields, "required": list(needed)}
+
+
 class Score(Response):
     """One answer. `score` is null unless `status` is `ok`: a missing reward is never 0.0."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                _with_status("ok", "number", "null"),
+                _with_status("abstained", "null", "null"),
+                _with_status("error", "null", "object"),
+            ]
+        }
+    )
 
     score: FiniteFloat | None = Field(description="The reward, or null if there is none.")
     status: Status = Field(

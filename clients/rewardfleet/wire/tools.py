@@ -1,11 +1,12 @@
 """Models of the tools service: `POST /score`, `/score/batch`, and budgets."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from typing_extensions import Self
 
 from .policy_text import PolicyText
-from .score import Name, Request, Response, Score, Step
+from .score import JsonSchema, Name, Request, Response, Score, Step
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -15,6 +16,8 @@ MAX_COSTS = 65_536
 MAX_PATTERNS = 100
 #: Limit on the numbers of a checkpoint, so that no sum overflows.
 MAX_SUM = 1e30
+#: The same for its counts.
+MAX_COUNT = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
@@ -39,8 +42,33 @@ class CostWeights(Request):
     other: Cost = Field(1.0, description="Of all other tools.")
 
 
+_OF_TOOLRL = (
+    "refined_reward", "coarse_reward", "intermediate_reward", "correct_max1", "max1_step30_max3",
+    "schedule_reward",
+)  # fmt: skip
+_SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
+_IS_TOOLRL: JsonSchema = {
+    "properties": {"variant": {"const": "toolrl"}},
+    "required": ["variant"],
+}
+
+
+def _is_scheduled(option: str) -> JsonSchema:
+    options: JsonSchema = {"properties": {option: {"const": True}}, "required": [option]}
+    return {"properties": {"options": options}, "required": ["options"]}
+
+
 class ToolsOptions(Request):
     """How an answer is scored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                _IS_TOOLRL,
+                {"properties": {option: {"const": False} for option in _OF_TOOLRL}},
+            ]
+        }
+    )
 
     variant: Literal["strict", "toolrl"] = Field(
         "strict",
@@ -98,13 +126,6 @@ class ToolsOptions(Request):
         return next((name for name in _SCHEDULED if getattr(self, name)), None)
 
 
-_OF_TOOLRL = (
-    "refined_reward", "coarse_reward", "intermediate_reward", "correct_max1", "max1_step30_max3",
-    "schedule_reward",
-)  # fmt: skip
-_SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
-
-
 class ToolDescription(Request):
     """A tool that was available."""
 
@@ -117,6 +138,13 @@ class ToolDescription(Request):
 class ToolsRequest(Request):
     """An answer, and the correct answer it is compared with."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"anyOf": [_is_scheduled(option) for option in _SCHEDULED]},
+            "then": {"properties": {"step": {"type": "integer"}}, "required": ["step"]},
+        }
+    )
+
     response: PolicyText = Field(
         description="The answer of the policy: `<think>`, `<tool_call>`, `<response>`. Any text is "
         "scored."
@@ -124,6 +152,7 @@ class ToolsRequest(Request):
     ground_truth: str = Field(
         min_length=1,
         max_length=MAX_GROUND_TRUTH,
+        json_schema_extra={"pattern": "<(think|tool_call|response)>"},
         description="A correct answer with the same tags, as in ToolRL's datasets.",
     )
     step: Step | None = Field(None, description="Step of the training run, for schedules.")
@@ -179,8 +208,8 @@ class PidGains(Request):
     cost_smoothing: Smoothing = Field(
         0.0, description="Weight of the old value in the moving average of the cost."
     )
-    derivative_delay: int = Field(
-        1, ge=1, le=1_000, description="Updates over which the rise of the cost is measured."
+    derivative_delay: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        1, description="Updates over which the rise of the cost is measured."
     )
 
 
@@ -201,16 +230,12 @@ class BudgetOptions(Request):
         "proportional and a derivative term.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
-    every: int = Field(
+    every: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1,
-        ge=1,
-        le=1_000_000,
         description="Steps whose mean cost makes one update of the multiplier.",
     )
-    parts: int | None = Field(
+    parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         None,
-        ge=1,
-        le=65_536,
         description="Parts in which the costs of a step arrive: the step is closed with the last "
         "one. Null: it is closed when a part of a later step arrives.",
     )
@@ -222,15 +247,20 @@ class BudgetOptions(Request):
         return self
 
 
+# The limits hold for requests; see `BudgetRequest`.
+_Number = Annotated[FiniteFloat, Field(json_schema_extra={"minimum": -MAX_SUM, "maximum": MAX_SUM})]
+_Count = Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_COUNT})]
+
+
 class StepSum(Response):
     """Sums over answers of closed steps, or of the parts of an open one."""
 
-    steps: int = Field(0, ge=0, description="Closed steps.")
-    parts: int = Field(0, ge=0, description="Parts.")
-    count: int = Field(0, ge=0, description="Answers.")
-    cost: FiniteFloat = Field(0.0, description="Sum of their costs.")
-    task_count: int = Field(0, ge=0, description="Answers with a task reward.")
-    task: FiniteFloat = Field(0.0, description="Sum of their task rewards.")
+    steps: _Count = Field(0, description="Closed steps.")
+    parts: _Count = Field(0, description="Parts.")
+    count: _Count = Field(0, description="Answers.")
+    cost: _Number = Field(0.0, description="Sum of their costs.")
+    task_count: _Count = Field(0, description="Answers with a task reward.")
+    task: _Number = Field(0.0, description="Sum of their task rewards.")
 
 
 class MultiplierCheckpoint(Response):
@@ -238,9 +268,9 @@ class MultiplierCheckpoint(Response):
 
     multiplier: Cost = Field(description="Lambda.")
     integral: Cost = Field(description="The integral term.")
-    error: FiniteFloat = Field(0.0, description="Moving average of mean cost - budget.")
-    cost: FiniteFloat = Field(0.0, description="Moving average of the cost.")
-    past_costs: list[FiniteFloat] = Field(
+    error: _Number = Field(0.0, description="Moving average of mean cost - budget.")
+    cost: _Number = Field(0.0, description="Moving average of the cost.")
+    past_costs: list[_Number] = Field(
         default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
     )
 
@@ -250,7 +280,7 @@ class BudgetCheckpoint(Response):
 
     multiplier: MultiplierCheckpoint = Field(description="The controller.")
     step: Step | None = Field(None, description="The last closed step.")
-    updates: int = Field(0, ge=0, description="Updates of the multiplier.")
+    updates: _Count = Field(0, description="Updates of the multiplier.")
     window: StepSum = Field(
         default_factory=StepSum, description="Closed steps since the last update."
     )
@@ -277,13 +307,39 @@ class BudgetRequest(BudgetOptions):
             multiplier, window = self.checkpoint.multiplier, self.checkpoint.window
             sums = window.model_dump().values()
             numbers = (multiplier.error, multiplier.cost, *multiplier.past_costs, *sums)
-            if any(abs(number) > MAX_SUM for number in (*numbers, self.checkpoint.updates)):
+            if any(
+                abs(number) > (MAX_COUNT if isinstance(number, int) else MAX_SUM)
+                for number in (*numbers, self.checkpoint.updates)
+            ):
                 raise ValueError(f"checkpoint: give numbers of at most {MAX_SUM:g}")
         return self
 
 
 class BudgetUpdateRequest(Request):
     """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "properties": {
+                        "costs": {"type": "array"},
+                        "mean_cost": {"type": "null"},
+                        "count": {"type": "null"},
+                    },
+                    "required": ["costs"],
+                },
+                {
+                    "properties": {
+                        "costs": {"type": "null"},
+                        "mean_cost": {"type": "number"},
+                        "count": {"type": "integer"},
+                    },
+                    "required": ["mean_cost", "count"],
+                },
+            ]
+        }
+    )
 
     step: Step = Field(description="Step of the training run.")
     part: Name | None = Field(
@@ -294,7 +350,9 @@ class BudgetUpdateRequest(Request):
         None, min_length=1, max_length=MAX_COSTS, description="The cost of each answer."
     )
     mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
-    count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
+    count: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = Field(
+        None, description="Number of answers."
+    )
     mean_task_reward: Annotated[FiniteFloat, Field(ge=-1e9, le=1e9)] | None = Field(
         None, description="Mean task reward of these answers, for monitoring."
     )

@@ -1,12 +1,13 @@
 """Validation by pydantic models, with errors as sentences for callers and command lines."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from .errors import InvalidRequest
-from .policy_text import without_lone_surrogates
+from .policy_text import POLICY_FIELDS, without_lone_surrogates
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -39,27 +40,79 @@ def validate(
         raise InvalidRequest(f"{prefix}{format_validation_error(error, model)}") from None
 
 
-def validate_json(model: type[ModelT], body: bytes) -> ModelT:
-    """Validate JSON. Lone surrogates are accepted in policy texts only.
+def validate_json(
+    model: type[ModelT],
+    body: bytes,
+    *,
+    context: Mapping[str, Any] | None = None,
+    policy_fields: Collection[str] = POLICY_FIELDS,
+) -> ModelT:
+    """Validate JSON strictly: neither `"16"` nor `true` is an integer, but `16.0` is one.
+
+    Lone surrogates are accepted in policy texts only.
+
+    Args:
+        model: The model that the JSON must match.
+        body: The JSON.
+        context: For the model's validators.
+        policy_fields: The names of the fields with policy texts.
 
     Raises:
         InvalidRequest: It is not JSON, or not valid.
     """
-    try:
+    for is_last in (False, False, True):
         try:
-            return model.model_validate_json(body)
+            return model.model_validate_json(body, strict=True, context=context)
         except ValidationError as error:
-            if not _is_not_json(error):
-                raise
-            return model.model_validate_json(without_lone_surrogates(body))
-    except ValidationError as error:
-        raise InvalidRequest(format_validation_error(error, model)) from None
+            accepted = body if is_last else _accepted(body, error, policy_fields)
+            if accepted is body:
+                raise InvalidRequest(format_validation_error(error, model)) from None
+            body = accepted
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _accepted(body: bytes, error: ValidationError, policy_fields: Collection[str]) -> bytes:
+    """Return JSON with what pydantic refuses and a service accepts replaced, or `body` itself."""
+    if _is_not_json(error):
+        return without_lone_surrogates(body, policy_fields)
+    return _with_integers(body, error)
 
 
 def _is_not_json(error: ValidationError) -> bool:
     if error.error_count() != 1:  # otherwise a list of all errors would be built
         return False
     return error.errors(include_input=False)[0]["type"] == "json_invalid"
+
+
+def _with_integers(body: bytes, error: ValidationError) -> bytes:
+    """Return JSON with `16` in place of `16.0` where an error expects an integer.
+
+    In JSON Schema they are equal. A validator that converts floats would take as long for each
+    integer as all the rest, so only what was refused is converted.
+    """
+    places = [
+        each["loc"]
+        for each in error.errors(include_url=False, include_context=False)
+        if each["type"] == "int_type" and _as_integer(each["input"]) is not each["input"]
+    ]
+    if not places:
+        return body
+    data = json.loads(body)
+    for place in places:
+        parent, last, value = None, None, data
+        for part in place:  # others name the member of a union
+            is_key = isinstance(value, dict) and part in value
+            if is_key or (isinstance(value, list) and isinstance(part, int)):
+                parent, last, value = value, part, value[part]
+        if isinstance(parent, list):  # of which only the first error may be known
+            parent[:] = map(_as_integer, parent)
+        elif parent is not None:
+            parent[last] = _as_integer(value)
+    return json.dumps(data).encode()
+
+
+def _as_integer(value: object) -> object:
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def encode_json(model: BaseModel, *, exclude_unset: bool = False) -> bytes:

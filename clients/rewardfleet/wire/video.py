@@ -1,16 +1,19 @@
 """`POST /score` and `POST /score/batch` of the video service."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, FiniteFloat, JsonValue, ValidationInfo, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
+from typing_extensions import Self
 
-from .score import Request, Response, Score
+from .score import FiniteJson, JsonSchema, Request, Response, Score
 
 #: The most images in `frames_base64`.
 MAX_FRAMES_SENT = 1024
 
 #: The fields that provide the video; a request has exactly one of them.
 INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
+#: The fields that a form does not have, as its file replaces them.
+FILE_REPLACES = (*INPUTS, "fps")
 
 
 def sample_indices(total: int, count: int) -> tuple[int, ...]:
@@ -30,8 +33,32 @@ def sample_indices(total: int, count: int) -> tuple[int, ...]:
     return tuple(round(index * (total - 1) / (count - 1)) for index in range(count))
 
 
+def _base64_pattern(alphabet: str) -> str:
+    """Return a pattern of complete bytes, whose unused bits are 0; the padding is optional."""
+    return (
+        f"([{alphabet}]{{4}})*"
+        f"([{alphabet}]{{4}}|[{alphabet}][AQgw](=|==)?|[{alphabet}]{{2}}[AEIMQUYcgkosw048]=?)"
+    )
+
+
+_BASE64: JsonSchema = {
+    "contentEncoding": "base64",
+    "pattern": f"^({_base64_pattern('A-Za-z0-9+/')}|{_base64_pattern('A-Za-z0-9_-')})$",
+}
+
+
+def _only(name: str) -> JsonSchema:
+    """Return the schema of requests with one of the inputs, where null is no input."""
+    others: JsonSchema = {each: {"type": "null"} for each in FILE_REPLACES if each != name}
+    if name == "frames_base64":
+        del others["fps"]
+    return {"properties": {name: {"not": {"type": "null"}}, **others}, "required": [name]}
+
+
 class VideoRequest(Request):
     """One rollout to judge. Provide exactly one of the fields in `INPUTS`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(name) for name in INPUTS]})
 
     task_text: str = Field(
         min_length=1, max_length=4096, description="The task: what the robot was to do."
@@ -40,20 +67,25 @@ class VideoRequest(Request):
         None,
         min_length=1,
         max_length=4096,
+        json_schema_extra={"pattern": "^[^\\x00]*$"},
         description="A video file on the server, under one of its `--video-root` folders; a "
         "relative path is looked up in each of them.",
     )
     video_base64: bytes | None = Field(
-        None, min_length=1, description="A video file (mp4, mov, mkv, webm or avi), in base64."
+        None,
+        min_length=1,
+        description="A video file (mp4, mov, mkv, webm or avi), in base64.",
+        json_schema_extra=_BASE64,
     )
     video_url: str | None = Field(
         None,
         min_length=1,
         max_length=4096,
+        json_schema_extra={"pattern": "^[hH][tT][tT][pP][sS]://[^/?#@]+([/?#]|$)"},
         description="An https URL of a video file, on a host that the service allows with "
         "`--video-url-host`.",
     )
-    frames_base64: list[bytes] | None = Field(
+    frames_base64: list[Annotated[bytes, Field(json_schema_extra=_BASE64)]] | None = Field(
         None,
         min_length=1,
         max_length=MAX_FRAMES_SENT,
@@ -63,23 +95,25 @@ class VideoRequest(Request):
         None,
         description="Frames per second of `frames_base64`. Video files contain their own rate.",
     )
-    nframes: int = Field(
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-fA-F]{64}$",
+        description="SHA-256 of the video file, or of the images of `frames_base64` one after "
+        "another, in hex. Content that has another one is refused.",
+    )
+    nframes: Annotated[int, Field(ge=1, le=128)] = Field(
         16,
-        ge=1,
-        le=128,
         description="Number of frames that the judge sees, spread evenly over the clip.",
     )
-    max_pixels: int = Field(
+    max_pixels: Annotated[int, Field(ge=784, le=1_605_632)] = Field(
         200_704,
-        ge=784,
-        le=1_605_632,
         description="The most pixels (height times width) per frame; larger frames are scaled "
         "down.",
     )
     backend: str | None = Field(
         None, max_length=200, description="Name of the judge; null for the service's default."
     )
-    backend_kwargs: dict[str, JsonValue] = Field(
+    backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
 
@@ -101,8 +135,10 @@ class VideoRequest(Request):
 class Curve(Response):
     """Scores of prefixes of a clip, from short to complete."""
 
-    frames: list[int] = Field(description="The source's index of the last frame of each prefix.")
-    values: list[FiniteFloat | None] = Field(
+    frames: list[Annotated[int, Field(ge=0)]] = Field(
+        description="The source's index of the last frame of each prefix."
+    )
+    values: list[Annotated[FiniteFloat, Field(ge=0, le=1)] | None] = Field(
         description="The score of each prefix, in [0, 1]; null if the judge abstained."
     )
 

@@ -1,0 +1,313 @@
+"""Models of the routes that trainers call in their own wire formats; see docs/wire-formats.md.
+
+Unknown fields are ignored, or returned where the format says so. What a policy wrote is always
+scored; what the caller wrote may be invalid.
+"""
+
+from typing import Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    RootModel,
+    model_validator,
+)
+from typing_extensions import Self
+
+from .errors import ErrorKind
+from .policy_text import POLICY_FIELDS
+from .score import MAX_BATCH_ITEMS, Response
+
+#: The fields of these formats that have a policy's text, or parts of it.
+TEXT_FIELDS = POLICY_FIELDS | {
+    "query", "text", "content", "message", "source_code", "arguments", "refusal",
+}  # fmt: skip
+
+#: NeMo Gym's names of failures; a name with a colon is this project's.
+GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
+    ErrorKind.ABSTAINED: "judge_unparseable",
+    ErrorKind.BACKEND_FAILED: "verifier_error",
+    ErrorKind.INTERNAL: "verifier_error",
+    ErrorKind.UNAVAILABLE: "provider_unavailable",
+    ErrorKind.OVERLOADED: "rewardfleet:overloaded",
+    ErrorKind.DEADLINE_EXCEEDED: "rewardfleet:deadline_exceeded",
+}
+#: The fields of an earlier verification, which a request to verify again contains.
+GYM_RESULT_FIELDS = frozenset(
+    {
+        "reward", "reward_components", "mask_sample", "failure_kind", "failure_reason",
+        "_ng_failure_class", "_ng_failure_judge_error",
+    }
+)  # fmt: skip
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class _OpenRequest(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+
+# OpenRLHF
+
+
+class OpenRlhfRequest(_Request):
+    """Samples of OpenRLHF; it sends lists of one."""
+
+    query: list[str] = Field(
+        min_length=1,
+        max_length=MAX_BATCH_ITEMS,
+        description="Prompt and response, decoded with special tokens.",
+    )
+    prompts: list[str] = Field(description="The prompts, with which the queries begin.")
+    labels: list[JsonValue] = Field(description="The ground truths: one per query.")
+
+    @model_validator(mode="after")
+    def _are_of_one_length(self) -> Self:
+        if not len(self.query) == len(self.prompts) == len(self.labels):
+            raise ValueError(
+                f"give one prompt and one label per query (got {len(self.query)}, "
+                f"{len(self.prompts)} and {len(self.labels)})"
+            )
+        return self
+
+
+class OpenRlhfResponse(Response):
+    """One reward per query."""
+
+    rewards: list[FiniteFloat] = Field(description="The scores.")
+    scores: list[FiniteFloat] = Field(description="The same, which OpenRLHF filters by.")
+    extra_logs: dict[str, list[FiniteFloat]] = Field(
+        description="The components that all scores have, by name, for OpenRLHF's log."
+    )
+
+
+# slime
+
+
+class SlimeRequest(_Request):
+    """A sample of slime."""
+
+    response: str = Field(description="The response.")
+    label: JsonValue = Field(description="The ground truth.")
+    prompt: JsonValue = Field(None, description="Ignored.")
+
+
+class SlimeReward(RootModel[FiniteFloat]):
+    """The reward, as a number."""
+
+
+# NeMo Gym
+
+
+class GymSeedRequest(_OpenRequest):
+    """The beginning of a rollout. This server has no sessions: all of it is ignored."""
+
+
+class GymSeedResponse(Response):
+    """Empty: there is no session."""
+
+
+class GymResponse(_OpenRequest):
+    """What the policy answered, in the format of OpenAI's responses."""
+
+    output: list[dict[str, JsonValue]] = Field(
+        description="Items. The texts of the assistant's messages are the response."
+    )
+
+    @property
+    def text(self) -> str:
+        """The text of all messages of the assistant; agents also put those of users here."""
+        return "".join(
+            text_of(item.get("content"))
+            for item in self.output
+            if item.get("type", "message") == "message"
+            and item.get("role", "assistant") == "assistant"
+        )
+
+
+class GymVerifyRequest(_OpenRequest):
+    """A rollout to verify, with the fields of its row."""
+
+    responses_create_params: dict[str, JsonValue] = Field(description="Returned as it is.")
+    response: GymResponse = Field(description="What the policy answered.")
+
+
+class GymVerifyResponse(BaseModel):
+    """The request with the reward, or with the reason why the sample must be masked."""
+
+    model_config = ConfigDict(extra="allow")
+
+    responses_create_params: dict[str, JsonValue] = Field(description="As in the request.")
+    response: dict[str, JsonValue] = Field(description="As in the request.")
+    reward: FiniteFloat = Field(description="The score. 0 if the sample is masked.")
+    reward_components: dict[str, FiniteFloat] = Field({}, description="Its components, by name.")
+    mask_sample: bool = Field(
+        False, description="Whether there is no reward; so is `instance_config.mask_sample`."
+    )
+    failure_kind: str | None = Field(None, description="NeMo Gym's name of the failure.")
+    failure_reason: str | None = Field(None, description="Why there is no reward.")
+
+
+class GymResult(_Request):
+    """A response of `/verify`, without what the mean reward does not need."""
+
+    reward: FiniteFloat | None = Field(None, description="The reward.")
+    mask_sample: bool | None = Field(None, description="Whether it does not count.")
+
+
+class GymMetricsRequest(_Request):
+    """The rollouts of an agent, for their mean reward."""
+
+    verify_responses: list[GymResult] = Field(description="Responses of `/verify`.")
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the samples that are not masked."""
+        valid = (each for each in self.verify_responses if not each.mask_sample)
+        return [each.reward for each in valid if each.reward is not None]
+
+
+class GymMetrics(Response):
+    """Metrics of an agent's rollouts. Masked samples do not count."""
+
+    agent_metrics: dict[str, FiniteFloat] = Field(
+        description="`mean/reward`, and `masked`: the share of samples that are masked."
+    )
+    key_metrics: dict[str, FiniteFloat] = Field(description="`mean/reward`.")
+    group_level_metrics: list[dict[str, JsonValue]] = Field([], description="Always empty.")
+
+
+class GymReverifyMode(RootModel[Literal["stateless"]]):
+    """That a response can be verified again at any time."""
+
+
+# OpenEnv
+
+
+class OpenEnvReset(_Request):
+    """The beginning of an episode. There is no state: all of it is ignored."""
+
+    seed: int | None = Field(None, description="Ignored.")
+    episode_id: str | None = Field(None, description="Ignored.")
+
+
+class OpenEnvStep(_Request):
+    """The only step of an episode."""
+
+    action: dict[str, JsonValue] = Field(
+        description="The fields of an item of `/score`; or `response`, `completion`, `code` or "
+        "`message` with the policy's text, and a ground truth."
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, description="Seconds until the deadline; at most `--deadline-s`."
+    )
+    request_id: str | None = Field(None, description="Ignored; use `X-Request-Id`.")
+
+
+class OpenEnvResult(Response):
+    """The state after a reset or a step."""
+
+    observation: dict[str, JsonValue] = Field(
+        description="Empty after a reset. Else `status` and `components` of the score."
+    )
+    reward: FiniteFloat | None = Field(
+        None, description="The score; null after a reset, and if the judge abstained."
+    )
+    done: bool = Field(description="Whether the episode is over: after the first step.")
+
+
+# AWS
+
+
+class AwsMessage(_Request):
+    """A message of a conversation."""
+
+    role: str = Field(description="Whose message it is.")
+    content: JsonValue = Field(description="A text, or a list of parts with `text`.")
+
+
+class AwsSample(_OpenRequest):
+    """A sample of AWS's reinforcement fine-tuning."""
+
+    id: str | int = Field(description="Returned in the response.")
+    messages: list[AwsMessage] = Field(
+        min_length=1, description="The conversation; the last message is the policy's."
+    )
+    metadata: dict[str, JsonValue] | None = Field(
+        None,
+        description="Has the ground truth, e.g. as `reference_answer`, unless the sample has it.",
+    )
+
+
+class AwsRequest(RootModel[list[AwsSample]]):
+    """Samples of AWS's reinforcement fine-tuning."""
+
+    root: list[AwsSample] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
+
+
+class AwsMetric(Response):
+    """A part of a score."""
+
+    name: str = Field(description="Its name.")
+    value: FiniteFloat = Field(description="Its value.")
+    type: Literal["Reward", "Metric"] = Field(description="Always `Metric`.")
+
+
+class AwsScore(Response):
+    """The reward of a sample."""
+
+    id: str | int = Field(description="That of the sample.")
+    aggregate_reward_score: FiniteFloat = Field(description="The score.")
+    metrics_list: list[AwsMetric] = Field(description="Its components.")
+
+
+class AwsResponse(RootModel[list[AwsScore]]):
+    """One reward per sample, in the same order."""
+
+
+# Judge0
+
+
+class Judge0Request(_Request):
+    """A program and one test, in the format of Judge0."""
+
+    source_code: str = Field(description="The program.")
+    language_id: Literal[71, 92, 100, 109, 113] = Field(
+        description="One of Judge0's numbers for Python 3."
+    )
+    stdin: str | None = Field(None, description="Text on the program's standard input.")
+    expected_output: str = Field(
+        description="What it must print; white space at the ends of lines is ignored."
+    )
+    cpu_time_limit: float = Field(5.0, gt=0, le=60, description="Seconds of CPU time.")
+
+
+class Judge0Status(Response):
+    """What became of a program."""
+
+    id: int = Field(description="Judge0's number.")
+    description: str = Field(description="E.g. `Accepted` or `Wrong Answer`.")
+
+
+class Judge0Response(Response):
+    """The result of a program."""
+
+    status: Judge0Status = Field(description="What became of the program.")
+    stdout: str = Field("", description="The first 1000 bytes of its standard output.")
+    stderr: str = Field("", description="The beginning and the end of its standard error.")
+    time: str = Field(description="Seconds of CPU time.")
+
+
+def text_of(content: JsonValue) -> str:
+    """Return the text of a message's content: a text, or a list of parts with `text`."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))

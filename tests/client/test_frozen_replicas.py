@@ -1,0 +1,319 @@
+"""Replicas that stop answering: calls move to the others, and few requests are sent twice."""
+
+import asyncio
+import base64
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rewardfleet import DeadlineExceeded, RewardFleet, hedging, replicas
+from rewardfleet.blocking import RewardFleet as BlockingFleet
+from rewardfleet_server.testing import wait_until
+
+from ..conftest import image_base64
+from .conftest import Received, Reply, healthy, problem, until
+
+pytestmark = pytest.mark.usefixtures("no_gc")
+
+IMAGE = base64.b64decode(image_base64())
+
+#: Serves video with a judge whose score is in the task, after some milliseconds.
+PROGRAM = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from rewardfleet_server.serve import Server
+from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.settings import VideoSettings
+
+class Numbers(FakeJudge):
+    async def judge(self, task_text, clip, backend_kwargs):
+        await asyncio.sleep(0.01)
+        return Judgment(int(task_text.split()[-1]) / 1e6, "")
+
+configure_logging("info")
+settings = VideoSettings(port=0)
+Server(create_app(settings, {"numbers": Numbers()}), settings).run()
+"""
+
+
+def frozen(release: asyncio.Event):
+    """Answer nothing until `release` is set, also not `/readyz`."""
+
+    async def script(request: Received) -> Reply | None:
+        await release.wait()
+        return await healthy(request)
+
+    return script
+
+
+def stuck(release: asyncio.Event):
+    """Answer `/readyz` only, until `release` is set."""
+
+    async def script(request: Received) -> Reply | None:
+        if request.path != "/readyz":
+            await release.wait()
+        return await healthy(request)
+
+    return script
+
+
+@pytest.fixture(autouse=True)
+def _quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("slow"):  # real processes need the real limits
+        return
+    monkeypatch.setattr(replicas, "MAX_SILENCE_SECONDS", 0.03)
+    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 0.1)
+
+
+async def score_number(fleet: RewardFleet, number: int) -> int:
+    score = await fleet.video.score(f"task {number}", "clip.mp4")
+    return round(score.score * 1e6)
+
+
+async def use_once(fleet: RewardFleet, calls: int = hedging.MIN_ANSWERS) -> None:
+    """Make calls until enough of their times are known for a hedge."""
+    for number in range(calls):
+        assert await score_number(fleet, number) == number
+
+
+@pytest.mark.slow
+async def test_the_calls_of_a_frozen_replica_move_to_another_one(replica):
+    release = asyncio.Event()
+    silent, other = await replica(frozen(release)), await replica()
+    async with RewardFleet(video=[silent.url, other.url], timeout_s=20) as fleet:
+        started = time.monotonic()
+        calls = [score_number(fleet, number) for number in range(20)]
+        assert await asyncio.gather(*calls) == list(range(20))
+        assert time.monotonic() - started < 15, "long before the deadline"
+        held = len(silent.received)
+        assert [await score_number(fleet, number) for number in range(5)] == list(range(5))
+        assert len(silent.received) == held > 0, "an ejected replica gets no calls"
+        release.set()
+        async with asyncio.timeout(10):
+            while len(silent.received) == held:
+                await score_number(fleet, 1)
+
+
+async def test_a_slow_judge_is_waited_for_as_long_as_its_service_answers_checks(
+    replica, monkeypatch
+):
+    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 2.0)  # a busy machine must answer in time
+    release = asyncio.Event()
+    slow, other = await replica(stuck(release)), await replica(stuck(release))
+    async with RewardFleet(video=[slow.url, other.url], timeout_s=20) as fleet:
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(4)]
+        await until(lambda: slow.probes >= 3 and other.probes >= 3)
+        release.set()
+        assert await asyncio.gather(*calls) == list(range(4))
+    assert len(slow.received) + len(other.received) == 4, "no call is sent twice"
+
+
+async def test_a_replica_is_not_watched_after_its_last_call_has_failed(replica):
+    never = asyncio.Event()
+    only = await replica(frozen(never))
+    async with RewardFleet(video=only.url, timeout_s=0.3) as fleet:
+        with pytest.raises(DeadlineExceeded):
+            await score_number(fleet, 1)
+        (state,) = fleet.video._transport._replicas()._replicas
+        await until(lambda: state.watch is None)
+    never.set()
+
+
+async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
+    never = asyncio.Event()
+
+    async def answer(request: Received) -> Reply:
+        return Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
+
+    silent, other = await replica(frozen(never)), await replica(answer)
+    async with RewardFleet(episode=[silent.url, other.url], timeout_s=20) as fleet:
+        outcome = {"run": "r", "step": 3, "success_rate": 0.5}
+        assert (await fleet.episode.temperatures(1, adapt=outcome)).temperatures == [0.6]
+    (first,), (second,) = silent.received, other.received
+    assert first.body == second.body, "the service counts the same run and step once"
+    never.set()
+
+
+@pytest.mark.slow
+async def test_a_call_that_takes_unusually_long_is_hedged_within_the_budget(replica, monkeypatch):
+    monkeypatch.setattr(hedging, "MIN_SECONDS", 1.0)  # a busy machine must not hedge other calls
+    never = asyncio.Event()
+    both = [await replica() for _ in range(2)]
+    async with RewardFleet(video=[each.url for each in both], timeout_s=20) as fleet:
+        await use_once(fleet, 100)  # five hedges are saved up
+        both[0].script = stuck(never)
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(40)]
+        state = fleet.video._transport._replicas().hedging
+        await until(lambda: sum(call.done() for call in calls) == 20 + 7)  # 5 % of 140 are 7
+        probes = both[0].probes
+        await until(lambda: both[0].probes >= probes + 3)  # meanwhile, others would be hedged
+        assert (state.requests, state.hedges) == (140, 7)
+        assert len(both[1].received) == 50 + 20 + 7
+        assert sum(call.done() for call in calls) == 20 + 7
+        never.set()
+        assert await asyncio.gather(*calls) == list(range(40))
+        assert [each.in_flight for each in fleet.video._transport._replicas()._replicas] == [0, 0]
+
+
+@pytest.mark.slow
+async def test_stateful_calls_and_single_urls_are_not_hedged(replica):
+    release = asyncio.Event()
+
+    async def answer(request: Received) -> Reply:
+        await asyncio.sleep(0)
+        return Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
+
+    both = [await replica(answer) for _ in range(2)]
+    async with RewardFleet(episode=[each.url for each in both], timeout_s=20) as fleet:
+        for _ in range(60):
+            await fleet.episode.temperatures(1)
+        for each in both:
+            each.script = stuck(release)
+        call = asyncio.create_task(fleet.episode.temperatures(1))
+        await until(lambda: sum(each.probes for each in both) >= 3)
+        assert sum(len(each.received) for each in both) == 61
+        call.cancel()
+        known = fleet.episode._transport._replicas().hedging._seconds
+        assert not known, "the times of stateful calls, one route per run, are not kept"
+    only = await replica()
+    async with RewardFleet(video=only.url, timeout_s=20) as fleet:
+        await use_once(fleet, 60)
+        only.script = frozen(release)
+        call = asyncio.create_task(score_number(fleet, 1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(call), 0.2)
+        assert (len(only.received), only.probes) == (61, 0), "there is no other to move it to"
+        release.set()
+        assert await call == 1
+
+
+def test_hedges_are_at_most_five_percent_of_the_requests():
+    budget = hedging.Hedging()
+    taken = 0
+    for _ in range(10_000):
+        budget.count_request()
+        taken += budget.take()
+    assert 499 <= taken <= 500
+    for _ in range(10_000):
+        budget.count_request()
+    assert sum(budget.take() for _ in range(100)) == hedging.MAX_SAVED
+
+
+def test_a_hedge_is_sent_after_twice_the_time_of_99_percent():
+    budget, kind = hedging.Hedging(), hedging.kind_of("/score", 1)
+    for _ in range(hedging.MIN_ANSWERS - 1):
+        budget.record(kind, 60.0)
+    assert budget.delay(kind) is None, "too few answers are known"
+    budget.record(kind, 0.001)
+    assert budget.delay(kind) == 120.0, "a judge that takes a minute is not hedged before two"
+    for _ in range(200):
+        budget.record(kind, 0.001)
+    assert budget.delay(kind) == hedging.MIN_SECONDS
+    assert budget.delay(hedging.kind_of("/score", 64)) is None, "a batch is of another kind"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("status", "kind"), [(429, "overloaded"), (503, "unavailable")])
+async def test_a_long_retry_after_rests_a_replica_for_a_limited_time(
+    replica, monkeypatch, status, kind
+):
+    monkeypatch.setattr(replicas, "MAX_REST_SECONDS", 0.2)
+
+    async def refuse(request: Received) -> Reply:
+        return Reply(status, problem(status, kind, 86400), {"Retry-After": "86400"})
+
+    resting, other = await replica(refuse), await replica()
+    async with RewardFleet(video=[resting.url, other.url], timeout_s=20) as fleet:
+        while not resting.received:
+            await score_number(fleet, 1)
+        resting.script = healthy
+        async with asyncio.timeout(5):
+            while len(resting.received) == 1:
+                await score_number(fleet, 1)
+
+
+@contextmanager
+def services(count: int, folder: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
+    """Start real services; yield their processes and URLs."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
+    with ExitStack() as stack:
+        started = []
+        for number in range(count):
+            log = stack.enter_context(open(folder / f"{number}.log", "w+"))
+            command = [sys.executable, "-c", PROGRAM]
+            process = stack.enter_context(subprocess.Popen(command, stderr=log, env=environment))
+            stack.callback(process.kill)
+            started.append((process, log))
+        yield [(process, _url(Path(log.name))) for process, log in started]
+
+
+def _url(log: Path) -> str:
+    wait_until(lambda: '"serving ' in log.read_text(), 30)
+    return log.read_text().split('"serving ')[1].split(" on ")[1].split('"')[0]
+
+
+def _p99(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=100)[98]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # ten seconds, and a minute on a busy machine
+async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path):
+    """2,500 calls to three processes, one of which is stopped for a part of the time."""
+
+    async def run(fleet: RewardFleet, first: int, freeze: bool) -> list[float]:
+        seconds, numbers, stopped = [], iter(range(first, first + 2500)), False
+
+        async def caller() -> None:
+            nonlocal stopped
+            for number in numbers:
+                if freeze and number == first + 800:
+                    os.kill(frozen_one.pid, signal.SIGSTOP)
+                    stopped = True
+                if stopped and number == first + 1800:
+                    os.kill(frozen_one.pid, signal.SIGCONT)
+                began = time.monotonic()
+                score = await fleet.video.score(f"task {number}", [IMAGE])
+                assert round(score.score * 1e6) == number
+                seconds.append(time.monotonic() - began)
+
+        await asyncio.gather(*(caller() for _ in range(24)))
+        return seconds
+
+    with services(3, tmp_path) as three:
+        frozen_one = three[1][0]
+        async with RewardFleet(video=[url for _, url in three], timeout_s=10) as fleet:
+            idle = await run(fleet, 0, freeze=False)
+            with_frozen = await run(fleet, 10_000, freeze=True)
+            state = fleet.video._transport._replicas().hedging
+        print(f"p99 {_p99(idle):.3f} s, with a frozen replica {_p99(with_frozen):.3f} s")
+        print(f"max {max(idle):.3f} s, {max(with_frozen):.3f} s; hedges {state.hedges}")
+        assert (len(idle), len(with_frozen)) == (2500, 2500)
+        assert state.hedges <= 0.05 * state.requests
+        assert _p99(with_frozen) < 4 * _p99(idle) + 1.0
+        assert max(with_frozen) < 8
+
+
+@pytest.mark.slow
+def test_the_blocking_client_survives_a_frozen_replica(tmp_path):
+    with (
+        services(2, tmp_path) as two,
+        BlockingFleet(video=[url for _, url in two], timeout_s=10) as fleet,
+    ):
+        assert fleet.video.score("task 1", [IMAGE]).score == 1e-6
+        os.kill(two[0][0].pid, signal.SIGSTOP)
+        started = time.monotonic()
+        for number in range(2, 6):
+            assert round(fleet.video.score(f"task {number}", [IMAGE]).score * 1e6) == number
+        assert time.monotonic() - started < 8

@@ -1,0 +1,90 @@
+"""Responses that are too large, or compressed, are typed failures and are not read."""
+
+import gzip
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import rewardfleet
+from rewardfleet import RewardFleet, response_limit, transport
+
+from .conftest import answering
+
+
+@pytest.fixture(autouse=True)
+def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_RETRIES", 0)
+    monkeypatch.setattr(response_limit, "MAX_RESPONSE_BYTES", 2**20)
+    monkeypatch.setattr(response_limit, "MAX_ITEM_BYTES", 0)
+
+
+@contextmanager
+def endless(head: bytes, chunk: bytes) -> Iterator[tuple[str, list[int]]]:
+    """Answer with `chunk` until the client disconnects; yield the URL, and the bytes sent."""
+    sent = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            total = 0
+            try:
+                self.request.sendall(head)
+                while total < 2**30:
+                    self.request.sendall(chunk)
+                    total += len(chunk)
+            except OSError:
+                sent.append(total)
+
+    class Server(socketserver.ThreadingTCPServer):
+        block_on_close = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", sent
+        server.shutdown()
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+async def test_an_endless_response_is_cut_off(status):
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    head = f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with endless(head, chunk) as (url, sent):
+        async with RewardFleet(video=url, timeout_s=10) as fleet:
+            with pytest.raises(rewardfleet.BackendFailed, match="more than 1048576 bytes"):
+                await fleet.video.score("task 1", "clip.mp4")
+    assert sent[0] < 64 * 2**20, "what the sockets buffer, and no more"
+
+
+async def test_a_response_that_announces_too_much_is_not_read():
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {2**40}\r\n\r\n".encode()
+    with answering(head) as url:
+        async with RewardFleet(video=url, timeout_s=10) as fleet:
+            with pytest.raises(rewardfleet.BackendFailed, match="more than"):
+                await fleet.video.score("task 1", "clip.mp4")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
+async def test_a_compressed_response_is_refused_unread(encoding):
+    """A megabyte may expand to a gigabyte; the client does not accept compression."""
+    body = gzip.compress(b" " * 10_000_000)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with answering(head.encode() + body) as url:
+        async with RewardFleet(video=url, timeout_s=10) as fleet:
+            with pytest.raises(rewardfleet.BackendFailed, match="Content-Encoding"):
+                await fleet.video.score("task 1", "clip.mp4")
+
+
+async def test_the_client_accepts_no_compression(replica):
+    only = await replica()
+    async with RewardFleet(video=only.url) as fleet:
+        await fleet.video.score("task 1", "clip.mp4")
+    assert only.received[0].headers["accept-encoding"] == "identity"
+
+
+def test_the_limit_grows_with_the_batch(monkeypatch):
+    monkeypatch.undo()
+    assert response_limit.max_response_bytes(1) == 66 * 2**20
+    assert response_limit.max_response_bytes(256) == 576 * 2**20

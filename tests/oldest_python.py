@@ -1,0 +1,131 @@
+"""The client on Python 3.10, with the oldest versions of what it needs, against real services.
+
+`tests/interpreters.py` runs it, and starts the services on a newer Python: `REWARDFLEET_TEST_URLS`
+is JSON with the URL of each.
+"""
+
+import asyncio
+import importlib
+import json
+import math
+import os
+import pickle
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rewardfleet
+from rewardfleet import (
+    DeadlineExceeded,
+    InvalidRequest,
+    RewardFleet,
+    blocking,
+    code_request,
+    episode_request,
+)
+from rewardfleet.timeouts import timeout, timeout_at
+from rewardfleet.wire.errors import ErrorKind
+
+URLS = json.loads(os.environ["REWARDFLEET_TEST_URLS"])
+TESTS = {"kind": "stdio", "cases": [{"stdin": "2 3", "stdout": "5"}]}
+PROGRAM = "print(sum(map(int, input().split())))"
+CALL = "<think>a</think>\n<response>b</response>"
+
+
+async def test_each_service_scores():
+    frames = np.zeros((4, 32, 32, 3), np.uint8)
+    async with RewardFleet(**URLS) as fleet:
+        assert (await fleet.code.score(PROGRAM, TESTS)).score == 1
+        assert (await fleet.tools.score(CALL, CALL)).status == "ok"
+        assert (await fleet.video.score("put the bowl on the stove", frames)).status is not None
+        items = [episode_request(str(n), group="g", success=n) for n in range(2)]
+        items.append(episode_request("2", group="g", masked=True))
+        response = await fleet.episode.score_batch(items, {"normalize": "group_mean"})
+        assert [each.score for each in response.results] == [-0.5, 0.5, None]
+
+
+def test_batches_coalesced_calls_and_pickles():
+    with blocking.RewardFleet(code=URLS["code"], coalesce_s=0.005) as fleet:
+        assert fleet.code.rewards([code_request(PROGRAM, TESTS)] * 3) == [1, 1, 1]
+    again = pickle.loads(pickle.dumps(RewardFleet(code=URLS["code"], coalesce_s=0.01)))
+
+    async def calls():
+        async with again:
+            return await asyncio.gather(*(again.code.reward(PROGRAM, TESTS) for _ in range(8)))
+
+    assert asyncio.run(calls()) == [1] * 8
+
+
+@pytest.fixture
+def silent_url():
+    """Return the URL of a server that accepts connections and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_a_call_ends_at_its_deadline(silent_url: str):
+    async with RewardFleet(code=silent_url, timeout_s=0.5) as fleet:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await fleet.code.score(PROGRAM, TESTS)
+        assert time.monotonic() - began < 3
+    async with RewardFleet(code=silent_url, timeout_s=0.5, on_failure=math.nan) as fleet:
+        assert math.isnan(await fleet.code.reward(PROGRAM, TESTS))
+
+
+async def test_a_frozen_replica_is_left(silent_url: str):
+    async with RewardFleet(code=[silent_url, URLS["code"]], timeout_s=10) as fleet:
+        began = time.monotonic()
+        requests = [code_request(PROGRAM, TESTS)] * 4
+        rewards = await asyncio.gather(*(fleet.code.rewards(requests) for _ in range(4)))
+        assert rewards == [[1] * 4] * 4
+        assert time.monotonic() - began < 9
+
+
+async def test_timeouts_are_those_of_newer_versions():
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        async with timeout(0.01):
+            await asyncio.sleep(5)
+    limit = timeout_at(loop.time() + 60)
+    with pytest.raises(TimeoutError):  # noqa: PT012 - one context
+        async with limit:
+            limit.reschedule(loop.time())
+            await asyncio.sleep(5)
+    assert limit.expired() and limit.when() <= loop.time()
+    async with timeout(60) as limit:
+        await asyncio.sleep(0)
+    assert not limit.expired()
+    task = asyncio.ensure_future(_waits())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _waits():
+    async with timeout(60):
+        await asyncio.sleep(60)
+
+
+def test_errors_are_typed_and_kinds_are_strings():
+    with blocking.RewardFleet(code=URLS["code"]) as fleet, pytest.raises(InvalidRequest):
+        fleet.code.score(PROGRAM, {"kind": "stdio", "cases": []})
+    assert f"{ErrorKind.INVALID}" == str(ErrorKind.INVALID) == json.loads(
+        json.dumps(ErrorKind.INVALID)
+    )  # fmt: skip
+
+
+def test_adapters_are_imported_without_their_trainers():
+    folder = Path(rewardfleet.__file__).parent / "adapters"
+    names = [path.stem for path in folder.glob("*.py")] + ["libero", "router"]
+    for name in {*names} - {"__init__"}:
+        importlib.import_module(f"rewardfleet.adapters.{name}")
+
+
+def test_the_services_say_that_they_need_a_newer_python():
+    with pytest.raises(ImportError, match=r"need Python 3\.11"):
+        importlib.import_module("rewardfleet_server")

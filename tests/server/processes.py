@@ -1,0 +1,142 @@
+"""Services in real processes, their memory, and how long they make others wait."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self, TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def service_process(name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `rewardfleet serve NAME` on a free port; yield the process and its URL."""
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", name, "--port", "0"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
+    process = subprocess.Popen(
+        [*command, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        url = next(
+            message.partition(" on ")[2]
+            for message in (json.loads(line)["message"] for line in process.stderr)
+            if message.startswith("serving ")
+        )
+        reader = threading.Thread(target=process.stderr.read)  # else the pipe would be full
+        reader.start()
+        try:
+            yield process, url
+        finally:
+            process.kill()
+            reader.join()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
+    found = [pid]
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += descendants(int(child))
+    return found
+
+
+def memory_of(pid: int) -> int:
+    """Return the bytes that a process and its descendants take, with files in memory."""
+    total = 0
+    for each in descendants(pid):
+        with suppress(OSError):
+            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+            total += int(re.search(r"Pss:\s+(\d+)", rollup)[1]) * 1024
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if "memfd:" in os.readlink(descriptor):
+                total += descriptor.stat().st_blocks * 512
+    return total
+
+
+#: Requests `/healthz` until its standard input ends; then prints the longest answer in seconds.
+_ASK = """
+import http.client, select, sys, time
+slowest = 0.0
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    started = time.monotonic()
+    connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().status == 200
+    connection.close()
+    slowest = max(slowest, time.monotonic() - started)
+    print(slowest, flush=True)
+"""
+
+
+class Watch:
+    """Requests `/healthz` again and again, each time on a new connection.
+
+    Attributes:
+        slowest: The longest answer in seconds, at the end.
+        peak: The most memory so far, in bytes.
+    """
+
+    def __init__(self, url: str, pid: int) -> None:
+        self.slowest = 0.0
+        self.peak = 0
+        self._address = url.partition("//")[2]
+        self._pid = pid
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._weigh)
+
+    def __enter__(self) -> Self:
+        # A process of its own: the threads of this one would delay it.
+        self._asker = subprocess.Popen(
+            [sys.executable, "-c", _ASK, self._address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._asker.stdout.readline()  # it has begun
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        answers, _ = self._asker.communicate()
+        assert self._asker.returncode == 0
+        self.slowest = max(map(float, answers.split()), default=0.0)
+        self._end.set()
+        self._thread.join()
+
+    def _weigh(self) -> None:
+        while not self._end.wait(0.02):
+            self.peak = max(self.peak, memory_of(self._pid))
+
+
+def idle_seconds(url: str, pid: int) -> float:
+    """Return the longest answer of a service that has nothing to do, within 0.3 s."""
+    with Watch(url, pid) as watch:
+        time.sleep(0.3)
+    return watch.slowest
+
+
+def watched(url: str, pid: int, work: Callable[[], T], *, most_seconds: float) -> tuple[T, Watch]:
+    """Watch a service during `work`; return its result and the watch.
+
+    If an answer took longer than `most_seconds`, repeat it up to two times: a busy machine delays
+    an answer now and then, a blocked event loop each time.
+    """
+    for _ in range(3):
+        with Watch(url, pid) as watch:
+            result = work()
+        if watch.slowest < most_seconds:
+            break
+    return result, watch
