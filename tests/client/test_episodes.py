@@ -1,5 +1,6 @@
 """The episode functions: formulas, ranges, and properties that hold for any input."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -27,9 +28,11 @@ from rewardfleet.episodes import (
     dtw_distances,
     efficiency,
     hybrid,
+    leave_one_out,
     low_energy,
     majority_vote,
     most_diverse,
+    most_efficient,
     normalize,
     resample,
     resampled_distances,
@@ -147,6 +150,7 @@ def test_running_statistics_equal_those_of_all_rewards_at_once(batches: list[np.
 GROUPS = st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=25)
 
 
+@pytest.mark.slow
 @given(GROUPS, st.randoms())
 def test_group_statistics_equal_those_of_each_group_alone(names: list[str | None], random):
     values = np.array([random.uniform(-5, 5) for _ in names])
@@ -169,6 +173,64 @@ def test_normalized_groups_have_mean_zero(rewards: np.ndarray):
     for by_std in (False, True):
         normalized = normalize(rewards.ravel(), grouping, by_std=by_std)
         assert normalized.reshape(4, 3).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-5)
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=12), st.randoms())
+def test_an_episode_without_a_reward_does_not_count_in_its_group(scored: list[bool], random):
+    """The others have what they have without it; an episode that is left alone has nothing."""
+    has = np.array(scored)
+    rewards = np.array([random.uniform(-5, 5) if each else np.nan for each in scored])
+    codes = np.arange(len(scored)) % 2
+    grouping = Grouping(codes, 2)
+    formulas = {
+        "mean": lambda *given, **mask: normalize(*given, by_std=False, **mask),
+        "std": lambda *given, **mask: normalize(*given, by_std=True, **mask),
+        "leave_one_out": leave_one_out,
+    }
+    for formula in formulas.values():
+        result = formula(rewards, grouping)
+        masked = formula(np.where(has, rewards, 1e9), grouping, mask=has)
+        assert masked == pytest.approx(result, nan_ok=True)
+        assert np.isnan(result[~has]).all()
+        for group in (0, 1):
+            left = has & (codes == group)
+            if left.sum() > 1:
+                alone = formula(rewards[left], Grouping(np.zeros(left.sum(), int), 1))
+                assert result[left] == pytest.approx(alone)
+            else:
+                assert np.isnan(result[left]).all()
+    for group in (0, 1):
+        left = rewards[has & (codes == group)]
+        assert all_equal(rewards, grouping, 1.0)[group] == (not left.size or np.ptp(left) <= 1)
+    running = RunningMeanStd().updated(rewards)
+    assert (running.count, running.mean) == (
+        has.sum(),
+        pytest.approx(rewards[has].mean() if has.any() else 0),
+    )
+
+
+@pytest.mark.parametrize("formula", [partial(normalize, by_std=True), leave_one_out])
+def test_an_infinite_reward_is_refused_instead_of_spread_over_its_group(formula):
+    grouping = Grouping([0, 0, 0], 1)
+    with pytest.raises(ValueError, match="finite numbers, or NaN .entry 1: -inf"):
+        formula([1, -np.inf, np.nan], grouping)
+    with pytest.raises(ValueError, match="for 3 episodes"):
+        formula([1, 0], grouping)
+    masked = formula([1, np.inf, 0], grouping, mask=[True, False, True])
+    assert np.isnan(masked).tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="finite numbers, or NaN .entry 0: inf"):
+        RunningMeanStd().updated([np.inf, 1])
+
+
+def test_an_episode_without_success_is_not_among_the_most_efficient():
+    grouping = Grouping([0, 0, 0], 1)
+    selected = most_efficient([0.1, 0.9, 0.5], [np.nan, 1, 0], grouping, 1)
+    assert selected.tolist() == [False, True, False]
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others():
+    grouping = Grouping([0, 0, 0, 1, 1], 2)
+    assert leave_one_out([1, 0, 0, 4, 2], grouping) == pytest.approx([1, -0.5, -0.5, 2, -2])
 
 
 # Motion and clusters
@@ -387,6 +449,7 @@ def test_a_step_limit_so_small_that_fractions_overflow_is_refused():
     assert not validate_batch([tiny], EpisodeOptions()).ok.any()
 
 
+@pytest.mark.slow
 def test_trajectories_that_would_take_minutes_to_compare_are_refused():
     options = EpisodeOptions.model_validate({"clusters": {"distance": "dtw", "threshold": 1.0}})
     long = episodes(kind="success", actions=np.zeros((60_000, 1)).tolist())

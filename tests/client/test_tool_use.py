@@ -195,6 +195,7 @@ def test_the_limit_of_nesting_does_not_depend_on_the_callers_stack(depth: int):
     assert (score(0) > 2) is (depth < 100)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

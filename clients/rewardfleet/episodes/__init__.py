@@ -19,7 +19,14 @@ from .clustering import (
     resampled_distances,
     single_linkage,
 )
-from .groups import Grouping, all_equal, most_diverse, most_efficient, normalize
+from .groups import (
+    Grouping,
+    all_equal,
+    leave_one_out,
+    most_diverse,
+    most_efficient,
+    normalize,
+)
 from .kinds import Rewards, compute_rewards
 from .motion import Trajectories, commanded_path, low_energy, short_path, smoothness
 from .rewards import by_length, discounted, efficiency, hybrid, shaping, success, visual
@@ -32,7 +39,7 @@ from .temperatures import (
     spread_temperatures,
     success_signal,
 )
-from .validation import validate_batch
+from .validation import check_episode, validate_batch
 
 __all__ = [
     "Batch",
@@ -47,6 +54,7 @@ __all__ = [
     "all_equal",
     "by_length",
     "by_temperature",
+    "check_episode",
     "commanded_path",
     "compute_rewards",
     "discounted",
@@ -54,6 +62,7 @@ __all__ = [
     "dtw_distances",
     "efficiency",
     "hybrid",
+    "leave_one_out",
     "low_energy",
     "majority_vote",
     "most_diverse",

@@ -122,10 +122,11 @@ def _normalized(
         if running is None:
             raise ValueError("normalize: running needs the mean and variance of the run")
         scores = running.normalize(values)
+    elif options.normalize == "leave_one_out":
+        scores = groups.leave_one_out(values, batch.grouping, mask=mask)
     else:
         by_std = options.normalize == "group_std"
-        grouping = batch.grouping.where(mask)
-        scores = groups.normalize(values, grouping, by_std=by_std, mask=mask)
+        scores = groups.normalize(values, batch.grouping, by_std=by_std, mask=mask)
     return np.where(batch.columns.is_kind("reward_model"), values, scores)
 
 

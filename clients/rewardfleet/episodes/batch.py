@@ -116,7 +116,8 @@ class Batch:
     Attributes:
         columns: The fields of all episodes, invalid ones included.
         ok: [N], whether an episode is valid.
-        reasons: By index: why an episode has no score; None if the judge of its video abstained.
+        reasons: By index: why an episode has no score; None if the judge of its video abstained,
+            it is masked, or no other of its group has a score to compare it with.
         grouping: Groups of the valid episodes.
         group_names: [G].
     """

@@ -133,25 +133,62 @@ def normalize(
     """Return reward - mean of the group, [N]; with `by_std`, divided by std + 1e-6.
 
     With `by_std` this is GRPO's advantage (Shao et al. 2024), without it Dr. GRPO's (Liu et al.
-    2025).
+    2025). An episode without a reward does not count in its group. It has no advantage, and neither
+    has an episode that is compared with none because of that.
 
     Args:
-        rewards: [N].
+        rewards: [N], NaN where there is none.
         grouping: Groups of the episodes.
         by_std: Divide by the standard deviation of the group.
-        mask: [N], the episodes that are checked; the values of others are meaningless.
+        mask: [N], the episodes that count; the others are treated as if they had no reward.
+
+    Returns:
+        [N], NaN where there is no advantage.
 
     Raises:
-        ValueError: An episode in `mask` has no group, or is the only one in it.
+        ValueError: An episode in `mask` has no group, is the only one in it, or has an infinite
+            reward; or there is another number of rewards than of episodes.
     """
-    values = np.asarray(rewards, float)
-    if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
-        sizes = grouping.broadcast(grouping.sizes.astype(float))
-        check((sizes > 1) | ~np.asarray(mask, bool), "a group has two members or more", sizes)
-    centered = grouping.centered(values)
+    values, counting = _counting(rewards, grouping, mask)
+    centered = counting.centered(values)
     if not by_std:
         return centered
-    return centered / grouping.broadcast(grouping.std_of_centered(centered) + EPSILON)
+    return centered / counting.broadcast(counting.std_of_centered(centered) + EPSILON)
+
+
+def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = True) -> Floats:
+    """Return reward - mean of the other members of its group, [N].
+
+    This is the advantage of RLOO (Ahmadian et al. 2024). Arguments, missing rewards and errors are
+    those of `normalize`.
+
+    Raises:
+        ValueError: See `normalize`.
+    """
+    values, counting = _counting(rewards, grouping, mask)
+    factors = counting.sizes / np.maximum(counting.sizes - 1, 1)
+    advantages: Floats = counting.centered(values) * counting.broadcast(factors)
+    return advantages
+
+
+def _counting(rewards: ArrayLike, grouping: Grouping, mask: ArrayLike) -> tuple[Floats, Grouping]:
+    """Return the rewards, and the groups of those that have another to be compared with.
+
+    Raises:
+        ValueError: See `normalize`.
+    """
+    values = np.asarray(rewards, float)
+    if values.shape != grouping.codes.shape:
+        raise ValueError(f"rewards: [N] (got {values.shape} for {len(grouping.codes)} episodes)")
+    masked = np.broadcast_to(np.asarray(mask, bool), values.shape)
+    if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
+        sizes = grouping.broadcast(grouping.sizes.astype(float))
+        check((sizes > 1) | ~masked, "a group has two members or more", sizes)
+    check(~np.isinf(values) | ~masked, "rewards: finite numbers, or NaN", values)
+    scored = grouping.where(masked & ~np.isnan(values))
+    if scored is not grouping:  # what is left of a group may be one member
+        scored = scored.where(scored.broadcast(scored.sizes.astype(float)) > 1)
+    return values, scored
 
 
 def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools:
@@ -161,11 +198,12 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
     `filter_group_data`, which tests for exact equality: an efficiency term of 1e-9 defeats it.
 
     Args:
-        rewards: [N].
+        rewards: [N], NaN where there is none; such episodes do not count.
         grouping: Groups of the episodes.
         tolerance: In the unit of the rewards, 0 or more.
     """
     values = np.asarray(rewards, float)
+    grouping = grouping.where(~np.isnan(values))
     equal: Bools = -grouping.minimum(-values) - grouping.minimum(values) <= tolerance
     return equal
 
@@ -177,11 +215,11 @@ def most_efficient(
 
     Args:
         step_fraction: [N], steps/max_steps.
-        succeeded: [N]; failures rank after all successes.
+        succeeded: [N]; failures, and NaN, rank after all successes.
         grouping: Groups of the episodes.
         count: Number to select in each group.
     """
-    cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, bool), 0.0, 2.0)
+    cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, float) > 0, 0.0, 2.0)
     selected = np.zeros(len(cost), bool)
     for members in grouping.by_size():
         ranks = np.argsort(cost[members], axis=1, kind="stable")[:, :count]

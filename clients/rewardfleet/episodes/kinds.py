@@ -1,8 +1,8 @@
 """The kinds of rewards and the objectives: the fields that each needs, and how it is computed.
 
-To add a kind, add its name to `RewardKind` in `rewardfleet.wire.episode`, a function and its
-`Formula` in `KINDS` here, and a line to docs/episodes.md. In shapes, N is the number of episodes of
-a batch, M of those of one kind.
+To add a kind, add its name and fields to `RewardKind` and `REQUIRED_FIELDS` in
+`rewardfleet.wire.episode`, a function and its `Formula` in `KINDS` here, and a line to
+docs/episodes.md. In shapes, N is the number of episodes of a batch, M of those of one kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from rewardfleet.wire.episode import EpisodeOptions
+from rewardfleet.wire.episode import REQUIRED_FIELDS, EpisodeOptions
 
 from . import groups, motion, rewards
 from .arrays import Bools, Floats
@@ -231,10 +231,11 @@ def _motion_values(
 
 def _normalized_in_group(episodes: KindEpisodes, values: Floats) -> Floats:
     """Normalize an objective within its group, so that no objective dominates by its scale."""
-    grouping = episodes.batch.grouping.where(episodes.mask)
-    column = np.zeros(len(episodes.batch))
+    column = np.full(len(episodes.batch), np.nan)
     column[episodes.mask] = values
-    return groups.normalize(column, grouping, by_std=True, mask=episodes.mask)[episodes.mask]
+    return groups.normalize(column, episodes.batch.grouping, by_std=True, mask=episodes.mask)[
+        episodes.mask
+    ]
 
 
 T = TypeVar("T")
@@ -253,23 +254,21 @@ class Formula(Generic[T]):
     compute: Callable[[KindEpisodes, EpisodeOptions], T]
 
 
-_REWARD = "episode_reward or step_rewards"
-_TERMINAL_REWARD = f"{_REWARD} or success"
 _STEPS = ("success", "steps", "max_steps")
 #: What a path can be taken from.
 PATH = "path or actions"
 
 #: The kinds of rewards. `objectives` also needs what the weighted objectives need.
 KINDS: dict[str, Formula[KindRewards]] = {
-    "success": Formula(("success",), _success),
-    "return": Formula((_REWARD,), _return),
-    "reward_model": Formula(("reward_model_score",), _reward_model),
-    "efficiency": Formula(_STEPS, _efficiency),
-    "hybrid": Formula(("step_rewards", "step_token_ends", "episode_reward"), _hybrid),
-    "visual": Formula((_REWARD, "visual_success"), _visual),
-    "objectives": Formula((), _objectives),
-    "shaped": Formula(("progress", _TERMINAL_REWARD), _shaped),
-    "discounted": Formula(("steps", _TERMINAL_REWARD), _discounted),
+    "success": Formula(REQUIRED_FIELDS["success"], _success),
+    "return": Formula(REQUIRED_FIELDS["return"], _return),
+    "reward_model": Formula(REQUIRED_FIELDS["reward_model"], _reward_model),
+    "efficiency": Formula(REQUIRED_FIELDS["efficiency"], _efficiency),
+    "hybrid": Formula(REQUIRED_FIELDS["hybrid"], _hybrid),
+    "visual": Formula(REQUIRED_FIELDS["visual"], _visual),
+    "objectives": Formula(REQUIRED_FIELDS["objectives"], _objectives),
+    "shaped": Formula(REQUIRED_FIELDS["shaped"], _shaped),
+    "discounted": Formula(REQUIRED_FIELDS["discounted"], _discounted),
 }
 
 #: The objectives: one value per episode, [M]; larger is better.

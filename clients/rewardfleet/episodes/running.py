@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arrays import EPSILON, Floats
+from .arrays import EPSILON, Floats, check
 
 
 class RunningMeanStd:
@@ -26,8 +26,14 @@ class RunningMeanStd:
         return self.m2 / self.count if self.count else 0.0
 
     def updated(self, rewards: ArrayLike) -> "RunningMeanStd":
-        """Return the statistics with `rewards`, [N], included."""
+        """Return the statistics with `rewards`, [N], included; NaN, a missing one, is left out.
+
+        Raises:
+            ValueError: A reward is infinite.
+        """
         values = np.asarray(rewards, float)
+        check(~np.isinf(values), "rewards: finite numbers, or NaN", values)
+        values = values[~np.isnan(values)]
         if not values.size:
             return self
         count = self.count + values.size

@@ -4,12 +4,13 @@ What comes after relies on the result: shapes agree, numbers are in range, and e
 compared with its group has another member to be compared with.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rewardfleet.wire.episode import EpisodeOptions
+from rewardfleet.wire.episode import MAX_MAGNITUDE, EpisodeOptions
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score
 
@@ -18,34 +19,63 @@ from .batch import Batch, Columns, visual_score
 from .groups import Grouping
 from .kinds import KINDS, OBJECTIVES, PATH
 
-#: Limit on magnitudes: the squares of larger numbers may overflow.
-MAX_MAGNITUDE = 1e100
 _NUMBER = "a number between -1e100 and 1e100"
+#: Normalizations that compare an episode with the others of its group.
+_WITHIN_GROUP = {"group_mean", "group_std", "leave_one_out"}
 
 
 def validate_batch(
     items: Sequence[Any],
     options: EpisodeOptions,
     invalid: Mapping[int, RewardFleetError] | None = None,
+    *,
+    members_missing: bool = False,
 ) -> Batch:
     """Validate a batch; an invalid episode is refused with its reason, and the others go on.
+
+    An episode that is compared with its group has no score if none of the others has one. It is
+    refused only if it was the only one to begin with.
 
     Args:
         items: N objects with the attributes of `EpisodeRequest`; their lists may be arrays.
         options: Options of the batch.
         invalid: By index: why an item is already known to be invalid.
+        members_missing: Each group has further members, which have no score.
     """
     draft = _Draft(items, invalid or {})
     _check_uids(draft)
+    for index, item in enumerate(items):
+        if item.masked and draft.ok[index]:
+            draft.fail(index, None)
     _check_kinds(draft)
     _check_required_fields(draft, options)
     _check_numbers(draft, options)
     _check_lists(draft)
     _check_visual_success(draft)
     _check_widths(draft, options)
-    grouping, names = _grouped(draft, options)
+    grouping, names = _grouped(draft, options, members_missing)
     draft.ok.flags.writeable = False
     return Batch(draft.columns, draft.ok, draft.reasons, grouping, names)
+
+
+def check_episode(item: Any, options: EpisodeOptions) -> None:
+    """Check an episode whose group is not complete yet.
+
+    Args:
+        item: An object with the attributes of `EpisodeRequest`.
+        options: Options of its group.
+
+    Raises:
+        InvalidRequest: It is invalid, whatever the other members are.
+    """
+    alone = {"normalize": "none"} if options.normalize in _WITHIN_GROUP else {}
+    if options.combine == "normalized":
+        alone["combine"] = "sum"
+    batch = validate_batch([item], options.model_copy(update=alone) if alone else options)
+    reason = batch.reasons.get(0)
+    has_its_own = isinstance(item.visual_success, Score)  # the failure of its video is its result
+    if isinstance(reason, InvalidRequest) and not has_its_own:
+        raise reason
 
 
 class _Draft:
@@ -55,6 +85,7 @@ class _Draft:
         columns: The fields of the episodes.
         ok: [N], whether an episode is valid so far.
         reasons: By index: why it is not; None if the judge of its video abstained.
+        unscored_groups: Groups with a member that is valid, and has no score.
     """
 
     def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
@@ -62,6 +93,7 @@ class _Draft:
         self.ok: Bools = np.ones(len(items), bool)
         self.reasons: dict[int, RewardFleetError | None] = dict(invalid)
         self.ok[list(self.reasons)] = False
+        self.unscored_groups: set[str | None] = set()
 
     @property
     def items(self) -> Sequence[Any]:
@@ -74,9 +106,14 @@ class _Draft:
 
     def refuse_one(self, index: int, reason: str) -> None:
         name = str(self.items[index].uid)[:60]
-        self.fail(index, InvalidRequest(f"item {index} (uid {name!r}): {reason}"))
+        self._without_score(index, InvalidRequest(f"item {index} (uid {name!r}): {reason}"))
 
     def fail(self, index: int, error: RewardFleetError | None) -> None:
+        """Leave out an episode that is valid, and has no score."""
+        self._without_score(index, error)
+        self.unscored_groups.add(self.items[index].group)
+
+    def _without_score(self, index: int, error: RewardFleetError | None) -> None:
         self.reasons[index] = error
         self.ok[index] = False
 
@@ -127,7 +164,7 @@ def _requirements(kind: str, options: EpisodeOptions) -> Iterator[tuple[str, str
     if kind != "reward_model":
         if options.normalize == "length":
             yield "normalize: length", "steps"
-        elif options.normalize in {"group_mean", "group_std"}:
+        elif options.normalize in _WITHIN_GROUP:
             yield f"normalize: {options.normalize}", "group"
     if options.filter.select == "efficient":
         for field in ("steps", "max_steps", "success"):
@@ -212,8 +249,8 @@ def _check_visual_success(draft: _Draft) -> None:
         value = draft.items[index].visual_success
         if isinstance(value, dict):
             try:
-                value = Score.model_validate(value)
-            except ValueError:
+                value = Score.model_validate_json(json.dumps(value, default=float), strict=True)
+            except (TypeError, ValueError):
                 draft.refuse_one(index, "visual_success: a number or a Score")
                 continue
         if isinstance(value, Score) and value.score is None:
@@ -242,13 +279,18 @@ def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
             draft.refuse_one(index, f"{source}: width {width}, but {others} in its group")
 
 
-def _grouped(draft: _Draft, options: EpisodeOptions) -> tuple[Grouping, list[str]]:
-    """Group the valid episodes. Refuse an episode that has no other to be compared with."""
+def _grouped(
+    draft: _Draft, options: EpisodeOptions, members_missing: bool
+) -> tuple[Grouping, list[str]]:
+    """Group the valid episodes. Leave out an episode that has no other to be compared with."""
     grouping, names = _by_name(draft)
     for compared in _comparisons(draft.columns, options):
         others = grouping.where(compared & draft.ok)
         is_alone = others.broadcast(others.sizes.astype(float)) == 1
         if is_alone.any():
+            for index in np.flatnonzero(is_alone).tolist():
+                if members_missing or draft.items[index].group in draft.unscored_groups:
+                    draft.fail(index, None)
             draft.refuse(
                 is_alone,
                 lambda item: f"no other member of group {item.group[:60]!r} to compare it with",
@@ -268,5 +310,5 @@ def _comparisons(columns: Columns, options: EpisodeOptions) -> Iterator[Bools]:
     """Yield each set of episodes that are compared within their groups, [N]."""
     if options.combine == "normalized":  # first: an episode it refuses leaves the next set
         yield columns.is_kind("objectives")
-    if options.normalize in {"group_mean", "group_std"}:
+    if options.normalize in _WITHIN_GROUP:
         yield ~columns.is_kind("reward_model")

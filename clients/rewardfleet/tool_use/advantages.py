@@ -32,6 +32,9 @@ def advantages(
     z(x) = (x - mean)/(std + 1e-6) of the group, with the sample standard deviation (n - 1), as in
     verl and TRL. It is 0 in a group of equal values. λ is the multiplier.
 
+    An answer whose task reward or cost is NaN could not be scored, and does not count in its group.
+    It has no advantage, and neither has an answer that is the only one scored in its group.
+
     - "separate": (z(task) - λ z(cost))/(1 + λ). λ is the weight of the cost relative to the task,
       whatever their units, and the scale of the advantages stays that of z. The form of Safe RLHF
       (Dai et al. 2023).
@@ -50,17 +53,19 @@ def advantages(
       a correct answer with a cost may fall below the mean of a group with wrong answers.
 
     Args:
-        task: [N], task rewards.
-        cost: [N], costs, e.g. the number of tool calls.
+        task: [N], task rewards; NaN where there is none.
+        cost: [N], costs, e.g. the number of tool calls; NaN where there is none.
         groups: [N], labels of groups, all strings or all integers; in any order.
         multiplier: λ, 0 or more.
         method: One of the above.
         correct: [N], booleans; needed by "gated", not used by the others.
 
+    Returns:
+        [N], NaN where there is no advantage.
+
     Raises:
-        ValueError: A task reward or cost is not finite (the message names its position; a missing
-            reward is not 0), an answer is the only one of its group, shapes differ, or an argument
-            is out of range or missing.
+        ValueError: A task reward or cost is infinite (the message names its position), an answer is
+            the only one of its group, shapes differ, or an argument is out of range or missing.
     """
     task_rewards, costs = _numbers("task", task), _numbers("cost", cost)
     labels = np.asarray(groups)
@@ -70,6 +75,8 @@ def advantages(
         raise ValueError(f"multiplier: a finite number of 0 or more (got {multiplier})")
     names, codes = np.unique(labels, return_inverse=True)
     grouping = Grouping(codes, names.size)
+    scored = ~(np.isnan(task_rewards) | np.isnan(costs))
+    task_rewards, costs = (np.where(scored, each, np.nan) for each in (task_rewards, costs))
     mixed = task_rewards - multiplier * costs
 
     if method in {"std", "mean"}:
@@ -87,7 +94,7 @@ def advantages(
     _check_length("correct", is_correct, task_rewards)
     if is_correct.dtype != np.bool_:
         raise ValueError(f"correct: booleans (got {is_correct.dtype})")
-    return _gated(z_task, costs, grouping, multiplier, is_correct)
+    return _gated(z_task, costs, grouping.where(scored), multiplier, is_correct & scored)
 
 
 def _gated(
@@ -108,7 +115,7 @@ def _numbers(name: str, values: ArrayLike) -> Floats:
     numbers = np.asarray(values, float)
     if numbers.ndim != 1:
         raise ValueError(f"{name}: [N] (got shape {numbers.shape})")
-    check(np.isfinite(numbers), f"{name}: finite numbers", numbers)
+    check(~np.isinf(numbers), f"{name}: finite numbers, or NaN", numbers)
     return numbers
 
 

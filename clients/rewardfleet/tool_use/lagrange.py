@@ -8,7 +8,9 @@ settles where its cost meets the budget, or at λ = 0 if it spends less on its o
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 
 @dataclass(frozen=True)
