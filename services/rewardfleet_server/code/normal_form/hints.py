@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
-from .eyes import words
+from .allowed import words
 
 _ANY = -1  # any number of parameters
 
@@ -42,6 +42,9 @@ _ARITY: dict[str, int] = {
     **dict.fromkeys(words("Tuple Union tuple"), _ANY),
 }
 
+#: What makes a type of others, never a text.
+GENERICS = frozenset(_ARITY) | words("ClassVar Final")
+
 #: These mean nothing inside another, or beside `|`.
 _ALONE = words("NoReturn Optional Union")
 
@@ -61,8 +64,14 @@ _PARTS = frozenset({
 
 
 def is_plain(node: ast.expr) -> bool:
-    """Return whether a hint that is not evaluated is nothing at all: no yield, walrus or lambda."""
-    return all(part.__class__ in _PARTS for part in ast.walk(node))
+    """Return whether a hint that is not evaluated is nothing at all: no yield, walrus or lambda.
+
+    `super` in a method gives it the class, also if it is never evaluated.
+    """
+    return all(
+        part.__class__ in _PARTS and getattr(part, "id", "") not in ("super", "__class__")
+        for part in ast.walk(node)
+    )
 
 
 class Hints:
@@ -70,12 +79,16 @@ class Hints:
 
     def __init__(self) -> None:
         self._given: dict[str, tuple[str, int]] = {}
+        self._decorators: set[str] = set()  # that are imported
+        self._used: set[str] = set()  # decorators of classes that are given
 
     def give(self, node: ast.stmt, number: int) -> None:
         """Note the classes and imports of the module's statement with this number."""
         if isinstance(node, ast.ClassDef):
-            if not (node.keywords or _is_changed(node)):
+            if not (node.keywords or self._is_changed(node)):
                 self._given[node.name] = (_CLASS, number)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("dataclasses", "functools"):
+            self._decorators.update(alias.name for alias in node.names if not alias.asname)
         elif isinstance(node, ast.ImportFrom) and node.module and node.module in _MODULES:
             for alias in node.names:
                 for name in _ARITY if alias.name == "*" else (alias.name,):
@@ -86,7 +99,17 @@ class Hints:
                 if alias.name in _MODULES or alias.name == _NUMPY:
                     self._given[alias.asname or alias.name] = (alias.name, number)
 
-    def are_idle(self, node: ast.expr, number: int, bindings: Mapping[str, int]) -> bool:
+    def _is_changed(self, node: ast.ClassDef) -> bool:
+        """Return whether decorators may make something else of a class."""
+        for decorator in node.decorator_list:
+            func = decorator.func if isinstance(decorator, ast.Call) else decorator
+            name = func.id if isinstance(func, ast.Name) else ""
+            if name not in self._decorators & {"dataclass", "total_ordering"}:
+                return True
+            self._used.add(name)
+        return False
+
+    def do_nothing(self, node: ast.expr, number: int, bindings: Mapping[str, int]) -> bool:
         """Return whether evaluating a hint is sure to do nothing.
 
         Args:
@@ -113,18 +136,10 @@ class Hints:
             return None
         bound = bindings.get(node.id, 0)
         name, since = self._given.get(node.id, (None, number))
-        if since < number and bound <= 1:
+        is_rebound = bound > 1 or any(bindings.get(each, 0) > 1 for each in self._used)
+        if since < number and not is_rebound:
             return name
         return node.id if node.id in _BUILTINS and not bound else None
-
-
-def _is_changed(node: ast.ClassDef) -> bool:
-    """Whether decorators make something of a class that may be no class."""
-    for decorator in node.decorator_list:
-        func = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if not (isinstance(func, ast.Name) and func.id in ("dataclass", "total_ordering")):
-            return True
-    return False
 
 
 def _is_type(node: ast.expr, known: Callable[[ast.expr], str | None]) -> bool:

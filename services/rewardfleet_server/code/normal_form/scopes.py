@@ -11,27 +11,19 @@ class Scope:
     """A block that binds names.
 
     Attributes:
-        values: Names that are loaded to be more than called: what they stand for may go anywhere.
-        dotted: Names of which an attribute is taken.
-        hinted: Names that are loaded in hints alone.
-        function: The variable to which a function is bound.
-        is_plain: A class without bases and decorators, whose methods no library calls.
-        yields: A function that makes generators.
+        loaded: Names that are loaded to be more than called: their values may go anywhere.
+        attribute_bases: Names of which an attribute is read or set.
+        annotated: Names that are loaded in type hints alone.
+        definition: The variable to which a function or a class is bound.
+        is_plain: For a class: whether no library can call its methods, as it extends nothing.
+        yields: For a function: whether it makes generators.
+        cleans_up: For a function: whether code of it may run when a generator is destroyed.
     """
 
     __slots__ = (
-        *(
-            "kind",
-            "parent",
-            "bound",
-            "globals",
-            "nonlocals",
-            "values",
-            "dotted",
-            "hinted",
-            "owners",
-        ),
-        *("function", "is_plain", "yields"),
+        *("kind", "parent", "bound", "globals", "nonlocals", "owners"),
+        *("loaded", "attribute_bases", "annotated"),
+        *("definition", "is_plain", "yields", "cleans_up"),
     )
 
     def __init__(self, kind: int, parent: "Scope | None") -> None:
@@ -40,12 +32,12 @@ class Scope:
         self.bound: set[str] = set()
         self.globals: set[str] = set()
         self.nonlocals: set[str] = set()
-        self.values: set[str] = set()
-        self.dotted: set[str] = set()
-        self.hinted: set[str] = set()
         self.owners: dict[str, Scope] = {}
-        self.function: tuple[Scope, str] | None = None
-        self.is_plain = self.yields = False
+        self.loaded: set[str] = set()
+        self.attribute_bases: set[str] = set()
+        self.annotated: set[str] = set()
+        self.definition: tuple[Scope, str] | None = None
+        self.is_plain = self.yields = self.cleans_up = False
 
     def owner(self, name: str) -> "Scope":
         """Return the scope whose variable this is; the builtins count as the module's."""
@@ -67,10 +59,8 @@ class Scope:
         return scope
 
 
-#: A variable, by the scope that owns it; or an occurrence of one, by the scope where it stands.
+#: A variable, by the scope that owns it; or an occurrence of one, by the scope in which it is.
 Variable = tuple[Scope, str]
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +68,41 @@ class Function:
     """A function, and what decides who can call it and who can see its name.
 
     Attributes:
-        holder: The name under which a lambda is kept.
-        borrower: The callable to which a lambda is lent; "" where it is called at once.
+        holder: The name to which a lambda, or a dictionary of lambdas, is assigned.
+        caller: The callable that a lambda is given to; "" where it is called at once.
     """
 
-    node: Definition | ast.Lambda
+    node: ast.FunctionDef | ast.Lambda
     home: Scope
     inner: Scope
     holder: str | None = None
-    borrower: str | None = None
+    caller: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A name that is an argument, by position, of what may be a function of the program."""
+
+    scope: Scope
+    callee: str
+    place: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decorated:
+    """A function whose only decorator is a name."""
+
+    scope: Scope
+    decorator: str
+    node: ast.FunctionDef
+    inner: Scope
 
 
 def functions_around(scope: Scope | None) -> Iterable[Variable]:
-    """Return the variables to which the functions around a block are bound."""
+    """Return the variables to which the functions and classes around a block are bound."""
     while scope is not None:
-        if scope.function is not None:
-            home, name = scope.function
+        if scope.definition is not None:
+            home, name = scope.definition
             yield home.owner(name), name
         scope = scope.parent

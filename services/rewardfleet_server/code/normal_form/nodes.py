@@ -1,0 +1,195 @@
+"""Questions about single nodes of a syntax tree, and the words for their kinds."""
+
+import ast
+import re
+import string
+
+from . import allowed
+
+
+def does_nothing(node: ast.stmt) -> bool:
+    """Return whether it is `pass`, or a constant by itself."""
+    return isinstance(node, ast.Pass) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+
+
+def is_text(node: ast.AST | None) -> bool:
+    """Return whether it is a literal string."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def is_special(name: str) -> bool:
+    """Return whether a name is one of Python's own, like `__len__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_private(name: str) -> bool:
+    """Return whether a name begins with an underscore and is not one of Python's own."""
+    return name.startswith("_") and name.strip("_") != "" and not is_special(name)
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the name of a variable or an attribute; "" for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_ordinary_error(node: ast.expr | None) -> bool:
+    """Return whether it is surely no error that ends a generator."""
+    if isinstance(node, ast.Tuple):
+        return all(map(is_ordinary_error, node.elts))
+    return isinstance(node, ast.Name) and (
+        node.id in allowed.NAMELESS_ERRORS or node.id in ("Exception", "TypeError")
+    )
+
+
+def is_plain_format(node: ast.expr) -> bool:
+    """Return whether it is a literal format string that takes no attributes."""
+    if not is_text(node):
+        return False
+    return _takes_no_attributes(node.value)  # type: ignore[attr-defined]
+
+
+def _takes_no_attributes(text: str) -> bool:
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError:
+        return False
+    return all(
+        "." not in (field or "") and ("{" not in (spec or "") or _takes_no_attributes(spec or ""))
+        for _, field, spec, _ in fields
+    )
+
+
+def has_zero(call: ast.Call) -> bool:
+    """Return whether it is a call for standard input."""
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.Constant) and first.value.__class__ is int and not first.value
+
+
+def reads_zero(call: ast.Call) -> bool:
+    """Return whether it opens standard input to read it."""
+    mode = call.args[1] if len(call.args) > 1 else ast.Constant("r")
+    modes = [mode, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    return (
+        has_zero(call)
+        and all(isinstance(each, ast.Constant) and each.value in _READ_MODES for each in modes)
+        and not any(isinstance(each, ast.Starred) for each in call.args)
+        and all(keyword.arg in _READ_KEYWORDS for keyword in call.keywords)
+    )
+
+
+_READ_MODES = ("r", "rb", "rt")
+_READ_KEYWORDS = ("buffering", "encoding", "errors", "mode", "newline")
+
+
+def is_type_of(node: ast.expr) -> bool:
+    """Return whether it is the type of an object: `type(x)`, `x.__class__`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__class__"
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return False
+    return (
+        node.func.id == "type"
+        and len(node.args) == 1
+        and not isinstance(node.args[0], ast.Starred)
+        and not node.keywords
+    )
+
+
+def is_thread(node: ast.expr) -> bool:
+    """Return whether it is a call of `Thread`."""
+    return isinstance(node, ast.Call) and last_name(node.func) == "Thread"
+
+
+def has_literal_fields(call: ast.Call) -> bool:
+    """Return whether a call of `namedtuple` or the like names all fields by literals."""
+    named = [each.value for each in call.keywords if each.arg in _FIELD_KEYWORDS]
+    return all(map(_is_literal, [*call.args[:2], *named])) and all(
+        each.arg is not None for each in call.keywords
+    )
+
+
+_FIELD_KEYWORDS = ("typename", "field_names", "fields", "names", "value")
+
+
+def _is_literal(node: ast.expr) -> bool:
+    if isinstance(node, ast.List | ast.Tuple):
+        return all(
+            is_text(each)
+            or (isinstance(each, ast.List | ast.Tuple) and each.elts and is_text(each.elts[0]))
+            for each in node.elts
+        )
+    if isinstance(node, ast.Dict):
+        return all(map(is_text, node.keys))
+    if isinstance(node, ast.Call):  # "x y".split()
+        func = node.func
+        if not (isinstance(func, ast.Attribute) and func.attr == "split" and is_text(func.value)):
+            return False
+        return not node.keywords and all(
+            is_text(each) and not re.search(r"\w", each.value)  # type: ignore[attr-defined]
+            for each in node.args
+        )
+    return is_text(node)
+
+
+def has_member(node: ast.ClassDef) -> bool:
+    """Return whether an enumeration surely has a member, so that calls of it only look one up."""
+    return any(
+        isinstance(each, ast.Assign)
+        and isinstance(each.targets[0], ast.Name)
+        and not each.targets[0].id.startswith("_")
+        and _is_member(each.value)
+        for each in node.body
+    ) and not any(isinstance(each, ast.Name) and each.id == "_ignore_" for each in ast.walk(node))
+
+
+def _is_member(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return last_name(node.func) == "auto"
+    if isinstance(node, ast.UnaryOp):
+        return _is_member(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_member(node.left) and _is_member(node.right)
+    return isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Dict)
+
+
+def _ignores(call: ast.Call) -> bool:
+    """Return whether it is a call that ignores warnings, wherever they come from."""
+    first = call.args[0] if len(call.args) == 1 else None
+    names = [keyword.arg for keyword in call.keywords]
+    return (
+        isinstance(first, ast.Constant) and first.value == "ignore" and names in ([], ["category"])
+    )
+
+
+#: Functions of modules that are allowed with some arguments.
+CHECKED_CALLS = {
+    "read": has_zero,
+    "fstat": has_zero,
+    "filterwarnings": _ignores,
+    "simplefilter": _ignores,
+}
+
+#: What `write_node` need not write, or another method writes.
+_SKIPPED = {
+    ast.MatchAs: ("name",),
+    ast.MatchStar: ("name",),
+    ast.MatchMapping: ("rest",),
+}
+
+#: The word for each kind, which is no name, and its fields.
+KINDS = {
+    kind: (
+        kind.__name__ + "(",
+        tuple(
+            field
+            for field in kind._fields
+            if field not in ("ctx", "kind", "simple", "type_comment", *_SKIPPED.get(kind, ()))
+        ),
+    )
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
