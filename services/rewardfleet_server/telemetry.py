@@ -216,6 +216,7 @@ class Telemetry:
         deadline_s: Seconds for a request, `--deadline-s`.
 
     Attributes:
+        service: As above.
         metrics: All metrics of this class, for the documentation.
         deadline_s: As above.
     """
@@ -228,7 +229,7 @@ class Telemetry:
         *,
         deadline_s: float = math.inf,
     ) -> None:
-        self._service = service
+        self.service = service
         self.deadline_s = deadline_s
         self.metrics: list[Metric] = []
         self._registry = CollectorRegistry()
@@ -309,7 +310,7 @@ class Telemetry:
     def _gauge(self, name: str, documentation: str, source: object, attribute: str) -> None:
         self._describe(name, "gauge", (), documentation)
         gauge = Gauge(name, documentation, ("service",), registry=self._registry)
-        gauge.labels(self._service).set_function(lambda: getattr(source, attribute))
+        gauge.labels(self.service).set_function(lambda: getattr(source, attribute))
 
     def _describe(self, name: str, kind: str, labels: Sequence[str], documentation: str) -> None:
         self.metrics.append(Metric(name, kind, ("service", *labels), documentation))
@@ -320,7 +321,7 @@ class Telemetry:
 
     def record_audit(self, *, agrees: bool) -> None:
         """Count one audit."""
-        self._audits.labels(self._service, "agree" if agrees else "disagree").inc()
+        self._audits.labels(self.service, "agree" if agrees else "disagree").inc()
 
     def record_score(self, context: RequestContext, score: Score, span: Span | None = None) -> None:
         """Count the result of one item and the time of its stages, and end its span."""
@@ -397,9 +398,9 @@ class Telemetry:
         self._requests[str(status), kind or ""].inc()
         if status == 200:
             if context.path == _BATCH_PATH:
-                self._batches.labels(self._service).observe(context.elapsed_ms / 1000)
+                self._batches.labels(self.service).observe(context.elapsed_ms / 1000)
             if context.fallback_rewards:
-                self._fallbacks.labels(self._service).inc(context.fallback_rewards)
+                self._fallbacks.labels(self.service).inc(context.fallback_rewards)
         if context.span is not None:
             self._end_span(context, context.span, status, kind)
         log.log(
@@ -423,7 +424,7 @@ class Telemetry:
         span.set(
             {
                 "http.response.status_code": status,
-                "rewardfleet.service": self._service,
+                "rewardfleet.service": self.service,
                 "rewardfleet.request_id": context.request_id,
                 "rewardfleet.items": context.items,
                 "rewardfleet.cached": context.cached,

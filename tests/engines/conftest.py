@@ -29,6 +29,14 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
+#: Of an engine within the process of a test.
+IN_PROCESS = {
+    "REWARDFLEET_ENGINE_PROCESS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+
 if importlib.util.find_spec("vllm") is None:  # in `make test`, which has no engines
     collect_ignore_glob = ["test_*.py"]
 

@@ -22,6 +22,7 @@ from ..contract.test_judges import (
     test_it_rejects_unknown_options,
     test_its_provenance_is_json_and_constant,
 )
+from .conftest import IN_PROCESS
 
 __all__ = [
     "test_a_deterministic_judge_repeats_its_judgments",
@@ -38,13 +39,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(params=sorted(NEED_ENGINES), scope="module", loop_scope="module")
 async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[VlmJudge]:
     patch = pytest.MonkeyPatch()
-    for name in (
-        "REWARDFLEET_ENGINE_PROCESS",
-        "VLLM_NO_USAGE_STATS",
-        "VLLM_WORKER_MULTIPROC_METHOD",
-    ):
-        patch.setenv(name, "1" if "METHOD" not in name else "spawn")
-    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    for name, value in IN_PROCESS.items():
+        patch.setenv(name, value)
     settings = VideoSettings(
         model_path=str(checkpoint),
         device="cpu",
@@ -86,7 +82,7 @@ async def test_a_cancelled_request_is_removed_from_vllms_batch(judge: VlmJudge, 
         while requests() == 0:
             await asyncio.sleep(0.01)
     judging.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(5):
         while requests() > 0:
             await asyncio.sleep(0.01)
     assert judging.cancelled() or judging.done()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.prompts import TOPREWARD
 from rewardfleet_server.video.settings import VideoSettings
 
-from .conftest import TASK, RunningService, serving_video
+from .conftest import IN_PROCESS, TASK, RunningService, serving_video
 
 # vLLM's engine works in one event loop only.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,13 +38,8 @@ class Judges:
 @pytest_asyncio.fixture(params=["vllm", "transformers"], scope="module", loop_scope="module")
 async def judges(request: pytest.FixtureRequest, checkpoint3: Path) -> AsyncIterator[Judges]:
     patch = pytest.MonkeyPatch()
-    for name in (
-        "REWARDFLEET_ENGINE_PROCESS",
-        "VLLM_NO_USAGE_STATS",
-        "VLLM_WORKER_MULTIPROC_METHOD",
-    ):
-        patch.setenv(name, "1" if "METHOD" not in name else "spawn")
-    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    for name, value in IN_PROCESS.items():
+        patch.setenv(name, value)
     settings = VideoSettings(
         model_path=str(checkpoint3),
         engine=request.param,
@@ -82,14 +78,15 @@ async def test_topreward_is_the_log_probability_of_a_plain_forward_pass(
     assert judgment.components["true_logprob"] == pytest.approx(expected[8][0], abs=1e-2)
     share = 1 / (1 + np.exp(expected[8][1] - expected[8][0]))
     assert judgment.score == pytest.approx(share, abs=1e-2)
-    unscaled = replace(
+    probabilities = replace(  # values of a curve are in [0, 1]
         judges.topreward._spec,
-        curve_values=lambda each: [one.components["true_logprob"] for one in each],
+        curve_values=lambda each: [math.exp(one.components["true_logprob"]) for one in each],
     )
-    judge = VlmJudge(unscaled, judges.checkpoint, judges.topreward._engine)
+    judge = VlmJudge(probabilities, judges.checkpoint, judges.topreward._engine)
     curve = (await judge.judge(TASK, clip, {"curve": 2})).curve
     assert curve is not None
-    assert curve.values == pytest.approx([expected[4][0], expected[8][0]], abs=1e-2)
+    logprobs = [math.log(value) for value in curve.values if value is not None]
+    assert logprobs == pytest.approx([expected[4][0], expected[8][0]], abs=1e-2)
 
 
 def _direct_logprobs(clip: Clip, count: int, folder: Path) -> tuple[float, float]:
@@ -170,7 +167,7 @@ async def test_cancelling_sole_ends_its_generation(judges: Judges, clip: Clip):
             await judging
     engine = getattr(judges.sole._engine, "_engine", None)
     if engine is not None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(5):
             while engine.output_processor.get_num_unfinished_requests() > 0:
                 await asyncio.sleep(0.01)
     assert (await judges.topreward.judge(TASK, clip, {})).score is not None

@@ -52,10 +52,12 @@ class ChatQuery:
     """What a request asks for.
 
     Attributes:
-        items: The clip; for a trend, its first and its last frame.
+        model: The name that the request gives.
+        items: The clip; for a trend, its first and its last frame. They name no judge.
         is_trend: Whether the answer is a trend.
     """
 
+    model: str | None
     items: Sequence[VideoRequest]
     is_trend: bool
 
@@ -82,7 +84,7 @@ class ChatApi:
                 ChatRequest,
                 ChatCompletion,
                 self.complete,
-                self.decode,
+                decode_query,
                 failure_model=ChatError,
             ),
             Route(
@@ -97,35 +99,15 @@ class ChatApi:
             ),
         )
 
-    def decode(self, body: bytes) -> ChatQuery:
-        """Convert a body to the items to score. It may run in a thread.
-
-        Raises:
-            InvalidRequest: The body is not valid.
-        """
-        request = validate_json(ChatRequest, body)
-        prompt = next(part.text or "" for part in request.parts if part.type == "text")
-        images = (part.image_url for part in request.parts if part.type == "image_url")
-        urls = [image.url for image in images if image is not None]
-        main = list(enumerate(urls))[: _main_frames(len(urls), prompt)]
-        is_trend = _asks_for_trend(prompt)
-        # A trend compares two clips of the same length, as some judges score longer clips higher.
-        # And the last frame of a window is the first of a later one, whose score is then cached.
-        clips = [main[:1], main[-1:]] if is_trend else [main]
-        fields = {"task_text": task_of(prompt), "backend": self._judge(request.model)}
-        items = [
-            {**fields, "frames_base64": [_image(*indexed) for indexed in clip]} for clip in clips
-        ]
-        prefix = "the task in the text: "  # nothing else can be invalid
-        return ChatQuery([validate(VideoRequest, item, prefix=prefix) for item in items], is_trend)
-
     async def complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
         """Score the items and answer in the form that the prompt asks for.
 
         Raises:
             RewardFleetError: There is no score.
         """
-        scores = await self._engine.score_batch(query.items, context)
+        judge = {"backend": self._judge(query.model)}
+        items = [item.model_copy(update=judge) for item in query.items]
+        scores = await self._engine.score_batch(items, context)
         for score in scores:
             if score.error is not None:
                 raise RewardFleetError.from_problem(score.error)
@@ -161,6 +143,31 @@ class ChatApi:
                 self._scorer.judge_names[0],
             )
         return None
+
+
+def decode_query(body: bytes) -> ChatQuery:
+    """Convert a body to the items to score. It may run in another process.
+
+    Raises:
+        InvalidRequest: The body is not valid.
+    """
+    request = validate_json(ChatRequest, body)
+    prompt = next(part.text or "" for part in request.parts if part.type == "text")
+    images = (part.image_url for part in request.parts if part.type == "image_url")
+    urls = [image.url for image in images if image is not None]
+    main = list(enumerate(urls))[: _main_frames(len(urls), prompt)]
+    is_trend = _asks_for_trend(prompt)
+    # A trend compares two clips of the same length, as some judges score longer clips higher.
+    # And the last frame of a window is the first of a later one, whose score is then cached.
+    clips = [main[:1], main[-1:]] if is_trend else [main]
+    task = task_of(prompt)
+    items = [
+        {"task_text": task, "frames_base64": [_image(*indexed) for indexed in clip]}
+        for clip in clips
+    ]
+    prefix = "the task in the text: "  # nothing else can be invalid
+    videos = [validate(VideoRequest, item, prefix=prefix) for item in items]
+    return ChatQuery(request.model, videos, is_trend)
 
 
 def task_of(prompt: str) -> str:

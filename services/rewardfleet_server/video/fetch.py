@@ -23,7 +23,13 @@ from rewardfleet_server.anonymous_file import AnonymousFile, temporary_file
 #: An IP address.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: Addresses for protocols, by IANA's registries. Python counts some of them as global.
+_SPECIAL = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"))
+)
+#: What is allocated of IPv6. Outside of it are addresses that embed an IPv4 address, to which a
+#: gateway would connect: compatible, mapped, translated (RFC 2765) and NAT64 ones.
+_GLOBAL_UNICAST, _6TO4 = map(ipaddress.ip_network, ("2000::/3", "2002::/16"))
 
 _MAX_REDIRECTS = 3
 _CONCURRENT = 16
@@ -32,13 +38,17 @@ _SECONDS = 30.0
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is on the public internet and does not embed another address."""
+    """Return whether an address is on the public internet and does not embed another address.
+
+    An IPv4-mapped one, which the resolver of a system may return for an IPv4 address, is that one.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if address.sixtofour or address.teredo or address in _NAT64:
-            return False  # each embeds an IPv4 address, which a gateway would connect to
-    return address.is_global and not address.is_multicast
+        if address not in _GLOBAL_UNICAST or address in _6TO4:
+            return False
+    special = any(address in network for network in _SPECIAL)
+    return address.is_global and not (address.is_multicast or special)
 
 
 class Fetcher:

@@ -5,23 +5,27 @@ import math
 import os
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
+import simplejpeg
+from av import VideoFrame
 from numpy.typing import NDArray
 from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet.wire.video import sample_indices
 
-from .containers import has_frame_index
+from .video_reader import VideoReader, open_video
 
-# Set before OpenCV is loaded: damaged videos are reported to the caller, not on standard error.
+# Set before OpenCV is loaded: damaged images are reported to the caller, not on standard error.
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
-os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
 
 import cv2
 
@@ -29,10 +33,6 @@ import cv2
 MAX_SOURCE_PIXELS = 4096 * 2304
 #: The most frames of a source: 16 minutes at 20 frames per second.
 MAX_SOURCE_FRAMES = 20_000
-#: Share of the frames in a file's index that may be missing, as in a file cut without re-encoding.
-_MISSING_TOLERATED = 0.02
-#: Milliseconds that the decoder may wait for the file, e.g. on a network that does not respond.
-_READ_TIMEOUT_MS = 10_000
 
 #: One frame, RGB, `[H, W, 3]`, uint8.
 Frame = NDArray[np.uint8]
@@ -72,25 +72,18 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
         stop: Set when no caller waits any more; decoding ends at the next frame.
 
     Raises:
-        InvalidRequest: The file is not a video, or cannot be decoded completely.
+        InvalidRequest: The file is not a video, or does not decode completely and without errors.
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
-    with _opened(path) as capture:
-        expected = min(max(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), 0), MAX_SOURCE_FRAMES)
-        fps = capture.get(cv2.CAP_PROP_FPS)
-        indices = sample_indices(expected, count)
-        frames, total = _one_pass(capture, set(indices), max_pixels, stop)
-    if not total:
-        raise InvalidRequest("the video has no frame that can be decoded")
-    if total < expected * (1 - _MISSING_TOLERATED) and has_frame_index(path):
-        raise InvalidRequest(
-            f"the video is damaged: it has {expected} frames, {total} can be decoded"
-        )
-    if total != expected:  # many containers have no frame count, and OpenCV estimates it
-        indices = sample_indices(total, count)
-        with _opened(path) as capture:
-            frames, _ = _one_pass(capture, set(indices), max_pixels, stop)
+    with _opened(path) as video:
+        expected = min(video.stated_frames or _count_packets(path), MAX_SOURCE_FRAMES)
+        fps = video.fps
+        frames, total = _one_pass(video, set(sample_indices(expected, count)), max_pixels, stop)
+    indices = sample_indices(total, count)
+    if total != expected:  # the container states another number, or packets show no frame
+        with _opened(path) as video:
+            frames, _ = _one_pass(video, set(indices), max_pixels, stop)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
     return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
@@ -132,53 +125,52 @@ def decode_images(
     return Clip(tuple(frames), indices, len(images), fps, max_pixels)
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[cv2.VideoCapture]:
-    # One decoding thread per clip: with many clips at once that has the best throughput per core,
-    # and on clips as small as rollouts it is faster even for a single one.
-    options = [cv2.CAP_PROP_N_THREADS, 1, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _READ_TIMEOUT_MS]
-    capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, options)
-    try:
-        if not capture.isOpened():
-            os.close(os.dup(0))  # raises OSError if the process ran out of file descriptors
-            raise InvalidRequest("the video cannot be decoded: it is damaged, truncated or empty")
-        _check_pixels(
-            int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        )
-        yield capture
-    finally:
-        capture.release()
+def _count_packets(path: str) -> int:
+    with _opened(path) as video:
+        return video.count_packets(MAX_SOURCE_FRAMES + 1)
 
 
 def _one_pass(
-    capture: cv2.VideoCapture, wanted: set[int], max_pixels: int, stop: threading.Event
+    video: VideoReader, wanted: set[int], max_pixels: int, stop: threading.Event
 ) -> tuple[list[Frame], int]:
     """Decode the complete video; return the wanted frames and the number of all frames."""
-    frames = []
-    index = 0
-    while capture.grab():
+    frames: list[Frame] = []
+    total = 0
+    for frame in video.frames(max_pixels=2 * MAX_SOURCE_PIXELS):
         if stop.is_set():
             raise TimeoutError
-        if index >= MAX_SOURCE_FRAMES:
-            raise _too_many_frames(index + 1)
-        if index in wanted:
-            decoded, bgr = capture.retrieve()
-            if not decoded:
-                raise InvalidRequest(f"frame {index} of the video cannot be decoded")
-            _check_pixels(bgr.shape[1], bgr.shape[0])  # a stream may change its frame size
-            rgb = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
-            frames.append(_scaled(rgb.astype(np.uint8, copy=False), max_pixels))
-        index += 1
-    return frames, index
+        if total >= MAX_SOURCE_FRAMES:
+            raise _too_many_frames(total + 1)
+        _check_pixels(frame.width, frame.height)  # a stream may change its frame size
+        if total in wanted:
+            frames.append(_scaled(video.rgb(frame), max_pixels))
+        total += 1
+    if not total:
+        raise InvalidRequest("the video has no frame that can be decoded")
+    return frames, total
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[VideoReader]:
+    with open_video(path) as video:
+        _check_pixels(video.width, video.height)
+        yield video
 
 
 def _check_png(content: bytes, index: int) -> None:
-    """Check the lengths of a PNG's chunks: the decoder would allocate what they claim."""
-    position = 8
-    while position + 8 <= len(content):
-        position += 12 + int.from_bytes(content[position : position + 4], "big")
-    if position > len(content):
-        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated image")
+    """Check the lengths and the checksums of a PNG's chunks, up to its last one.
+
+    The decoder would allocate what they claim, and ignore some checksums.
+    """
+    view, position, name = memoryview(content), 8, b""
+    while name != b"IEND":
+        length = int.from_bytes(view[position : position + 4], "big")
+        name = content[position + 4 : position + 8]
+        end = position + 8 + length
+        checksum = int.from_bytes(view[end : end + 4], "big")
+        if end + 4 > len(content) or zlib.crc32(view[position + 4 : end]) != checksum:
+            raise _damaged_image(index)
+        position = end + 4
 
 
 def _image_size(content: bytes, index: int) -> tuple[int, int]:
@@ -193,13 +185,23 @@ def _image_size(content: bytes, index: int) -> tuple[int, int]:
 
 
 def _decode_image(content: bytes, index: int) -> Frame:
-    # OpenCV's decoder takes 0.6 of the time of Pillow's. By default it rotates images by their
-    # EXIF orientation, which Pillow does not; frames are to be shown as they are stored.
+    # Both decoders take 0.6 of the time of Pillow's. Frames are shown as they are stored: neither
+    # rotates them by their EXIF orientation.
+    if content.startswith(b"\xff\xd8"):
+        try:  # strict: libjpeg's warnings about damaged data are errors, which OpenCV hides
+            rgb: Frame = simplejpeg.decode_jpeg(content, colorspace="RGB", strict=True)
+        except ValueError:
+            raise _damaged_image(index) from None
+        return rgb
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     frame = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     if frame is None:
-        raise InvalidRequest(f"frames_base64[{index}] is a damaged or truncated image")
+        raise _damaged_image(index)
     return frame.astype(np.uint8, copy=False)
+
+
+def _damaged_image(index: int) -> InvalidRequest:
+    return InvalidRequest(f"frames_base64[{index}] is a damaged or truncated image")
 
 
 def _scaled(frame: Frame, max_pixels: int) -> Frame:
@@ -227,6 +229,8 @@ def _too_many_frames(count: int) -> TooLarge:
     return TooLarge(f"{count} frames or more; at most {MAX_SOURCE_FRAMES} are accepted")
 
 
+#: The least quantization of MPEG-4 that keeps files small: frames hardly differ from the originals.
+_HIGH_QUALITY = {"qmin": "2", "qmax": "2"}
 #: Frames per second assumed for clips of unknown rate: LIBERO's control rate.
 UNKNOWN_FPS = 20.0
 
@@ -245,21 +249,30 @@ def sampled_fps(clip: Clip) -> float:
 @contextmanager
 def as_mp4(clip: Clip) -> Iterator[Path]:
     """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks."""
-    height, width = clip.frames[0].shape[:2]
     descriptor, name = tempfile.mkstemp(prefix="rewardfleet-", suffix=".mp4")
     os.close(descriptor)
     path = Path(name)
     try:
-        # The codec needs even sides.
-        size = (width - width % 2 or 2, height - height % 2 or 2)
-        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
-        writer = cv2.VideoWriter(name, cv2.CAP_FFMPEG, fourcc, sampled_fps(clip), size)
-        if not writer.isOpened():
-            raise RuntimeError("this build of OpenCV cannot write mp4 files")
-        for frame in clip.frames:
-            bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
-            writer.write(cv2.resize(bgr, size) if size != (width, height) else bgr)
-        writer.release()
+        _write_mp4(name, clip)
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+def _write_mp4(path: str, clip: Clip) -> None:
+    """Write an mp4 file.
+
+    Raises:
+        OSError: It cannot be written, e.g. because the disk is full.
+    """
+    height, width = clip.frames[0].shape[:2]
+    with av.open(path, "w", format="mp4") as file:
+        rate = Fraction(sampled_fps(clip)).limit_denominator(1000)
+        stream = file.add_stream("mpeg4", rate=rate, options=_HIGH_QUALITY)
+        stream.width, stream.height = width - width % 2 or 2, height - height % 2 or 2  # even sides
+        stream.pix_fmt = "yuv420p"
+        for index, frame in enumerate(clip.frames):
+            picture = VideoFrame.from_ndarray(frame, format="rgb24")
+            picture.pts, picture.time_base = index, 1 / rate
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode(None))

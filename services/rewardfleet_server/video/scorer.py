@@ -1,14 +1,19 @@
 """Score a video request: find the clip, decode it, call the judge."""
 
 import asyncio
+import io
 import logging
 import math
-import threading
+import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
+from PIL import Image
 from pydantic import JsonValue
 
 from rewardfleet import __version__
@@ -21,9 +26,10 @@ from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.tracing import stage
 
 from .cache_key import cache_key, fingerprint
+from .fair_threads import FairThreads, Turn
 from .fetch import Fetcher
 from .frames import Clip
-from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment
+from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment, RestartingJudge
 from .sources import (
     AnonymousSource,
     DecodeSpec,
@@ -37,36 +43,83 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+#: Images with more pixels together take about a second of a core to decode.
+_LARGE_PIXELS = 64_000_000
+#: A video file of that size takes seconds to decode.
+_LARGE_VIDEO_BYTES = 16 * 2**20
+
 #: Characters of a judge's output in an error message.
 _MAX_QUOTED = 500
 
 
-class FrameMemoryLimiter:
-    """Limits the memory of decoded frames. Requests that exceed it wait, in order.
+@dataclass
+class _Reservations:
+    """The reservations of small, or of large requests: units in use, and who waits, in order."""
 
-    It counts the most memory that a request can take, in units; a default request needs one.
+    used: int = 0
+    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+
+class FrameMemoryLimiter:
+    """Limits the memory of decoded frames. Requests that do not fit wait.
+
+    It counts the most memory that a request can take, in units; a default request needs one, and
+    any of 16 frames at most five, which is small. Large requests get three quarters of the memory,
+    so small ones do not wait for them. While a large request waits, small ones get the remaining
+    quarter only, so it does not wait for those that come later. Small requests wait in order, and
+    so do large ones.
     """
 
     _UNIT = 16 * 2**20
     _UNITS = 256  # 4 GiB
+    _SMALL = 5
 
     def __init__(self) -> None:
-        self._units = asyncio.Semaphore(self._UNITS)
-        self._turn = asyncio.Lock()  # one request at a time collects units: no deadlock
+        self._small = _Reservations()
+        self._large = _Reservations()
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
         """Reserve `size` bytes for the block; a request for more than the limit takes all of it."""
-        needed, reserved = min(math.ceil(size / self._UNIT), self._UNITS), 0
+        units = min(math.ceil(size / self._UNIT), self._UNITS)
+        group = self._small if units <= self._SMALL else self._large
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        group.waiting.append((units, granted))
+        self._grant()
         try:
-            async with self._turn:
-                while reserved < needed:
-                    await self._units.acquire()
-                    reserved += 1
+            await granted
             yield
         finally:
-            for _ in range(reserved):
-                self._units.release()
+            if not granted.cancelled():
+                group.used -= units
+            elif (units, granted) in group.waiting:  # `_take_first` may have removed it
+                group.waiting.remove((units, granted))
+            self._grant()
+
+    def _grant(self) -> None:
+        large_share = self._UNITS * 3 // 4
+        while self._large.waiting:
+            units = self._large.waiting[0][0]
+            # One that needs more than this share runs when no other large one does.
+            if self._large.used + units > max(large_share, units):
+                break
+            if self._large.used + self._small.used + units > self._UNITS:
+                break
+            self._take_first(self._large)
+        reserved = self._large.used
+        if self._large.waiting:
+            reserved = max(reserved, large_share, self._large.waiting[0][0])
+        while self._small.waiting:
+            if self._small.used + self._small.waiting[0][0] > self._UNITS - reserved:
+                break
+            self._take_first(self._small)
+
+    @staticmethod
+    def _take_first(group: _Reservations) -> None:
+        units, granted = group.waiting.popleft()
+        if not granted.cancelled():  # its task has not run since it was cancelled
+            group.used += units
+            granted.set_result(None)
 
 
 class VideoScorer:
@@ -78,7 +131,7 @@ class VideoScorer:
         files: Opens `video_path`.
         fetcher: Fetches `video_url`.
         readers: Threads that read and hash files; separate, so that this never waits for decoding.
-        decoders: Threads that decode clips.
+        decoders: Threads that decode clips, in turns.
         max_video_bytes: The largest video accepted, from any source.
     """
 
@@ -90,7 +143,7 @@ class VideoScorer:
         files: VideoFiles,
         fetcher: Fetcher,
         readers: Executor,
-        decoders: Executor,
+        decoders: FairThreads,
         max_video_bytes: int,
     ) -> None:
         self._judges = judges
@@ -115,8 +168,8 @@ class VideoScorer:
         """Find the judge and the digest of the clip.
 
         Raises:
-            InvalidRequest: The judge is not loaded or does not accept the options, or the file is
-                not a video.
+            InvalidRequest: The judge is not loaded or does not accept the options, the file is
+                not a video, or the content does not have the SHA-256 of the request.
             RewardFleetError: See `VideoFiles.open` and `Fetcher.fetch`.
         """
         requested = request.backend or self._default
@@ -130,11 +183,20 @@ class VideoScorer:
         digest = source.cached_digest()
         if digest is None:
             digest = await _in_thread(self._readers, source.digest)
+        if request.sha256 is not None and digest != source.digest_of(request.sha256.lower()):
+            raise InvalidRequest(
+                "sha256 is not the digest of the content: it was damaged on its way; send it again"
+            )
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
             key = cache_key(name, self._fingerprints[name], digest, request)
             policy = CachePolicy((key,))
-        return Plan(name, lambda _: self._score(name, request, source, digest), policy)
+        return Plan(
+            name,
+            lambda _: self._score(name, request, source, digest),
+            policy,
+            is_large=_is_large(source, request.nframes),
+        )
 
     @property
     def judge_names(self) -> list[str]:
@@ -146,12 +208,25 @@ class VideoScorer:
         same = {name, ALIASES.get(name, name), *(a for a, n in ALIASES.items() if n == name)}
         return next((loaded for loaded in self._judges if loaded in same), None)
 
+    @property
+    def accepted_names(self) -> list[str]:
+        """The names of the loaded judges, and their aliases."""
+        names = {*self._judges, *ALIASES, *ALIASES.values()}
+        return sorted(name for name in names if self.loaded_name(name) is not None)
+
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share."""
         return dict(self._provenance[backend])
 
     def check_ready(self) -> None:
-        """Judges are loaded before the service listens; there is nothing to wait for."""
+        """Check that no judge is being restarted. All are loaded before the service listens.
+
+        Raises:
+            Unavailable: One of them is.
+        """
+        for judge in self._judges.values():
+            if isinstance(judge, RestartingJudge) and judge.outage is not None:
+                raise Unavailable(judge.outage, retry_after=1)
 
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
         if upload is not None:
@@ -171,14 +246,14 @@ class VideoScorer:
         self, name: str, request: VideoRequest, source: Source, digest: str
     ) -> VideoScore:
         judge = self._judges[name]
-        stop = threading.Event()
-        spec = DecodeSpec(digest, request.nframes, request.max_pixels, stop)
+        turn = Turn(self._decoders)
+        spec = DecodeSpec(digest, request.nframes, request.max_pixels, turn)
         try:
             if isinstance(judge, FileJudge):
-                return await self._score_file(name, judge, request, source, spec)
-            return await self._score_clip(name, judge, request, source, spec)
+                return await self._score_file(name, judge, request, source, spec, turn=turn)
+            return await self._score_clip(name, judge, request, source, spec, turn=turn)
         finally:
-            stop.set()  # if the request was cancelled, its decoding thread ends
+            turn.set()  # if the request was cancelled, its decoding thread ends
 
     async def _score_clip(
         self,
@@ -187,9 +262,11 @@ class VideoScorer:
         request: VideoRequest,
         source: Source,
         spec: DecodeSpec,
+        *,
+        turn: Turn,
     ) -> VideoScore:
         timing = Timing()
-        queue = stage(timing, "queue")  # for memory and a thread
+        queue = stage(timing, "queue")  # for memory and the first turn
 
         def decode() -> Clip:
             queue.stop()
@@ -198,7 +275,7 @@ class VideoScorer:
 
         with queue:
             async with self._frame_memory.reserve(spec.count * spec.max_pixels * 3):
-                clip = await _in_thread(self._decoders, decode)
+                clip = await _in_thread(self._decoders, partial(turn.run, decode))
                 with stage(timing, "backend"):
                     judging = judge.judge(request.task_text, clip, request.backend_kwargs)
                     judgment = await _checked(name, judging)
@@ -211,11 +288,13 @@ class VideoScorer:
         request: VideoRequest,
         source: Source,
         spec: DecodeSpec,
+        *,
+        turn: Turn,
     ) -> VideoScore:
         """Let the judge read the file and select the frames."""
         timing = Timing()
         with stage(timing, "decode") as decoding:
-            async with self._file(source, spec) as path:
+            async with self._file(source, spec, turn) as path:
                 decoding.stop()
                 with stage(timing, "backend"):
                     judging = judge.judge_file(
@@ -229,10 +308,12 @@ class VideoScorer:
         return _score_of(name, judgment, timing, {})
 
     @asynccontextmanager
-    async def _file(self, source: Source, spec: DecodeSpec) -> AsyncIterator[str]:
+    async def _file(self, source: Source, spec: DecodeSpec, turn: Turn) -> AsyncIterator[str]:
         """Give the path of a source's video file for the block."""
         file = source.file(spec)
-        entering = asyncio.ensure_future(_in_thread(self._decoders, file.__enter__))
+        entering = asyncio.ensure_future(
+            _in_thread(self._decoders, partial(turn.run, file.__enter__))
+        )
         try:
             path = await asyncio.shield(entering)
         except asyncio.CancelledError:
@@ -243,6 +324,20 @@ class VideoScorer:
             yield path
         finally:
             _leave(file)
+
+
+def _is_large(source: Source, count: int) -> bool:
+    """Estimate from headers whether decoding `count` frames takes long. False if not known."""
+    if isinstance(source, AnonymousSource):
+        return os.fstat(source.video.fd).st_size > _LARGE_VIDEO_BYTES
+    if not isinstance(source, ImagesSource):
+        return False  # reading the size of a named file may block
+    try:
+        with Image.open(io.BytesIO(source.images[0]), formats=("JPEG", "PNG")) as image:
+            width, height = image.size  # all have the same size, which is checked later
+    except (OSError, ValueError, SyntaxError):
+        return False  # refused when it is decoded
+    return width * height * min(count, len(source.images)) > _LARGE_PIXELS
 
 
 async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:

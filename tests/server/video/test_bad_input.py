@@ -126,6 +126,7 @@ def test_a_video_without_frames_is_invalid(client, make_video):
     check_problem(post_path(client, make_video(0)), "invalid", "cannot be decoded")
 
 
+@pytest.mark.slow
 def test_an_8k_video_is_too_large(client, tmp_path):
     path = tmp_path / "8k.mp4"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (7680, 4320))
@@ -140,20 +141,26 @@ def test_a_video_of_too_many_frames_is_too_large(serve, make_video, monkeypatch)
     check_problem(post_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
 
 
-def test_a_video_with_a_wrong_frame_count_is_decoded_completely(client, make_video):
-    """The header of this AVI states ten times as many frames as it has."""
+def test_a_video_with_fewer_frames_than_it_states_is_invalid(client, make_video):
     path = make_video(20, name="clip.avi", codec="MJPG")
     content = bytearray(path.read_bytes())
     header = content.index(b"avih") + 8
-    content[header + 16 : header + 20] = (200).to_bytes(4, "little")
     stream = content.index(b"strh") + 8
-    content[stream + 32 : stream + 36] = (200).to_bytes(4, "little")
-    path.write_bytes(content)
-    answer = post_path(client, path)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["provenance"]["frames"]["total"] == 20
+
+    def state(frames: int) -> httpx.Response:
+        content[header + 16 : header + 20] = frames.to_bytes(4, "little")
+        content[stream + 32 : stream + 36] = frames.to_bytes(4, "little")
+        path.write_bytes(content)
+        return post_path(client, path)
+
+    check_problem(state(200), "invalid", "states 200 frames and has 20")
+    for fewer in (0, 5):  # all are decoded
+        answer = state(fewer)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["provenance"]["frames"]["total"] == 20
 
 
+@pytest.mark.slow
 def test_a_video_above_the_size_limit_is_too_large_from_any_source(serve, tmp_path):
     client = serve(max_video_mb=1)
     content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
@@ -362,6 +369,7 @@ def test_an_invalid_json_body_is_rejected(client, content):
     check_problem(post_raw(client, content), "invalid")
 
 
+@pytest.mark.slow
 def test_a_body_of_100_mb_is_rejected_by_its_headers(client):
     answer = post_raw(client, b"x" * 100_000_000)
     check_problem(answer, "too_large", "64 MiB")
@@ -416,7 +424,7 @@ def test_endless_headers_are_rejected():
         b"",
         b"\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: te",
-        b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\n{",
+        b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
     ],
     ids=["idle", "empty line", "headers", "body that is not read"],
 )
@@ -430,19 +438,20 @@ def test_a_connection_that_stalls_after_a_response_is_closed(
     ):
         connection.settimeout(5)
         for _ in range(2):  # a request in time is answered, and the time limit starts again
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.sendall(stalled)
         while connection.recv(65536):
             pass  # the response to what was stalled; b"" is the end
 
 
+@pytest.mark.slow
 def test_an_unfinished_body_ends_with_the_deadline(serve):
     client = serve(deadline_s=0.3)
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.settimeout(5)
         connection.sendall(
-            b"POST /score HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 100\r\n\r\n{"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 504")
@@ -464,5 +473,5 @@ def test_unknown_paths_and_methods_are_rejected(client):
     answer = client.get("/scores")
     assert (answer.status_code, answer.json()["kind"]) == (404, "not_found")
     answer = client.get("/score")
-    assert answer.status_code == 422
+    assert (answer.status_code, answer.json()["kind"]) == (405, "method_not_allowed")
     assert "takes POST, not GET" in answer.json()["detail"]

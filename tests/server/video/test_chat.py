@@ -173,6 +173,7 @@ def test_a_tiny_score_is_not_written_in_scientific_notation(chat: Chat):
     assert read_number(content) == pytest.approx(9.9e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", [LevelJudge, ProgressJudge])
 @pytest.mark.parametrize(
     ("levels", "label"),
@@ -383,6 +384,7 @@ def refusing():
         assert content_of(client.post(PATH, json=score_payload(1))) == "1.000000"
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_refused(refusing: httpx.Client):
     for depth in (300, 100_000):
         body = '{"messages":' + "[" * depth + "]" * depth + "}"
@@ -435,9 +437,10 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
         assert "broken" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_service_at_capacity_says_when_to_try_again(chat: Chat):
     """Refused on arrival, or when the second frame of a trend finds the queue full."""
-    client = chat(FakeJudge(wait_s=0.2, deterministic=False), max_in_flight=1, max_queue_depth=1)
+    client = chat(FakeJudge(wait_s=1, deterministic=False), max_in_flight=1, max_queue_depth=1)
     with ThreadPoolExecutor(6) as pool:
         requests = [trend_payload(level, level + 1, n=2) for level in range(6)]
         answers = list(pool.map(lambda body: client.post(PATH, json=body), requests))

@@ -1,17 +1,18 @@
 """A judge that the user provides, by the protocol of the original LIBERO reward server."""
 
-import argparse
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rewardfleet_server.cli import main
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video import settings as settings_module
-from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import LONG_CLIP, image_base64, served_with
@@ -19,50 +20,56 @@ from ...conftest import LONG_CLIP, image_base64, served_with
 TASK = "put the bowl on the plate"
 
 MODULE = """
-import asyncio, os, threading
-import cv2
+import asyncio, json, os, sys, threading
 
-calls = []
+def record(*values):
+    with open(__file__ + ".calls", "a") as file:
+        file.write(json.dumps(values) + "\\n")
 
 class Backend:
-    def __init__(self, args):
-        self.args = args
     def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
+        import cv2
         capture = cv2.VideoCapture(video_path)
-        calls.append((task_text, video_path, nframes, max_pixels, backend_kwargs,
-                      int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS),
-                      threading.current_thread().name))
+        record(task_text, video_path, nframes, max_pixels, backend_kwargs,
+               int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS),
+               threading.current_thread().name)
         return 0.75, "looks fine"
 
 class AsyncBackend:
     async def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
         await asyncio.sleep(0)
-        calls.append(threading.current_thread().name)
+        record(threading.current_thread().name)
         return 0.25, "judged on the event loop"
 
+RESULTS = {
+    "1.5": (1.5, "x"), "-0.1": (-0.1, "x"), "nan": (float("nan"), "x"), "text": ("0.5", "x"),
+    "true": (True, "x"), "null": (None, "x"), "no text": (0.5, None), "one": 0.5, "none": None,
+    "three": (0.5, "x", 3), "bytes": (0.5, b"x"),
+}
+
 class Returning:
-    def __init__(self, result):
-        self.result = result
-    def score_video(self, *args):
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
+    def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
+        if task_text == "raise":
+            raise RuntimeError("the model is gone")
+        return RESULTS[task_text]
 
 def build_backend(args):
-    return Backend(args)
+    return Backend()
 def build_async(args):
     return AsyncBackend()
 def build_nothing(args):
     return object()
 def build_broken(args):
     raise RuntimeError("no GPU")
-result = None
+def build_exiting(args):
+    sys.exit("no license")
+def build_dying(args):
+    os._exit(3)
 def build_returning(args):
-    return Returning(result)
-seen = []
+    return Returning()
 def build_recording(args):
-    seen.append((args, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    return Backend(args)
+    record(type(args).__name__, vars(args), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Backend()
 not_a_function = 3
 """
 
@@ -84,78 +91,86 @@ def custom(module: str, tmp_path: Path):
     return start
 
 
-def test_it_gets_the_path_of_the_request(custom, module, tmp_path):
+@pytest.fixture
+def calls(module: str, tmp_path: Path):
+    """Return what the judge has recorded."""
+
+    def read() -> list[list[Any]]:
+        lines = (tmp_path / f"{module}.py.calls").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return read
+
+
+def load_and_close(settings: VideoSettings) -> None:
+    for judge in load_judges(settings).values():
+        judge.close()
+
+
+@pytest.mark.slow
+def test_it_gets_the_path_of_the_request(custom, calls, tmp_path):
     (tmp_path / "clip.mp4").write_bytes(LONG_CLIP.read_bytes())
     with served_with(custom()) as client:
         body = {"task_text": TASK, "video_path": "clip.mp4", "nframes": 5, "max_pixels": 1000}
         answer = client.post("/score", json={**body, "backend_kwargs": {"a": [1]}}).json()
     assert (answer["score"], answer["model_output"]) == (0.75, "looks fine")
     assert (answer["backend"], answer["components"]) == ("mine", {})
-    [call] = __import__(module).calls
-    assert call[:5] == (TASK, str(tmp_path / "clip.mp4"), 5, 1000, {"a": [1]})
+    [call] = calls()
+    assert call[:5] == [TASK, str(tmp_path / "clip.mp4"), 5, 1000, {"a": [1]}]
     assert call[7].startswith("custom-judge"), "a plain function runs in a thread"
 
 
-def test_it_gets_frames_and_uploads_as_a_temporary_mp4(custom, module, tmp_path):
+@pytest.mark.slow
+def test_it_gets_frames_and_uploads_as_a_temporary_mp4(custom, calls, tmp_path):
     with served_with(custom()) as client:
         frames = [image_base64(level=level) for level in range(0, 200, 20)]
         body = {"task_text": TASK, "frames_base64": frames, "fps": 10, "nframes": 4}
         assert client.post("/score", json=body).status_code == 200
         upload = {"video": ("clip.mp4", LONG_CLIP.read_bytes())}
         assert client.post("/score", data={"task_text": TASK}, files=upload).status_code == 200
-    calls = __import__(module).calls
-    assert [call[5] for call in calls] == [4, 308]
-    assert [call[6] for call in calls] == pytest.approx([10 * 3 / 9, 20], abs=0.01), "in real time"
-    for call in calls:
+    recorded = calls()
+    assert [call[5] for call in recorded] == [4, 308]
+    assert [call[6] for call in recorded] == pytest.approx([10 * 3 / 9, 20], abs=0.01), (
+        "in real time"
+    )
+    for call in recorded:
         wait_until(lambda path=call[1]: not os.path.exists(path))
         assert call[1].endswith(".mp4")
 
 
-def test_an_async_function_runs_on_the_event_loop(custom, module, make_video):
+def test_an_async_function_runs_on_the_event_loop(custom, calls, make_video):
     with served_with(custom("build_async")) as client:
         body = {"task_text": TASK, "video_path": str(make_video(3))}
         assert client.post("/score", json=body).json()["score"] == 0.25
-    [thread] = __import__(module).calls
-    assert not thread.startswith("custom-judge")
+    assert calls() == [["MainThread"]]
 
 
-@pytest.mark.parametrize(
-    ("result", "detail"),
-    [
-        (RuntimeError("the model is gone"), "the model is gone"),
-        ((1.5, "x"), "[0, 1]"),
-        ((-0.1, "x"), "[0, 1]"),
-        ((float("nan"), "x"), "[0, 1]"),
-        (("0.5", "x"), "[0, 1]"),
-        ((True, "x"), "[0, 1]"),
-        ((None, "x"), "[0, 1]"),
-        ((0.5, None), "a text"),
-        (0.5, "(score, raw_output_text)"),
-        (None, "(score, raw_output_text)"),
-        ((0.5, "x", 3), "(score, raw_output_text)"),
-    ],
-    ids=repr,
-)
-def test_exceptions_and_invalid_results_are_failures(custom, module, make_video, result, detail):
-    __import__(module).result = result
+def test_exceptions_and_invalid_results_are_failures(custom, make_video):
+    details = {
+        "raise": "judge mine failed: RuntimeError: the model is gone",
+        **dict.fromkeys(("1.5", "-0.1", "nan", "text", "true", "null"), "[0, 1]"),
+        **dict.fromkeys(("no text", "bytes"), "a text"),
+        **dict.fromkeys(("one", "none", "three"), "(score, raw_output_text)"),
+    }
+    path = str(make_video(3))
     with served_with(custom("build_returning")) as client:
-        answer = client.post("/score", json={"task_text": TASK, "video_path": str(make_video(3))})
-    assert answer.status_code == 502
-    assert answer.json()["kind"] == "backend_failed"
-    assert detail in answer.json()["detail"]
+        for task, detail in details.items():
+            answer = client.post("/score", json={"task_text": task, "video_path": path})
+            assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed"), task
+            assert detail in answer.json()["detail"]
 
 
-def test_its_scores_are_not_cached(custom, module, make_video):
+def test_its_scores_are_not_cached(custom, calls, make_video):
     with served_with(custom()) as client:
         body = {"task_text": TASK, "video_path": str(make_video(3))}
         assert [client.post("/score", json=body).json()["cached"] for _ in range(2)] == [False] * 2
-    assert len(__import__(module).calls) == 2
+    assert len(calls()) == 2
 
 
-def test_the_factory_gets_the_settings(custom, module):
-    create_app(custom("build_recording", model_path="/models/x", temperature=0.5, port=18081))
-    [(args, _)] = __import__(module).seen
-    assert isinstance(args, argparse.Namespace)
+def test_the_factory_gets_the_settings(custom, module, calls):
+    load_and_close(custom("build_recording", model_path="/models/x", temperature=0.5, port=18081))
+    [(type_name, args, _)] = calls()
+    assert type_name == "Namespace"
     expected = {
         "backend": "mine",
         "model_path": "/models/x",
@@ -171,12 +186,12 @@ def test_the_factory_gets_the_settings(custom, module):
         "primo_tensor_parallel_size": 1,
         "primo_max_model_len": 16384,
     }
-    assert {name: getattr(args, name) for name in expected} == expected
-    assert args.custom_backend_factory == f"{module}:build_recording"
+    assert {name: args[name] for name in expected} == expected
+    assert args["custom_backend_factory"] == f"{module}:build_recording"
 
 
-def test_the_factory_gets_the_defaults_of_the_original_server(custom, module):
-    create_app(custom("build_recording"))
+def test_the_factory_gets_the_defaults_of_the_original_server(custom, calls):
+    load_and_close(custom("build_recording"))
     given = {
         "model_path": "/models/x",
         "prompt_template": "Is this done: {task}?",
@@ -185,14 +200,14 @@ def test_the_factory_gets_the_defaults_of_the_original_server(custom, module):
         "primo_system_prompt": "Think.",
         "primo_user_prompt": "{task}?",
     }
-    create_app(custom("build_recording", **given))
-    (default, _), (explicit, _) = __import__(module).seen
-    assert default.model_path == "Qwen/Qwen2.5-VL-7B-Instruct"
-    assert (default.primo_top_p, default.primo_max_tokens) == (0.9, 1024)
-    for prompt in (default.prompt_template, default.primo_user_prompt):
-        assert "{task}" in prompt
-    assert default.primo_system_prompt
-    assert {name: getattr(explicit, name) for name in given} == given
+    load_and_close(custom("build_recording", **given))
+    (_, default, _), (_, explicit, _) = calls()
+    assert default["model_path"] == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert (default["primo_top_p"], default["primo_max_tokens"]) == (0.9, 1024)
+    for name in ("prompt_template", "primo_user_prompt"):
+        assert "{task}" in default[name]
+    assert default["primo_system_prompt"]
+    assert {name: explicit[name] for name in given} == given
 
 
 @pytest.fixture
@@ -220,12 +235,12 @@ def visible_gpus(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_gpus_are_selected_before_the_factory_is_called(
-    custom, module, visible_gpus, *, before, gpu_ids, seen
+    custom, calls, visible_gpus, *, before, gpu_ids, seen
 ):
     """`--gpu-ids` indexes the GPUs that a scheduler allows; without it nothing is changed."""
     visible_gpus(before)
-    create_app(custom("build_recording", **({"gpu_ids": gpu_ids} if gpu_ids else {})))
-    [(_, variable)] = __import__(module).seen
+    load_and_close(custom("build_recording", **({"gpu_ids": gpu_ids} if gpu_ids else {})))
+    [(_, _, variable)] = calls()
     assert variable == seen
 
 
@@ -233,7 +248,7 @@ def test_gpus_are_selected_before_the_factory_is_called(
 def test_gpus_that_a_scheduler_does_not_allow_are_refused(custom, visible_gpus, before, gpu_ids):
     visible_gpus(before)
     with pytest.raises(ValueError, match=f"--gpu-ids {gpu_ids}: CUDA_VISIBLE_DEVICES lists"):
-        create_app(custom(gpu_ids=gpu_ids))
+        load_and_close(custom(gpu_ids=gpu_ids))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == before
 
 
@@ -241,7 +256,7 @@ def test_gpus_that_do_not_exist_are_refused(custom, visible_gpus, monkeypatch):
     visible_gpus(None)
     monkeypatch.setattr(settings_module, "gpu_count", lambda: 1)
     with pytest.raises(ValueError, match="--gpu-ids 0,7: CUDA finds 1 of these GPUs"):
-        create_app(custom(gpu_ids="0,7"))
+        load_and_close(custom(gpu_ids="0,7"))
 
 
 @pytest.mark.slow
@@ -261,20 +276,28 @@ def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
     assert "serving video on" in log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
         ("none", "none"),
         ("build_nothing", "no score_video"),
         ("not_a_function", "not callable"),
-        ("build_broken", "no GPU"),
+        ("build_broken", "RuntimeError: no GPU"),
+        ("build_exiting", "SystemExit: no license"),
+        ("build_dying", "its process ended with status 3 before it was ready"),
     ],
 )
 def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message):
     command = ["serve", "video", "--backend", "mine", "--custom-backend-factory"]
     assert main([*command, f"{module}:{factory}"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_factory_that_does_not_exist_ends_the_command(capsys):
+    command = ["serve", "video", "--backend", "mine", "--custom-backend-factory"]
     assert main([*command, "no_such_module:build"]) == 2
+    assert "No module named 'no_such_module'" in capsys.readouterr().err
     assert main([*command, "nocolon"]) == 2
 
 
@@ -296,11 +319,11 @@ def test_one_process_has_several_judges(custom, make_video):
     assert set(answers["provenance"]) == {"mine", "reference"}
 
 
-def test_frames_with_odd_sides_are_written_to_an_mp4(custom, module):
+def test_frames_with_odd_sides_are_written_to_an_mp4(custom, calls):
     with served_with(custom()) as client:
         frames = [image_base64(33, 17), image_base64(33, 17)]
         assert (
             client.post("/score", json={"task_text": TASK, "frames_base64": frames}).status_code
             == 200
         )
-    assert __import__(module).calls[0][5] == 2
+    assert calls()[0][5] == 2

@@ -83,7 +83,7 @@ def test_an_upload_leaves_no_open_file(client, tmp_path):
         ({"color": "blue"}, "unknown field 'color'"),
         ({"backend_kwargs": "{"}, "backend_kwargs"),
         ({"backend_kwargs": '{"a": 1}'}, "takes no options"),
-        ({"video_path": "clip.mp4"}, "exactly one of"),
+        ({"video_path": "clip.mp4"}, "not part of a form"),
         ({"task_text": ""}, "task_text"),
     ],
 )
@@ -140,7 +140,7 @@ def test_an_aborted_upload_leaves_no_open_file(client):
     head = f'--x\r\n{PART.format("video")}; filename="a.mp4"\r\n\r\n'.encode()
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.sendall(
-            b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 5000000\r\n"
+            b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n"
             b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + head + VIDEO
         )
         wait_until(lambda: 'admitted_requests{service="video"} 1.0' in client.get("/metrics").text)
@@ -152,7 +152,7 @@ def test_an_upload_of_500_mb_is_rejected_by_its_headers(client):
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.settimeout(5)
         connection.sendall(
-            b"POST /score HTTP/1.1\r\nHost: t\r\nContent-Length: 500000000\r\n"
+            b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000000\r\n"
             b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
@@ -271,13 +271,48 @@ def test_urls_that_are_not_allowed(url, detail):
         ("ff02::1", False),
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::a00:1", False),
+        ("64:ff9b:1::a00:1", False),
         ("2002:a00:1::", False),
+        ("::ffff:93.184.216.34", True),
+        ("::127.0.0.1", False),
+        ("::93.184.216.34", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("fec0::1", False),
+        ("192.0.0.9", False),
+        ("192.88.99.1", False),
+        ("198.18.0.1", False),
+        ("203.0.113.1", False),
+        ("2001::1", False),
+        ("2001:20::1", False),
+        ("2001:db8::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
+        ("100::1", False),
+        ("4000::1", False),
     ],
 )
 def test_which_addresses_are_public(address, public):
     import ipaddress  # noqa: PLC0415
 
     assert is_public(ipaddress.ip_address(address)) is public
+
+
+def test_a_full_disk_is_a_failure_that_may_pass(serve, monkeypatch: pytest.MonkeyPatch):
+    client = serve()
+    video = LONG_CLIP.read_bytes()
+    item = {"task_text": "x", "video_base64": base64.b64encode(video).decode()}
+    with monkeypatch.context() as patch:
+        full = "/dev/full"
+        patch.setattr("tempfile.TemporaryFile", lambda *_, **__: os.fdopen(os.open(full, 2), "w+b"))
+        answers = [
+            client.post("/score", json=item),
+            client.post("/score", data={"task_text": "x"}, files={"video": ("a.mp4", video)}),
+        ]
+    for answer in answers:
+        problem = answer.json()
+        assert (answer.status_code, problem["kind"]) == (503, "unavailable")
+        assert problem["retryable"] and float(answer.headers["retry-after"]) > 0
+    assert client.post("/score", json=item).status_code == 200
 
 
 class Site(ThreadingHTTPServer):

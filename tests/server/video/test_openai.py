@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from rewardfleet_server.chat_endpoint import Token
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.judges.openai import Token, yes_interval
+from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import image_base64

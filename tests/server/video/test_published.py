@@ -226,6 +226,7 @@ def sole_judge(engine: ScriptedEngine, **settings: object) -> sole.SoleJudge:
     """Return the judge with a checkpoint whose chat template is the text alone."""
     checkpoint: Any = SimpleNamespace(
         path="p",
+        name="p",
         fingerprint="f",
         geometry=SimpleNamespace(name="g", prepare=lambda conversation: conversation),
         prompt=lambda conversation: conversation.parts[-1],
@@ -288,9 +289,13 @@ async def test_a_single_frame_abstains():
 
 async def test_a_cancelled_clip_asks_no_further_question():
     engine = ScriptedEngine(*answers("10"))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await sole_judge(engine).judge("t", clip(9), {})
+    judging = asyncio.ensure_future(sole_judge(engine).judge("t", clip(9), {}))
+    async with asyncio.timeout(10):
+        while len(engine.questions) < 2:
+            await asyncio.sleep(0.01)
+    judging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await judging
     assert len(engine.questions) == 2
 
 

@@ -52,6 +52,7 @@ def test_the_library_is_small_and_states_its_license():
     assert "MIT" in (SHIPPED / "NOTICE.md").read_text()
 
 
+@pytest.mark.slow
 def test_successes_are_distinguished_from_failures(results):
     """At least 0.95 AUROC and at most 10 % false positives at the default threshold."""
     successes = [
@@ -77,6 +78,7 @@ def test_the_output_names_the_nearest_references(results):
         assert 0 <= result["components"]["progress"] <= 1
 
 
+@pytest.mark.slow
 def test_a_success_of_another_task_in_the_same_scene_is_a_failure(client):
     tasks = {rollout["task_text"] for rollout in ROLLOUTS if rollout["suite"] == "libero_goal"}
     items = [
@@ -147,6 +149,7 @@ def rollout_of(task_text: str, *, success: bool) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     """`rewardfleet references add`: one success is enough."""
     task, library = "put the bowl on the stove", tmp_path / "library"

@@ -456,6 +456,7 @@ def test_any_text_gives_a_score_or_an_abstention(text, mode, truncated):
         assert re.search(VERDICTS, visible) and parsed.score in {0, 1}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
 def test_the_thinking_does_not_change_the_score(text, mode):

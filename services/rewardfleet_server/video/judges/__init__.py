@@ -129,6 +129,26 @@ class FileJudge(_Backend, Protocol):
         """
 
 
+@runtime_checkable
+class RestartingJudge(Protocol):
+    """A judge whose process is restarted.
+
+    Attributes:
+        outage: Why it can judge nothing now, or None.
+        restarts: How many times its process was started in place of another one.
+        abandoned: Calls at work for which no caller waits any more.
+    """
+
+    @property
+    def outage(self) -> str | None: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def abandoned(self) -> int: ...
+
+
 #: What a builder returns once it is loaded.
 Judge = ClipJudge | FileJudge
 

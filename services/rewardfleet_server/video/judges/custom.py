@@ -3,54 +3,49 @@
 `--custom-backend-factory pkg.mod:build_backend` names a function
 `build_backend(args: argparse.Namespace) -> backend`. The backend has a method
 `score_video(task_text, video_path, nframes, max_pixels, backend_kwargs) -> (score, raw_output)`:
-a plain function runs in a thread, an `async def` on the event loop.
+a plain function, which runs in a thread, or an `async def`. All of it runs in a process of its own.
 """
 
-import argparse
-import importlib
-import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.threads import run_in_thread
-from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judge_process import JudgeNotStarted, JudgeOrder, JudgeProcess
 from rewardfleet_server.video.prompts import PERCENTAGE, PRIMO_SYSTEM, PRIMO_USER
 from rewardfleet_server.video.settings import VideoSettings
 
+from . import DeferredJudge, Judgment
 
-def build(name: str, settings: VideoSettings) -> "CustomJudge":
-    """Call the user's factory. Its module may be in the current working directory.
+
+def build(name: str, settings: VideoSettings) -> DeferredJudge:
+    """Return the judge of the user's factory, which is called when the judge is loaded.
+
+    Its module may be in the current working directory.
 
     Raises:
-        ValueError: There is no such function, it raises, or its backend has no `score_video`.
+        ValueError: The setting does not name a function. When it is loaded: there is no such
+            function, it raises, or its backend has no `score_video`.
     """
     factory = settings.custom_backend_factory or ""
     module, colon, attribute = factory.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f"--custom-backend-factory {factory}: give pkg.mod:function")
     folder = str(Path.cwd())
-    if folder not in sys.path:  # an installed command does not search it, unlike `python -m`
-        sys.path.insert(0, folder)
-    try:
-        build_backend = getattr(importlib.import_module(module), attribute)
-        backend = build_backend(_factory_arguments(name, settings))
-    except Exception as error:
-        raise ValueError(
-            f"--custom-backend-factory {factory}: {type(error).__name__}: {error}"
-        ) from error
-    if not callable(getattr(backend, "score_video", None)):
-        raise ValueError(  # noqa: TRY004 - an invalid setting, like the others
-            f"--custom-backend-factory {factory}: its backend has no score_video"
-        )
-    return CustomJudge(factory, backend.score_video)
+    # An installed command does not search the working directory, unlike `python -m`.
+    path = sys.path if folder in sys.path else [folder, *sys.path]
+    order = JudgeOrder(
+        name=name,
+        factory=factory,
+        settings=_factory_arguments(name, settings),
+        threads=min(32, (os.cpu_count() or 1) + 4),
+        path=list(path),
+        log_level=settings.log_level.upper(),
+    )
+    return DeferredJudge(lambda: CustomJudge(order))
 
 
 #: Defaults of the original server that differ from those of this one: its factories rely on them.
@@ -64,37 +59,53 @@ _ORIGINAL_DEFAULTS = {
 }
 
 
-def _factory_arguments(name: str, settings: VideoSettings) -> argparse.Namespace:
+def _factory_arguments(name: str, settings: VideoSettings) -> dict[str, JsonValue]:
     """Return all settings by name; those that are not set have the original server's defaults."""
-    values = {**settings.model_dump(), "backend": name}
+    values = {**settings.model_dump(mode="json"), "backend": name}
     defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
-    return argparse.Namespace(**values | {key: _ORIGINAL_DEFAULTS[key] for key in defaults})
+    return values | {key: _ORIGINAL_DEFAULTS[key] for key in defaults}
 
 
 class CustomJudge:
-    """Calls `score_video` and checks what it returns.
+    """Calls `score_video` in a process of its own.
 
     Its scores are not cached, because it is unknown what they depend on.
 
     Args:
-        factory: The value of `--custom-backend-factory`, for provenance.
-        score_video: The backend's method, a function or a coroutine function.
+        order: What to run.
+
+    Raises:
+        ValueError: The factory failed.
     """
 
     deterministic = False
-    failure = None
 
-    def __init__(self, factory: str, score_video: Callable[..., Any]) -> None:
-        self._score_video = score_video
-        self._is_async = inspect.iscoroutinefunction(score_video)
-        self._factory = factory
-        self._threads = ThreadPoolExecutor(
-            min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="custom-judge"
-        )
+    def __init__(self, order: JudgeOrder) -> None:
+        self._factory = order.factory
+        try:
+            self._process = JudgeProcess(order)
+        except JudgeNotStarted as error:
+            raise ValueError(f"--custom-backend-factory {order.factory}: {error}") from error
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {"judge": "custom", "factory": self._factory}
+
+    @property
+    def failure(self) -> str | None:
+        return self._process.failure
+
+    @property
+    def outage(self) -> str | None:
+        return self._process.outage
+
+    @property
+    def restarts(self) -> int:
+        return self._process.restarts
+
+    @property
+    def abandoned(self) -> int:
+        return self._process.abandoned
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Accept any option: they are passed to `score_video`."""
@@ -110,31 +121,18 @@ class CustomJudge:
         """Judge a video file.
 
         Raises:
-            BackendFailed: `score_video` did not return a `(score, text)` with a score in [0, 1].
-            Exception: Any exception of `score_video`.
+            RewardFleetError: See `JudgeProcess.call`.
         """
-        arguments = (task_text, path, nframes, max_pixels, dict(backend_kwargs))
-        if self._is_async:
-            result = await self._score_video(*arguments)
-        else:
-            result = await run_in_thread(self._threads, lambda: self._score_video(*arguments))
-        return _checked(result)
+        answer = await self._process.call(
+            task_text, path, nframes, max_pixels, dict(backend_kwargs)
+        )
+        return Judgment(answer.score, answer.text)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        try:
+        async with self._process.running():
             yield
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
 
-
-def _checked(result: object) -> Judgment:
-    match result:
-        case (bool(), _):
-            pass
-        case (float() | int() as score, str() as text) if 0 <= score <= 1:
-            return Judgment(float(score), text)
-    raise BackendFailed(
-        f"score_video returned {str(result)[:200]!r}; it must return (score, raw_output_text) "
-        "with a number in [0, 1] and a text"
-    )
+    def close(self) -> None:
+        """End the process of a judge whose `lifespan` was never entered."""
+        self._process.close()

@@ -12,19 +12,16 @@ Readouts:
 
 import asyncio
 import base64
-import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import cv2
-import httpx
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import JsonValue
 
-from rewardfleet.wire.backoff import backoff_with_jitter
-from rewardfleet.wire.errors import BackendFailed, Unavailable
-from rewardfleet_server.tracing import trace_headers
+from rewardfleet.wire.errors import BackendFailed
+from rewardfleet_server.chat_endpoint import ChatEndpoint, Choice, Token
 from rewardfleet_server.video.frames import Clip, Frame, as_mp4
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
@@ -32,51 +29,11 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings
 
-log = logging.getLogger(__name__)
-
 _JPEG_QUALITY = 95
 #: The maximum of OpenAI's own API, and vLLM's default limit.
 _TOP_LOGPROBS = 20
 #: The widest interval of scores for which `probability` does not abstain.
 _MAX_UNCERTAINTY = 0.1
-#: Attempts per request.
-_ATTEMPTS = 6
-#: The longest wait before the first retry, and before any, in seconds.
-_FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
-
-
-class Token(BaseModel):
-    """One of the most likely tokens.
-
-    Attributes:
-        token: Its text.
-        logprob: Its natural log-probability, at most 0.
-    """
-
-    token: str
-    logprob: float
-
-
-class _Position(BaseModel):
-    top_logprobs: list[Token] = Field(min_length=1)
-
-
-class _Logprobs(BaseModel):
-    content: list[_Position] = Field(min_length=1)
-
-
-class _Message(BaseModel):
-    content: str | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
 
 
 def build(settings: VideoSettings) -> "OpenAIJudge":
@@ -138,8 +95,9 @@ class OpenAIJudge:
         concurrency: int,
         timeout_s: float,
     ) -> None:
-        self._url = f"{url.rstrip('/')}/chat/completions"
-        self._model = model
+        self._endpoint = ChatEndpoint(
+            url=url, model=model, api_key=api_key, concurrency=concurrency, timeout_s=timeout_s
+        )
         self._readout = readout
         self._prompt = prompt or (PERCENTAGE if readout == "text" else YES_OR_NO)
         self._media = media
@@ -149,20 +107,13 @@ class OpenAIJudge:
             else {"temperature": 0, "max_tokens": 1}
         )
         self.deterministic = self._sampling["temperature"] == 0
-        self._slots = asyncio.Semaphore(concurrency)
-        self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            limits=httpx.Limits(max_connections=concurrency),
-            timeout=timeout_s,
-            trust_env=False,
-        )
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {
             "judge": "openai",
-            "url": self._url,
-            "model": self._model,
+            "url": self._endpoint.url,
+            "model": self._endpoint.model,
             "readout": f"{self._readout} v{PARSER_VERSION}",
             "prompt": {**self._prompt.provenance},
             "media": self._media,
@@ -191,57 +142,16 @@ class OpenAIJudge:
         try:
             yield
         finally:
-            await self._http.aclose()
+            await self._endpoint.aclose()
 
     def _prompt_for(self, options: PromptOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
 
-    async def _complete(self, content: Sequence[Mapping[str, object]]) -> _Choice:
-        body: dict[str, object] = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": content}],
-            **self._sampling,
-        }
+    async def _complete(self, content: Sequence[Mapping[str, object]]) -> Choice:
+        parameters: dict[str, object] = {**self._sampling}
         if self._readout == "probability":
-            body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        async with self._slots:
-            response = await self._post(body)
-        try:
-            return _Completion.model_validate_json(response.content).choices[0]
-        except ValidationError:
-            raise BackendFailed(
-                f"the endpoint of {self._model} did not return a valid chat completion"
-                f"{' with log-probabilities' if self._readout == 'probability' else ''}"
-            ) from None
-
-    async def _post(self, body: Mapping[str, object]) -> httpx.Response:
-        """Send a request, and retry what may succeed later, until the caller's deadline."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                response = await self._http.post(self._url, json=body, headers=trace_headers())
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-                wait = 0.0
-            else:
-                if response.status_code == 200:
-                    return response
-                reason = f"HTTP {response.status_code}: {response.text[:200]}"
-                if response.status_code != 429 and response.status_code < 500:
-                    raise BackendFailed(f"the endpoint of {self._model} refused: {reason}")
-                wait = _retry_after(response)
-            if attempt < _ATTEMPTS:
-                log.warning("endpoint of %s, attempt %d: %s", self._model, attempt, reason)
-                pause = backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT)
-                await asyncio.sleep(max(wait, pause))
-        raise Unavailable(f"the endpoint of {self._model} failed {_ATTEMPTS} times: {reason}")
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        seconds = float(response.headers.get("retry-after", "0"))
-    except ValueError:  # a date: rare, and the backoff suffices
-        return 0.0
-    return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+            parameters |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        return await self._endpoint.complete([{"role": "user", "content": content}], parameters)
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:
@@ -267,7 +177,7 @@ def _data_url(media_type: str, content: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def _text(choice: _Choice, mode: ScoreMode) -> Judgment:
+def _text(choice: Choice, mode: ScoreMode) -> Judgment:
     text = choice.message.content or ""
     parsed = parse_score(text, mode=mode, truncated=choice.finish_reason == "length")
     return Judgment(
@@ -275,7 +185,7 @@ def _text(choice: _Choice, mode: ScoreMode) -> Judgment:
     )
 
 
-def _probability(choice: _Choice) -> Judgment:
+def _probability(choice: Choice) -> Judgment:
     if choice.logprobs is None:
         raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
     tokens = choice.logprobs.content[0].top_logprobs

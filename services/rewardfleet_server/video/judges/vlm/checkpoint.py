@@ -55,6 +55,7 @@ class Checkpoint:
         flag: The flag that sets `max_model_len`, for messages.
 
     Attributes:
+        name: Its name for provenance, without the folder that it is in.
         fingerprint: A digest of the checkpoint's content, for cache keys.
         context: Tokens of prompt, frames and answer together.
         context_flag: The flag and `context`, for messages.
@@ -73,6 +74,7 @@ class Checkpoint:
         flag: str = "",
     ) -> None:
         self.path = path
+        self.name = _name_of(path)
         self.geometry = geometry
         self.fingerprint = _fingerprint(path, config)
         text = config.get("text_config") or config
@@ -207,6 +209,17 @@ def read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"--model-path {path}: {error}") from error
     return config
+
+
+def _name_of(path: str) -> str:
+    """Return the name of a folder, or of a model on a hub, also if it is in the hub's cache."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return path
+    folder = folder.absolute()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.name
 
 
 def _fingerprint(path: str, config: Mapping[str, Any]) -> str:

@@ -134,7 +134,7 @@ class VlmJudge:
         sampling = self._spec.sampling
         return {
             "judge": self._spec.name,
-            "model": self._checkpoint.path,
+            "model": self._checkpoint.name,
             "checkpoint": self._checkpoint.fingerprint,
             **self._query(VlmOptions()).provenance,
             # Requests may choose another readout, whose prompt the lines above do not name.

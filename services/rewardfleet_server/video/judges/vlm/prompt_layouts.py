@@ -65,12 +65,8 @@ class AsVideo:
         ]
 
 
-class AsOneVideo:
-    """The clip as one video, and each of its prefixes as a video of its own.
-
-    The prompts of `AsVideo` share an engine's cache, but have marks between their short videos,
-    which change the probabilities. Published models see what their authors show.
-    """
+class _SeparatePrefixes:
+    """A layout whose prefixes are not parts of one another: each is a clip of its own."""
 
     def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
         return self._prefix(clip, len(clip.frames), question, system)
@@ -82,6 +78,17 @@ class AsOneVideo:
             (clip.indices[length - 1], self._prefix(clip, length, question, system))
             for length in even_lengths(len(clip.frames), count)
         ]
+
+    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+        raise NotImplementedError
+
+
+class AsOneVideo(_SeparatePrefixes):
+    """The clip as one video, and each of its prefixes as a video of its own.
+
+    The prompts of `AsVideo` share an engine's cache, but have marks between their short videos,
+    which change the probabilities. Published models see what their authors show.
+    """
 
     def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
         return Conversation((_video(clip, 0, length, uuid.uuid4().hex), question), system)
@@ -94,23 +101,10 @@ class OneVideoToContinue(AsOneVideo):
         return replace(super()._prefix(clip, length, question, system), is_open=True)
 
 
-class FirstVideoLast:
+class FirstVideoLast(_SeparatePrefixes):
     """The first frame, the clip as a video, and the last frame: the layout of PRIMO-R1."""
 
-    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        return self._prefix(clip, len(clip.frames), question, system)
-
-    def prefix_prompts(
-        self, clip: Clip, count: int, question: str, system: str | None
-    ) -> list[tuple[int, Conversation]]:
-        """Show each prefix as a clip of its own; only the first frame is common to all."""
-        return [
-            (clip.indices[length - 1], self._prefix(clip, length, question, system))
-            for length in even_lengths(len(clip.frames), count)
-        ]
-
-    @staticmethod
-    def _prefix(clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
         name = uuid.uuid4().hex
         first = ImagePart(clip.frames[0], f"{name}-first")
         last = ImagePart(clip.frames[length - 1], f"{name}-last")

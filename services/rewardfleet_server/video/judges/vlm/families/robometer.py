@@ -124,7 +124,7 @@ class RobometerJudge:
     def provenance(self) -> Mapping[str, JsonValue]:
         return {
             "judge": _NAME,
-            "model": self._checkpoint.path,
+            "model": self._checkpoint.name,
             "checkpoint": self._checkpoint.fingerprint,
             "processor": self._checkpoint.layout.processor,
             "frames_for_model": self._checkpoint.geometry.name,

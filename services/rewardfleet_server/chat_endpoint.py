@@ -1,0 +1,171 @@
+"""A model behind an OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …)."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from rewardfleet.wire.backoff import backoff_with_jitter
+from rewardfleet.wire.errors import BackendFailed, Unavailable
+
+from .tracing import trace_headers
+
+log = logging.getLogger(__name__)
+
+#: Attempts per request.
+_ATTEMPTS = 6
+#: The longest wait before the first retry, and before any, in seconds.
+_FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
+
+
+class Token(BaseModel):
+    """One of the most likely tokens.
+
+    Attributes:
+        token: Its text.
+        logprob: Its natural log-probability, at most 0.
+    """
+
+    token: str
+    logprob: float
+
+
+class Position(BaseModel):
+    """A position of a completion.
+
+    Attributes:
+        top_logprobs: The most likely tokens there.
+    """
+
+    top_logprobs: list[Token] = Field(min_length=1)
+
+
+class Logprobs(BaseModel):
+    """The log-probabilities of a completion.
+
+    Attributes:
+        content: Its positions.
+    """
+
+    content: list[Position] = Field(min_length=1)
+
+
+class Message(BaseModel):
+    """The turn of the model.
+
+    Attributes:
+        content: Its text, if it has any.
+    """
+
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    """A completion.
+
+    Attributes:
+        message: The turn of the model.
+        finish_reason: Why it ended; `length` if it was cut off.
+        logprobs: Log-probabilities, if they were requested.
+    """
+
+    message: Message
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[Choice] = Field(min_length=1)
+
+
+class ChatEndpoint:
+    """Sends turns to `POST {url}/chat/completions`, and retries what may succeed later.
+
+    Args:
+        url: Base URL of the endpoint.
+        model: Model to request there.
+        api_key: The endpoint's key, or None.
+        concurrency: Requests at the endpoint at the same time.
+        timeout_s: Seconds for one HTTP request.
+
+    Attributes:
+        url: Where requests are sent.
+        model: As above.
+    """
+
+    def __init__(
+        self, *, url: str, model: str, api_key: str | None, concurrency: int, timeout_s: float
+    ) -> None:
+        self.url = f"{url.rstrip('/')}/chat/completions"
+        self.model = model
+        self._slots = asyncio.Semaphore(concurrency)
+        self._http = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            limits=httpx.Limits(max_connections=concurrency),
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connections are closed."""
+        return self._http.is_closed
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, object]], parameters: Mapping[str, object]
+    ) -> Choice:
+        """Return the first completion.
+
+        Args:
+            messages: The turns so far.
+            parameters: Other fields of the request, e.g. of sampling.
+
+        Raises:
+            BackendFailed: The endpoint refused the request, or its answer is not a completion.
+            Unavailable: It failed several times.
+        """
+        body = {"model": self.model, "messages": messages, **parameters}
+        async with self._slots:
+            response = await self._post(body)
+        try:
+            return _Completion.model_validate_json(response.content).choices[0]
+        except ValidationError:
+            raise BackendFailed(
+                f"the endpoint of {self.model} did not return a valid chat completion"
+                f"{' with log-probabilities' if parameters.get('logprobs') else ''}"
+            ) from None
+
+    async def _post(self, body: Mapping[str, object]) -> httpx.Response:
+        """Send a request, and retry what may succeed later, until the caller's deadline."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                response = await self._http.post(self.url, json=body, headers=trace_headers())
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+                wait = 0.0
+            else:
+                if response.status_code == 200:
+                    return response
+                reason = f"HTTP {response.status_code}: {response.text[:200]}"
+                if response.status_code != 429 and response.status_code < 500:
+                    raise BackendFailed(f"the endpoint of {self.model} refused: {reason}")
+                wait = _retry_after(response)
+            if attempt < _ATTEMPTS:
+                log.warning("endpoint of %s, attempt %d: %s", self.model, attempt, reason)
+                pause = backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT)
+                await asyncio.sleep(max(wait, pause))
+        raise Unavailable(f"the endpoint of {self.model} failed {_ATTEMPTS} times: {reason}")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        seconds = float(response.headers.get("retry-after", "0"))
+    except ValueError:  # a date: rare, and the backoff suffices
+        return 0.0
+    return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0

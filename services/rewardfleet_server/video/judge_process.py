@@ -1,0 +1,465 @@
+"""The process in which a judge of the user's runs: started, watched, killed and restarted.
+
+A thread cannot be stopped, but a process can: if all threads of a judge are at work on calls for
+which no caller waits any more, the process is killed, and a new one is started.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import msgspec
+from pydantic import JsonValue
+from pydantic_core import PydanticSerializationError, to_json
+
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    Problem,
+    RewardFleetError,
+    TooLarge,
+    Unavailable,
+)
+
+from .judge_child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
+
+log = logging.getLogger(__name__)
+#: What judges print. It is logged at any `--log-level`, as standard error would be.
+_output = logging.getLogger(f"{__name__}.output")
+_output.setLevel(logging.INFO)
+
+#: Seconds that a full pool of abandoned calls has at least and at most to answer one of them.
+_MIN_PATIENCE, _MAX_PATIENCE = 1.0, 60.0
+#: Seconds before a process is started in place of one that ended soon after its start: none at
+#: first, then doubled up to a maximum.
+_MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
+#: A process that ran for so many seconds is restarted at once.
+_STABLE_SECONDS = 60.0
+#: Seconds for the last answers of a process that has ended, and for its end once it is killed.
+_DRAIN_SECONDS, _KILL_SECONDS = 0.2, 2.0
+#: Bytes of answers that are buffered.
+_BUFFER_BYTES = 4 * 2**20
+#: What reading a message raises if the process has ended, or wrote something else.
+_CONNECTION_ENDED = (asyncio.IncompleteReadError, ConnectionError, ValueError, msgspec.MsgspecError)
+#: The longest line of a judge's output, in bytes.
+_MAX_LINE = 64 * 1024
+
+
+class JudgeNotStarted(Exception):
+    """The factory failed, or the process ended in it."""
+
+
+@dataclass(frozen=True)
+class JudgeOrder:
+    """What a judge's process is to run.
+
+    Attributes:
+        name: Of the judge.
+        factory: `module:function`.
+        settings: The attributes of the factory's argument.
+        threads: How many calls a judge without coroutines works on at the same time.
+        path: Where modules are searched.
+        log_level: Of the judge's own log lines.
+    """
+
+    name: str
+    factory: str
+    settings: Mapping[str, JsonValue]
+    threads: int
+    path: list[str]
+    log_level: str
+
+
+class Answer(msgspec.Struct):
+    """A message of the judge's process: it is ready (number 0), or the result of a call."""
+
+    id: int
+    is_async: bool = False
+    score: float = 0.0
+    text: str = ""
+    error: str | None = None
+    traceback: str = ""
+    problem: dict[str, Any] | None = None
+
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+
+class JudgeProcess:
+    """Calls a judge in a process of its own.
+
+    Args:
+        order: What to run.
+
+    Attributes:
+        restarts: How many processes were started in place of another one.
+        abandoned: Calls at work for which no caller waits any more.
+        failure: Why no process can be started ever again, or None.
+
+    Raises:
+        JudgeNotStarted: The factory failed.
+    """
+
+    def __init__(self, order: JudgeOrder) -> None:
+        self._order = order
+        self._label = f"judge {order.name}"
+        self._child = _Child(order)
+        ready = self._child.receive()
+        if ready is None or ready.error is not None:
+            self._child.kill()
+            raise JudgeNotStarted(self._why_not_started(ready, self._child.wait()))
+        # A judge of coroutines takes as many calls as the service admits.
+        self._slots = asyncio.Semaphore(sys.maxsize if ready.is_async else order.threads)
+        self._is_running = False
+        self._problem = f"{self._label} has not started"
+        self._writer: asyncio.StreamWriter | None = None
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._last_number = 0
+        self._longest_s = 0.0
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._killed_because: str | None = None
+        self.restarts = 0
+        self.abandoned = 0
+        self.failure: str | None = None
+
+    @property
+    def outage(self) -> str | None:
+        """Why it can take no call now, or None."""
+        if not self._is_running:
+            return self._problem
+        if self.abandoned >= self._order.threads:
+            return (
+                f"{self._label} hangs: {self.abandoned} calls are at work for which no caller "
+                "waits any more"
+            )
+        return None
+
+    async def call(self, *arguments: JsonValue) -> Answer:
+        """Call `score_video`.
+
+        Raises:
+            BackendFailed: It raised an exception, or the process died during the call.
+            RewardFleetError: It raised this failure.
+            TooLarge: The arguments are too large.
+            Unavailable: The process is being restarted.
+        """
+        self._check()
+        await self._slots.acquire()
+        try:
+            self._check()
+            number, call = self._send_call(arguments)
+        except BaseException:
+            self._slots.release()
+            raise
+        call.add_done_callback(lambda _: self._slots.release())
+        started = time.monotonic()
+        try:
+            answer = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if not call.done():
+                self._abandon(number, call)
+            raise
+        self._longest_s = max(self._longest_s, time.monotonic() - started)
+        if answer.problem is not None:
+            raise RewardFleetError.from_problem(Problem.model_validate(answer.problem))
+        if answer.error is not None:
+            log.error("%s failed: %s", self._label, f"{answer.error}\n{answer.traceback}".rstrip())
+            raise BackendFailed(f"{self._label} failed: {answer.error}"[:500])
+        return answer
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Connect to the process and restart it whenever it ends; kill it at the end."""
+        reader = await self._connect()
+        self._is_running = True
+        supervising = asyncio.create_task(self._supervise(reader))
+        try:
+            yield
+        finally:
+            self._is_running, self._problem = False, "the service is shutting down"
+            supervising.cancel()
+            await asyncio.wait({supervising})
+            self._child.kill()
+            if self._writer is not None:
+                self._writer.close()
+            await self._ended(_KILL_SECONDS)
+
+    def close(self) -> None:
+        """Kill the process if it was never connected. Blocks."""
+        self._child.kill()
+        self._child.wait()
+
+    def _check(self) -> None:
+        if (reason := self.outage) is not None:
+            raise Unavailable(reason, retry_after=1)
+
+    def _send_call(self, arguments: tuple[JsonValue, ...]) -> tuple[int, asyncio.Future[Answer]]:
+        self._last_number += 1
+        number = self._last_number
+        self._send({"id": number, "arguments": arguments})
+        call: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = call
+        return number, call
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        content = _encoded(message)
+        if len(content) > MAX_BYTES:
+            raise TooLarge(f"{self._label} takes at most {MAX_BYTES} bytes of arguments")
+        assert self._writer is not None  # noqa: S101 - connected while it runs
+        self._writer.write(LENGTH.pack(len(content)) + content)
+
+    # Abandoned calls
+
+    def _abandon(self, number: int, call: asyncio.Future[Answer]) -> None:
+        self._count_abandoned(1)
+        call.add_done_callback(lambda _: self._count_abandoned(-1))
+        if self._is_running:
+            self._send({"id": number, "cancel": True})
+
+    def _count_abandoned(self, change: int) -> None:
+        """Count calls, and start or stop the time after which a full pool is killed.
+
+        A pool may be full because a trainer ended. It gets as long as a call can take, so that a
+        model is not loaded again for nothing.
+        """
+        self.abandoned += change
+        is_full = self._is_running and self.abandoned >= self._order.threads
+        if not is_full and self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+        elif is_full and self._kill_timer is None:
+            seconds = min(max(self._longest_s, _MIN_PATIENCE), _MAX_PATIENCE)
+            self._kill_timer = asyncio.get_running_loop().call_later(seconds, self._kill_hung)
+
+    def _kill_hung(self) -> None:
+        self._killed_because = f"it hung: no caller waited for its {self.abandoned} calls"
+        self._child.kill()
+
+    # The process
+
+    async def _connect(self) -> asyncio.StreamReader:
+        reader, self._writer = await asyncio.open_unix_connection(
+            sock=self._child.connection, limit=_BUFFER_BYTES
+        )
+        return reader
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        backoff, started = 0.0, time.monotonic()
+        try:
+            while True:
+                reason = await self._answer_calls(reader)
+                while True:
+                    if time.monotonic() - started > _STABLE_SECONDS:
+                        backoff = 0.0
+                    self._problem = f"{self._label} is restarted in {backoff:g} s: {reason}"
+                    log.error(self._problem)
+                    await asyncio.sleep(backoff)
+                    backoff = min(max(2 * backoff, _MIN_BACKOFF), _MAX_BACKOFF)
+                    self._problem = f"{self._label} is restarting: {reason}"
+                    self.restarts += 1
+                    started = time.monotonic()
+                    try:
+                        reader = await self._restart()
+                        break
+                    except (JudgeNotStarted, OSError) as error:
+                        reason = str(error)
+                log.info("%s runs again", self._label)
+        except Exception as error:
+            log.exception("the process of %s cannot be supervised", self._label)
+            self.failure = f"{self._label}: {type(error).__name__}: {error}"
+
+    async def _answer_calls(self, reader: asyncio.StreamReader) -> str:
+        """Hand out answers until the process ends; return why it did."""
+        self._is_running, self._killed_because = True, None
+        exited = asyncio.wrap_future(self._child.exited)
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            either: set[asyncio.Future[Any]] = {reading, exited}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading}, timeout=_DRAIN_SECONDS)  # its last answers
+        finally:
+            reading.cancel()
+            self._is_running = False
+        # First of all: calls that wait for a slot must not be sent to it.
+        self._problem = f"{self._label} is restarting"
+        status = await self._end()
+        reason = self._killed_because or f"its process {_ended(status)}"
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(self._lost(reason))
+                call.exception()  # of an abandoned call: nobody else retrieves it
+        self._calls.clear()
+        return reason
+
+    def _lost(self, reason: str) -> RewardFleetError:
+        """Return the failure of a call that was at work when the process ended."""
+        if self._killed_because is not None:
+            return Unavailable(f"{self._label} was killed: {reason}", retry_after=1)
+        # Any of the calls may have been the reason.
+        return BackendFailed(f"{self._label} died: {reason}")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out answers until the connection ends."""
+        with contextlib.suppress(*_CONNECTION_ENDED):
+            while True:
+                answer = await _read_answer(reader)
+                call = self._calls.pop(answer.id, None)
+                if call is not None and not call.done():
+                    call.set_result(answer)
+
+    async def _end(self) -> int | None:
+        """Make sure that the process has ended; return its status, None if it cannot be killed."""
+        self._child.kill()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        return await self._ended(None)
+
+    async def _ended(self, seconds: float | None) -> int | None:
+        exited = asyncio.wrap_future(self._child.exited)
+        done, _ = await asyncio.wait({exited}, timeout=seconds)
+        return exited.result() if done else None
+
+    async def _restart(self) -> asyncio.StreamReader:
+        self._child = _Child(self._order)
+        reader = await self._connect()
+        try:
+            ready: Answer | None = await _read_answer(reader)
+        except _CONNECTION_ENDED:
+            ready = None
+        if ready is None or ready.error is not None:
+            raise JudgeNotStarted(self._why_not_started(ready, await self._end()))
+        return reader
+
+    def _why_not_started(self, ready: Answer | None, status: int | None) -> str:
+        if ready is None or ready.error is None:
+            return f"its process {_ended(status)} before it was ready"
+        log.error("%s cannot be built\n%s", self._label, ready.traceback.rstrip())
+        return ready.error
+
+
+class _Child:
+    """One process. It ends when this object does.
+
+    Attributes:
+        connection: The socket to it; it blocks.
+        exited: Its exit status, once it has ended.
+    """
+
+    def __init__(self, order: JudgeOrder) -> None:
+        self.exited: Future[int] = Future()
+        self.exited.set_running_or_notify_cancel()  # it cannot be cancelled
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-u", "-P", "-m", "rewardfleet_server.video.judge_child"]
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for the service; all of it is killed at once
+            )
+        process, lock = self._process, threading.Lock()
+        self._lock = lock
+        weakref.finalize(self, _kill, process, lock)
+        label = f"judge {order.name}"
+        # Daemons, as neither may delay the end of the service.
+        self._output_thread = threading.Thread(
+            target=_copy_output, args=(label, process.stdout), name=label, daemon=True
+        )
+        self._output_thread.start()
+        reaping = (process, lock, self.exited)
+        threading.Thread(target=_reap, args=reaping, name=label, daemon=True).start()
+        content = _encoded(msgspec.to_builtins(order))
+        with contextlib.suppress(OSError):  # it has ended already
+            self.connection.sendall(LENGTH.pack(len(content)) + content)
+
+    def receive(self) -> Answer | None:
+        """Wait for a message; None if the process has ended. Blocks."""
+        try:
+            with self.connection.makefile("rb") as file:
+                (size,) = LENGTH.unpack(file.read(LENGTH.size))
+                return _decode_answer(file.read(min(size, MAX_ANSWER_BYTES)))
+        except Exception:  # noqa: BLE001 - whatever is not a message
+            return None
+
+    def kill(self) -> None:
+        """Kill the process and those that it started."""
+        _kill(self._process, self._lock)
+
+    def wait(self) -> int:
+        """Wait until it has ended and its output is logged; close the connection. Blocks."""
+        self.connection.close()
+        status = self.exited.result()
+        self._output_thread.join(_KILL_SECONDS)
+        return status
+
+
+def _kill(process: subprocess.Popen[bytes], lock: threading.Lock) -> None:
+    with lock, contextlib.suppress(ProcessLookupError):
+        if process.returncode is None:  # else its number may be that of another process
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reap(process: subprocess.Popen[bytes], lock: threading.Lock, exited: Future[int]) -> None:
+    """Wait for the end of a process; then kill what it has left behind."""
+    with contextlib.suppress(ChildProcessError):  # its status was read elsewhere
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    _kill(process, lock)
+    with lock:
+        status = process.wait()
+    exited.set_result(status)
+
+
+def _copy_output(label: str, output: IO[bytes]) -> None:
+    """Log each line that a judge prints."""
+    rest = b""
+    with output:
+        while chunk := os.read(output.fileno(), 2**16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _MAX_LINE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                _log_line(label, line)
+    _log_line(label, rest)
+
+
+def _log_line(label: str, line: bytes) -> None:
+    """Log a line; of a progress bar, which returns to the start of its line, the last state."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    if text.strip():
+        _output.info("%s: %s", label, text)
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> Answer:
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if size > MAX_ANSWER_BYTES:
+        raise ValueError("not a message of a judge")
+    return _decode_answer(await reader.readexactly(size))
+
+
+def _encoded(message: Mapping[str, Any]) -> bytes:
+    try:
+        return to_json(message, inf_nan_mode="constants")
+    except PydanticSerializationError:  # the name of a file that is not UTF-8
+        return json.dumps(message).encode()
+
+
+def _ended(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"

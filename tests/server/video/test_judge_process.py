@@ -1,0 +1,511 @@
+"""The process of a judge that the user provides: hung, dying, printing, and ended."""
+
+import http.client
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import JsonValue
+
+from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.video import judge_process
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.loading import load_judges
+from rewardfleet_server.video.settings import VideoSettings
+
+from ...conftest import image_base64, served_with
+
+pytestmark = pytest.mark.usefixtures("no_gc")
+
+#: Calls that a judge without coroutines works on at the same time.
+THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+MODULE = r"""
+import asyncio, ctypes, os, subprocess, sys, threading, time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+if (FOLDER / "broken").exists():
+    raise RuntimeError("the checkpoint is gone")
+with (FOLDER / "starts").open("a") as file:
+    file.write(f"{os.getpid()}\n")
+barrier = threading.Barrier(THREADS)
+
+def act(text, options):
+    with (FOLDER / "calls").open("a") as file:
+        file.write("call\n")
+    if text == "hang":
+        threading.Event().wait()
+    elif text == "hold the interpreter":
+        ctypes.PyDLL(None).sleep(1000)
+    elif text == "wait for release":
+        while not (FOLDER / "release").exists():
+            time.sleep(0.01)
+    elif text == "meet":
+        barrier.wait(10)
+    elif text == "exit":
+        raise SystemExit(3)
+    elif text == "interrupt":
+        raise KeyboardInterrupt
+    elif text == "end":
+        os._exit(7)
+    elif text == "start":
+        return 0.5, str(subprocess.Popen(["sleep", "1000"], close_fds=False).pid)
+    elif text == "crash":
+        ctypes.string_at(0)
+    elif text == "print":
+        print('{"id": 1, "score": 1.0}')
+        os.write(1, b"\0\xff\n 10%\r 20%\r\nlong " + 100_000 * b"x" + b"\n")
+        os.write(2, b"to standard error\n")
+        assert sys.stdin.read() == ""
+    elif text == "overloaded":
+        from rewardfleet.wire.errors import Overloaded
+        raise Overloaded("no GPU is free", retry_after=7)
+    elif text == "large":
+        return 0.5, options["n"] * "é"
+    elif text == "surrogate":
+        return 0.5, "\ud800"
+    return 0.5, str(os.getpid())
+
+class Judge:
+    def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
+        return act(task_text, backend_kwargs)
+
+class AsyncJudge:
+    async def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
+        if task_text == "wait":
+            act("", {})
+            await asyncio.sleep(1000)
+        return act(task_text, backend_kwargs)
+
+def build(args):
+    return Judge()
+def build_async(args):
+    return AsyncJudge()
+""".replace("THREADS", str(THREADS))
+
+
+class Folder:
+    """Where the judge's module is.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.module = f"scripted_{os.getpid()}_{path.name}".replace("-", "_")
+        (path / f"{self.module}.py").write_text(MODULE)
+
+    @property
+    def starts(self) -> list[int]:
+        """The processes in which the module was imported."""
+        return [int(line) for line in (self.path / "starts").read_text().split()]
+
+    @property
+    def calls(self) -> list[str]:
+        """One line for each call that a judge has begun."""
+        calls = self.path / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def settings(self, factory: str = "build", **settings: object) -> VideoSettings:
+        return VideoSettings(
+            backend=["mine"], custom_backend_factory=f"{self.module}:{factory}", **settings
+        )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.syspath_prepend(tmp_path)
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def client(folder: Folder) -> Iterator[httpx.Client]:
+    with served_with(folder.settings()) as client:
+        yield client
+
+
+def post(
+    client: httpx.Client, task: str = "go", timeout_s: float = 20, **options: object
+) -> httpx.Response:
+    body = {"task_text": task, "frames_base64": [image_base64()], "backend_kwargs": options}
+    return client.post("/score", json=body, headers={"X-Request-Timeout": str(timeout_s)})
+
+
+@contextmanager
+def at_work(
+    folder: Folder, client: httpx.Client, task: str, count: int = 1, **options: object
+) -> Iterator[list[Future[httpx.Response]]]:
+    """Send calls, and wait until the judge works on them, or on as many as it can."""
+    most = 1 if task == "hold the interpreter" else THREADS
+    begun = len(folder.calls) + min(count, most)
+    with ThreadPoolExecutor(count) as pool:
+        calls = [pool.submit(post, client, task, **options) for _ in range(count)]
+        wait_until(lambda: len(folder.calls) >= begun)
+        yield calls
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith(f"rewardfleet_{name} "):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(name)
+
+
+def restarts(client: httpx.Client) -> float:
+    return metric(client, 'judge_restarts_total{backend="mine"}')
+
+
+def abandoned(client: httpx.Client) -> float:
+    return metric(client, 'judge_abandoned_calls{backend="mine"}')
+
+
+def is_ready(client: httpx.Client) -> bool:
+    return client.get("/readyz").status_code == 200
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_the_factory_runs_once_in_another_process_and_calls_run_in_its_threads(client, folder):
+    with ThreadPoolExecutor(THREADS) as pool:
+        calls = [pool.submit(post, client, "meet") for _ in range(THREADS)]
+    answers = [call.result().json() for call in calls]
+    assert [answer["score"] for answer in answers] == [0.5] * THREADS
+    [process] = folder.starts
+    assert {answer["model_output"] for answer in answers} == {str(process)} != {str(os.getpid())}
+
+
+def test_what_the_judge_prints_is_logged_and_does_not_disturb_its_answers(client, caplog):
+    with caplog.at_level(logging.INFO, "rewardfleet_server"):
+        assert post(client, "print").json()["score"] == 0.5
+        lines = {record.getMessage() for record in caplog.records}
+        wait_until(
+            lambda: "judge mine: to standard error" in {r.getMessage() for r in caplog.records}
+        )
+    lines = {record.getMessage() for record in caplog.records}
+    assert {'judge mine: {"id": 1, "score": 1.0}', "judge mine:  20%"} <= lines
+
+
+def test_a_text_may_be_large_or_not_valid_in_utf_8(client):
+    assert post(client, "large", n=1_000_000).json()["model_output"] == 1_000_000 * "é"
+    too_large = post(client, "large", n=3_000_000)
+    assert (too_large.status_code, too_large.json()["kind"]) == (502, "backend_failed")
+    assert "60000" in too_large.json()["detail"] and "bytes" in too_large.json()["detail"]
+    assert post(client, "surrogate").json()["model_output"] == "?"
+
+
+@pytest.mark.parametrize("factory", ["build", "build_async"])
+@pytest.mark.parametrize("task", ["exit", "interrupt"])
+def test_a_judge_that_raises_system_exit_fails_this_call_only(folder, factory, task):
+    with served_with(folder.settings(factory)) as client:
+        answer = post(client, task)
+        assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+        name = {"exit": "SystemExit: 3", "interrupt": "KeyboardInterrupt"}[task]
+        assert f"judge mine failed: {name}" in answer.json()["detail"]
+        assert post(client).json()["model_output"] == str(folder.starts[0])
+        assert restarts(client) == 0
+
+
+@pytest.mark.slow
+def test_a_judge_may_raise_the_failures_of_services(client):
+    answer = post(client, "overloaded")
+    assert (answer.status_code, answer.json()["detail"]) == (429, "no GPU is free")
+    assert answer.headers["retry-after"] == "7"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "reason"), [("end", "ended with status 7"), ("crash", "was ended by SIGSEGV")]
+)
+def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
+    client, folder, task, reason
+):
+    with at_work(folder, client, "hang", 2) as others:
+        answers = [post(client, task), *(other.result() for other in others)]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+        assert answer.json()["detail"] == f"judge mine died: its process {reason}"
+    wait_until(lambda: is_ready(client))
+    first, second = folder.starts
+    assert post(client).json()["model_output"] == str(second)
+    assert restarts(client) == 1
+    assert not is_alive(first)
+
+
+def test_processes_that_a_judge_started_end_with_it(client):
+    helper = int(post(client, "start").json()["model_output"])
+    assert is_alive(helper)
+    post(client, "end")
+    wait_until(lambda: not is_alive(helper))
+    wait_until(lambda: is_ready(client))
+
+
+@pytest.mark.slow
+def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(client, folder):
+    (folder.path / "broken").touch()
+    post(client, "end")
+    reason = "RuntimeError: the checkpoint is gone"
+    wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
+    answer = post(client)
+    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+    assert answer.json()["retryable"] and answer.headers["retry-after"] == "1"
+    (folder.path / "broken").unlink()
+    wait_until(lambda: is_ready(client))
+    assert post(client).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["hang", "hold the interpreter"])
+def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
+    client, folder, task, monkeypatch
+):
+    monkeypatch.setattr(judge_process, "_MIN_PATIENCE", 3)
+    with at_work(folder, client, task, THREADS, timeout_s=2) as calls:
+        assert is_ready(client), "busy"
+        assert {call.result().status_code for call in calls} == {504}
+    wait_until(lambda: not is_ready(client))
+    problem = client.get("/readyz").json()
+    assert f"judge mine hangs: {THREADS} calls are at work" in problem["detail"]
+    refused = post(client)
+    assert (refused.status_code, refused.json()["kind"]) == (503, "unavailable")
+    wait_until(lambda: is_ready(client))
+    assert post(client).status_code == 200
+    assert (restarts(client), abandoned(client)) == (1, 0)
+    assert not is_alive(folder.starts[0])
+
+
+@pytest.mark.slow
+def test_calls_that_wait_for_a_thread_of_a_hung_judge_are_unavailable(folder, client):
+    hung = at_work(folder, client, "hang", THREADS, timeout_s=2)
+    with hung, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, client).result()
+    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+
+
+@pytest.mark.slow
+def test_a_judge_that_answers_abandoned_calls_goes_on(client, folder, monkeypatch):
+    """A trainer that ends leaves a full pool; the model is not loaded again for it."""
+    monkeypatch.setattr(judge_process, "_MIN_PATIENCE", 30)
+    with at_work(folder, client, "wait for release", THREADS, timeout_s=2) as calls:
+        assert {call.result().status_code for call in calls} == {504}
+    assert abandoned(client) == THREADS
+    assert not is_ready(client)
+    (folder.path / "release").touch()
+    wait_until(lambda: is_ready(client))
+    wait_until(lambda: abandoned(client) == 0)
+    assert post(client).json()["model_output"] == str(folder.starts[0])
+    assert restarts(client) == 0
+
+
+def test_calls_whose_callers_disconnect_are_abandoned(client, folder):
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port)
+    body = json.dumps({"task_text": "hang", "frames_base64": [image_base64()]})
+    connection.request("POST", "/score", body, {"content-type": "application/json"})
+    wait_until(lambda: len(folder.calls) == 1)
+    connection.close()
+    wait_until(lambda: abandoned(client) == 1)
+    assert is_ready(client) and post(client).status_code == 200
+
+
+@pytest.mark.slow
+def test_abandoned_calls_of_coroutines_are_cancelled(folder):
+    with served_with(folder.settings("build_async")) as client:
+        with at_work(folder, client, "wait", 2 * THREADS, timeout_s=2) as calls:
+            assert post(client).status_code == 200
+            assert {call.result().status_code for call in calls} == {504}
+        wait_until(lambda: abandoned(client) == 0)
+        assert is_ready(client)
+        assert post(client).json()["model_output"] == str(folder.starts[0])
+
+
+@pytest.mark.slow
+def test_other_calls_at_a_judge_that_is_killed_are_unavailable(folder):
+    with served_with(folder.settings("build_async")) as client:
+        with at_work(folder, client, "wait") as [other]:
+            with ThreadPoolExecutor(THREADS) as pool:  # the first of them stops the event loop
+                pool.map(lambda _: post(client, "hang", timeout_s=2), range(THREADS))
+            answer = other.result()
+        assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+        assert answer.json()["retryable"]
+        assert "was killed: it hung" in answer.json()["detail"]
+        wait_until(lambda: is_ready(client))
+        assert (post(client).status_code, restarts(client)) == (200, 1)
+
+
+class _ThreadJudge:
+    """A judge in a thread of the service, to compare with."""
+
+    provenance: Mapping[str, JsonValue] = {"judge": "thread"}
+    deterministic = False
+    failure = None
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS)
+
+    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+        pass
+
+    async def judge_file(self, *_: object) -> Judgment:
+        return await run_in_thread(self._threads, lambda: Judgment(0.5, "fine"))
+
+    @asynccontextmanager
+    async def lifespan(self):
+        yield
+        self._threads.shutdown()
+
+
+@pytest.mark.slow
+def test_the_process_takes_less_than_a_millisecond_of_a_call(folder, make_video):
+    settings = folder.settings(video_root=[folder.path])
+    judges = {**load_judges(settings), "thread": _ThreadJudge()}
+    body = {"task_text": "go", "video_path": str(make_video(3))}
+    times: dict[str, list[float]] = {name: [] for name in judges}
+    with (
+        serving(create_app(settings, judges)) as url,
+        httpx.Client(base_url=url, trust_env=False, verify=False) as client,
+    ):
+        for _ in range(150):
+            for name, measured in times.items():
+                answer = client.post("/score", json={**body, "backend": name}).json()
+                measured.append(answer["timing_ms"]["backend"])
+    in_process, in_thread = map(min, times.values())  # other work on the machine adds to medians
+    assert in_process - in_thread < 1
+
+
+class _FailingJudge(FakeJudge):
+    """A judge that cannot be warmed up."""
+
+    @asynccontextmanager
+    async def lifespan(self):
+        raise RuntimeError("no warm-up")
+        yield
+
+
+async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
+    settings = folder.settings()
+    app = create_app(settings, {**load_judges(settings), "second": _FailingJudge()})
+    with pytest.raises(RuntimeError, match="no warm-up"):
+        async with app.service.lifespan():
+            raise AssertionError("it has started")
+    assert not is_alive(folder.starts[0])
+
+
+def test_nothing_is_started_if_another_judge_cannot_work_with_the_settings(folder):
+    settings = folder.settings().model_copy(update={"backend": ["mine", "openai"]})
+    with pytest.raises(ValueError, match="openai"):
+        load_judges(settings)
+    assert not (folder.path / "starts").exists()
+
+
+@pytest.fixture
+def start(folder: Folder) -> Iterator[Callable[..., tuple[subprocess.Popen[str], httpx.Client]]]:
+    """Start the real command in the folder of the judge's module."""
+    command = [str(Path(sys.executable).with_name("rewardfleet")), "serve", "video", "--port=0"]
+    command += ["--backend=mine", f"--custom-backend-factory={folder.module}:build"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
+    started = []
+
+    def start(*flags: str) -> tuple[subprocess.Popen[str], httpx.Client]:
+        process = subprocess.Popen(
+            [*command, *flags], cwd=folder.path, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        for line in process.stderr:
+            message = json.loads(line)["message"]
+            if message.startswith("serving "):
+                url = message.split(" on ")[1]
+                return process, httpx.Client(base_url=url, timeout=60, trust_env=False)
+        raise AssertionError("the service ended before it listened")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_service_with_a_hung_judge_exits_after_its_shutdown_timeout(start, folder):
+    process, client = start("--shutdown-timeout-s=1")
+    with client, at_work(folder, client, "hang", THREADS + 2) as calls:
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert {call.result().status_code for call in calls} == {503}
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun >= 1
+    wait_until(lambda: not is_alive(folder.starts[0]))
+    assert all(json.loads(line) for line in process.stderr), "the log is JSON"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["hang", "hold the interpreter"])
+def test_the_judge_ends_with_a_service_that_is_killed(start, folder, task):
+    process, client = start()
+    with client, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(post, client, task)
+        wait_until(lambda: len(folder.calls) == 1)
+        [judge] = folder.starts
+        assert is_alive(judge)
+        process.kill()
+        wait_until(lambda: not is_alive(judge))
+        assert isinstance(call.exception(), httpx.TransportError)
+
+
+#: Starts the video service in a process one of whose threads never ends.
+HUNG_THREADS = """
+import asyncio, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.serve import Server
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.settings import VideoSettings
+
+class Judge(FakeJudge):
+    async def judge(self, *arguments):
+        await asyncio.to_thread(threading.Event().wait)
+
+settings = VideoSettings(port=0, shutdown_timeout_s=0.5)
+configure_logging("info")
+ThreadPoolExecutor(thread_name_prefix="stuck").submit(threading.Event().wait)
+Server(create_app(settings, {"fake": Judge()}), settings).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_service_whose_own_threads_hang_exits_after_its_shutdown_timeout():
+    command = [sys.executable, "-c", HUNG_THREADS]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = json.loads(process.stderr.readline())["message"].split(" on ")[1]
+            with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+                body = {"task_text": "go", "frames_base64": [image_base64()]}
+                with ThreadPoolExecutor(1) as pool:
+                    call = pool.submit(client.post, "/score", json=body)
+                    wait_until(lambda: metric(client, 'in_flight_items{service="video"}') == 1)
+                    begun = time.monotonic()
+                    process.send_signal(signal.SIGTERM)
+                    assert call.result().status_code == 503
+            assert process.wait(10) == 0
+            assert time.monotonic() - begun >= 0.5
+            assert "threads are at work: MainThread, stuck_0" in process.stderr.read()
+        finally:
+            process.kill()
