@@ -4,7 +4,7 @@ import importlib.util
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,20 +86,14 @@ def _diagnoses() -> Iterator[Diagnosis]:
         except ValueError as error:
             fix = "correct the value, or unset the environment variable"
             yield Diagnosis("failed", f"{name}: {error}", fix)
-    urls = {
-        name: str(url)
-        for name in _REDIS_PURPOSES
-        for each in settings_of.values()
-        if (url := getattr(each, name, None)) is not None
-    }
-    if not urls:
+    servers = list(check_redis_servers(settings_of.values(), unreachable="failed"))
+    if not servers:
         what = "cache or run state that replicas share (--cache-url, --run-state-url)"
         yield check_extra("redis", what, "redis")
         if shutil.which("redis-server") is None:
             what = "no Redis server on this machine for --cache-url or --run-state-url"
             yield Diagnosis("note", what, "apt-get install redis-server")
-    for name, url in urls.items():
-        yield _check_redis(name, url)
+    yield from servers
     for name, settings in settings_of.items():
         yield from SERVICES[name].load_checks()(settings)
         yield _check_port(name, settings)
@@ -108,8 +102,26 @@ def _diagnoses() -> Iterator[Diagnosis]:
         yield Diagnosis("note", warning, f"unset {variable}")
 
 
-def _check_redis(setting: str, url: str) -> Diagnosis:
-    """Check whether a Redis server answers; without it, replicas share nothing."""
+def check_redis_servers(
+    settings: Iterable[ServerSettings], *, unreachable: Literal["failed", "note"]
+) -> Iterator[Diagnosis]:
+    """Check whether each Redis server of some services answers.
+
+    Args:
+        settings: Those of the services.
+        unreachable: The status if it does not: services start, and replicas share nothing.
+    """
+    urls = {
+        (name, str(url)): None
+        for each in settings
+        for name in _REDIS_PURPOSES
+        if (url := getattr(each, name, None)) is not None
+    }
+    for name, url in urls:
+        yield _check_redis(name, url, unreachable)
+
+
+def _check_redis(setting: str, url: str, unreachable: Literal["failed", "note"]) -> Diagnosis:
     what = f"{_REDIS_PURPOSES[setting]}: {redact(url)}"
     package = check_extra("redis", what, "redis", required=True)
     if package.status != "ok":
@@ -121,7 +133,7 @@ def _check_redis(setting: str, url: str) -> Diagnosis:
     if reason is None:
         return Diagnosis("ok", f"{what} answers")
     fix = f"start a Redis server there, or correct {ENV_PREFIX}{setting.upper()}"
-    return Diagnosis("failed", f"{what}: {reason}", fix)
+    return Diagnosis(unreachable, f"{what}: {reason}", fix)
 
 
 def _check_port(name: str, settings: ServerSettings) -> Diagnosis:

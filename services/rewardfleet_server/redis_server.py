@@ -1,12 +1,17 @@
 """Whether a Redis server answers, checked before there is an event loop."""
 
+from collections.abc import Sequence
 
-def unreachable_reason(url: str, timeout_s: float) -> str | None:
+
+def unreachable_reason(
+    url: str, timeout_s: float, command: Sequence[str] = ("PING",)
+) -> str | None:
     """Return why a Redis server cannot be used now, without the URL's password; None if it can be.
 
     Args:
         url: `redis://host:port/number`.
         timeout_s: Seconds to wait for it.
+        command: What it must be able to do, e.g. `("MGET", "key")`.
 
     Raises:
         ImportError: The `redis` package is not installed.
@@ -22,11 +27,20 @@ def unreachable_reason(url: str, timeout_s: float) -> str | None:
             socket_connect_timeout=timeout_s,
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         ) as server:
-            server.ping()
+            server.execute_command(*command)
     except (redis.RedisError, OSError) as error:
-        # Not its own message: a response may repeat the password, and so may a "host".
-        cause = error.__context__
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        return type(error).__name__
+        return reason_of(error)
     return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a command failed, without the URL's password.
+
+    Args:
+        error: The exception of the `redis` package.
+    """
+    # Not its own message: a response may repeat the password, and so may a "host".
+    cause = error.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return type(error).__name__

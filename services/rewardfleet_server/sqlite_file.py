@@ -30,7 +30,10 @@ class SqliteFile:
     def __init__(self, path: Path, schema: str, *, busy_s: float) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
         try:
-            self._db = self._thread.submit(self._connect, path, schema, busy_s).result()
+            connecting = self._thread.submit(
+                _reporting_damage, lambda: self._connect(path, schema, busy_s)
+            )
+            self._db = connecting.result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -50,11 +53,11 @@ class SqliteFile:
 
     async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the file's thread."""
-        return await run_in_thread(self._thread, lambda: work(self._db))
+        return await run_in_thread(self._thread, lambda: _reporting_damage(lambda: work(self._db)))
 
     def call_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` and block; for startup, when there is no event loop to block."""
-        return self._thread.submit(work, self._db).result()
+        return self._thread.submit(_reporting_damage, lambda: work(self._db)).result()
 
     def close(self) -> None:
         """Finish pending work and close the file."""
@@ -69,3 +72,11 @@ class SqliteFile:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{path}{suffix}", f"{aside}{suffix}")
         return aside
+
+
+def _reporting_damage(work: Callable[[], T]) -> T:
+    """Run `work`; raise a message of SQLite that contains damaged text as an error of SQLite."""
+    try:
+        return work()
+    except UnicodeDecodeError as error:
+        raise sqlite3.DatabaseError("it has text that is not UTF-8") from error

@@ -34,6 +34,14 @@ async def test_every_cache_returns_what_was_stored(cache: Cache):
     assert (await cache.get("a"), await cache.get("b")) == (b"1", b"2")
 
 
+async def test_every_cache_deletes_an_entry(cache: Cache):
+    await cache.put("a", b"1")
+    await cache.put("b", b"2")
+    await cache.delete("a")
+    await cache.delete("a")
+    assert (await cache.get("a"), await cache.get("b")) == (None, b"2")
+
+
 async def test_every_cache_limits_its_bytes(cache: Cache):
     for index in range(300):
         await cache.put(f"{index:03}", b"x" * 97)
@@ -43,6 +51,7 @@ async def test_every_cache_limits_its_bytes(cache: Cache):
     assert stored == list(range(stored[0], 300)), "the oldest go first"
 
 
+@pytest.mark.slow
 async def test_entries_that_are_replaced_take_no_further_bytes(tmp_path: Path):
     cache = sqlite_cache(tmp_path)
     for _ in range(20):
@@ -52,6 +61,7 @@ async def test_entries_that_are_replaced_take_no_further_bytes(tmp_path: Path):
     await cache.aclose()
 
 
+@pytest.mark.slow
 async def test_processes_that_share_a_file_share_its_limit(tmp_path: Path):
     caches = [sqlite_cache(tmp_path), sqlite_cache(tmp_path)]
     for index in range(300):
@@ -78,6 +88,7 @@ async def test_an_entry_larger_than_the_cache_is_not_stored():
     assert await cache.get("a") is None
 
 
+@pytest.mark.slow
 async def test_sqlite_survives_kill_9(tmp_path: Path):
     """Entries stored before a kill -9 are there afterwards."""
     program = f"""
@@ -112,6 +123,7 @@ async def test_a_file_that_is_not_a_database_is_renamed_with_a_warning(
     await cache.aclose()
 
 
+@pytest.mark.slow
 async def test_a_file_that_becomes_corrupt_in_use_is_renamed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -4,21 +4,32 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 """
 
 import sqlite3
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
 
 from rewardfleet_server.extras import require
 from rewardfleet_server.settings import ServerSettings, redact
 
+from .entry import EntryFormat, read_signing_key
 from .memory import MemoryCache
 
 _MIB = 2**20
 
 
 class Cache(Protocol):
-    """A store of finished scores, as bytes by key."""
+    """A store of finished scores, as bytes by key.
+
+    Attributes:
+        is_remote: Whether an access takes so long that the items of a batch are looked up together.
+    """
+
+    is_remote: ClassVar[bool]
 
     async def get(self, key: str) -> bytes | None:
         """Return the value stored under `key`, or None."""
+
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the values that are stored under any of `keys`, by key, with one access."""
 
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
         """Store `value` under `key`, evicting older entries if there is no room.
@@ -29,6 +40,9 @@ class Cache(Protocol):
             ttl_s: Time to live in seconds; None for no limit.
         """
 
+    async def delete(self, key: str) -> None:
+        """Delete what is stored under `key`, if anything is."""
+
     async def aclose(self) -> None:
         """Release files, connections and threads."""
 
@@ -37,12 +51,17 @@ def open_cache(settings: ServerSettings) -> Cache:
     """Open the cache that the settings describe.
 
     Raises:
-        ValueError: The file cannot be opened, the URL is wrong, or the `redis` package is missing.
+        ValueError: The file cannot be opened, the URL is wrong, the signing key is none, or the
+            `redis` package is missing.
         OSError: The default cache folder cannot be created.
     """
     memory = MemoryCache(settings.cache_mb * _MIB)
+    signing_key = None
+    if settings.cache_signing_key_file is not None:
+        signing_key = read_signing_key(settings.cache_signing_key_file, settings.api_key_file)
+    entry_format = EntryFormat(signing_key)
     if settings.cache_url is not None:
-        return _open_redis(settings.cache_url, memory)
+        return _open_redis(settings.cache_url, memory, entry_format)
     if settings.cache_file is None:
         return memory
     from .sqlite import SqliteCache  # noqa: PLC0415 - as above
@@ -51,17 +70,19 @@ def open_cache(settings: ServerSettings) -> Cache:
         settings.cache_file.parent.mkdir(parents=True, exist_ok=True)
     try:
         max_bytes = settings.cache_file_mb * _MIB
-        return SqliteCache(settings.cache_file, max_bytes=max_bytes, memory=memory)
+        return SqliteCache(
+            settings.cache_file, max_bytes=max_bytes, memory=memory, entry_format=entry_format
+        )
     except sqlite3.Error as error:
         raise ValueError(f"--cache-file {settings.cache_file}: {error}") from error
 
 
-def _open_redis(url: str, memory: MemoryCache) -> Cache:
+def _open_redis(url: str, memory: MemoryCache, entry_format: EntryFormat) -> Cache:
     from .redis import RedisCache  # noqa: PLC0415 - only services that share a cache need it
 
     source = f"--cache-url {redact(url)}"
     require("redis", source, "redis")
     try:
-        return RedisCache(url, memory=memory)
+        return RedisCache(url, memory=memory, entry_format=entry_format)
     except ValueError:  # whose message may contain a part of the password
         raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None

@@ -3,6 +3,8 @@
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 
 class MemoryCache:
@@ -11,6 +13,8 @@ class MemoryCache:
     Args:
         max_bytes: Limit on the bytes of keys and values together; 0 stores nothing.
     """
+
+    is_remote: ClassVar[bool] = False
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -25,6 +29,10 @@ class MemoryCache:
         self._entries.move_to_end(key)
         return value
 
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        found = [(key, await self.get(key)) for key in keys]
+        return {key: value for key, value in found if value is not None}
+
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
         old, _ = self._entries.pop(key, (None, 0.0))
         if old is not None:
@@ -34,6 +42,11 @@ class MemoryCache:
         while self._bytes > self._max_bytes:
             evicted_key, (evicted, _) = self._entries.popitem(last=False)
             self._bytes -= len(evicted_key) + len(evicted)
+
+    async def delete(self, key: str) -> None:
+        value, _ = self._entries.pop(key, (None, 0.0))
+        if value is not None:
+            self._bytes -= len(key) + len(value)
 
     async def aclose(self) -> None:
         self._entries.clear()

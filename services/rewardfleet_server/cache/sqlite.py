@@ -5,12 +5,13 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from rewardfleet_server.sqlite_file import SqliteFile
 
+from .entry import EntryFormat
 from .memory import MemoryCache
 
 T = TypeVar("T")
@@ -40,12 +41,23 @@ class SqliteCache:
         path: The database file; its folder must exist.
         max_bytes: Limit on the bytes of the file that are in use.
         memory: Front cache, which answers repeated lookups without the disk.
+        entry_format: Packs and checks entries. Default: not signed.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, memory: MemoryCache) -> None:
+    is_remote: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        memory: MemoryCache,
+        entry_format: EntryFormat | None = None,
+    ) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._memory = memory
+        self._format = entry_format or EntryFormat(None)
         self._file: SqliteFile | None = self._open()
 
     def _open(self) -> SqliteFile:
@@ -62,34 +74,42 @@ class SqliteCache:
         log.warning("the cache file is corrupt and was renamed to %s: %s", aside.name, error)
 
     async def get(self, key: str) -> bytes | None:
-        value = await self._memory.get(key)
-        if value is not None:
-            return value
+        return (await self.get_many([key])).get(key)
 
-        def read(db: sqlite3.Connection) -> tuple[bytes, float] | None:
-            query = "SELECT value, expires_at FROM entries WHERE key = ?"
-            match db.execute(query, (key,)).fetchone():
-                case (bytes(stored), float(expires_at)) if expires_at > time.time():
-                    return stored, expires_at
-            return None
-
-        found = await self._guarded(read)
-        if found is None:
-            return None
-        value, expires_at = found
-        await self._memory.put(key, value, expires_at - time.time())
-        return value
+    async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        values = dict(await self._memory.get_many(keys))
+        missing = [key for key in keys if key not in values]
+        if missing:
+            marks = ", ".join("?" * len(missing))
+            query = f"SELECT key, value FROM entries WHERE key IN ({marks})"  # noqa: S608 - marks only
+            rows = await self._guarded(lambda db: db.execute(query, missing).fetchall())
+            for key, entry in rows or ():
+                unpacked = self._format.unpack(key, entry)
+                if unpacked is not None:
+                    values[key], ttl_s = unpacked
+                    await self._memory.put(key, values[key], ttl_s)
+        return values
 
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
         await self._memory.put(key, value, ttl_s)
         expires_at = math.inf if ttl_s is None else time.time() + ttl_s
+        entry = self._format.pack(key, value, expires_at)
 
         def write(db: sqlite3.Connection) -> None:
             with db:
-                row = (key, value, expires_at)
+                row = (key, entry, expires_at)
                 db.execute("INSERT OR REPLACE INTO entries VALUES (NULL, ?, ?, ?)", row)
                 while _used_bytes(db) > self._max_bytes and _evict_oldest(db):
                     pass
+
+        await self._guarded(write)
+
+    async def delete(self, key: str) -> None:
+        await self._memory.delete(key)
+
+        def write(db: sqlite3.Connection) -> None:
+            with db:
+                db.execute("DELETE FROM entries WHERE key = ?", (key,))
 
         await self._guarded(write)
 

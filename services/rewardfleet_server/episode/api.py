@@ -18,6 +18,7 @@ from rewardfleet.episodes import (
     TemperatureBin,
     aggregate,
     by_temperature,
+    check_episode,
     compute_rewards,
     validate_batch,
 )
@@ -103,7 +104,7 @@ class EpisodeApi:
     ) -> None:
         self._engine = engine
         self._running_stats = RunningStatsStore(store)
-        self._groups = GroupCollector(store, metrics.observe)
+        self._groups = GroupCollector(store.groups, metrics.observe)
         self._temperatures = TemperatureScheduler(store)
         self._metrics = metrics
         self._thread = thread
@@ -120,6 +121,7 @@ class EpisodeApi:
                 decode_batch,
                 max_fields=_MAX_BATCH_FIELDS,
                 max_values=_MAX_BATCH_VALUES,
+                items_fail_alone=True,
             ),
             Route(
                 "/groups/members",
@@ -196,12 +198,13 @@ class EpisodeApi:
         """Add one episode to its group; return the encoded response.
 
         Raises:
-            RewardFleetError: The episode does not fit its group, its step is too old, or the run
-                state cannot be written now.
+            RewardFleetError: The episode is invalid or does not fit its group, its step is too
+                old, or the run state cannot be written now.
         """
 
         async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
+                check_episode(request.item, request.options)
                 response = await self._groups.add_member(request, context.request_id)
             statuses, scores = {}, []
             if response["released"]:

@@ -11,9 +11,13 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
+from . import running_stats, temperature_schedule
 from .api import EpisodeApi, TemperatureMetrics
 from .scorer import EpisodeScorer
 from .settings import EpisodeSettings
+
+#: What is stored of training runs besides groups.
+SHAPES = {"running_stats": running_stats.SHAPE, "temperatures": temperature_schedule.SHAPE}
 
 
 def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
@@ -26,7 +30,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     Raises:
         ValueError: The run-state store cannot be opened; the message names the flag.
     """
-    store = store or open_run_state(settings)
+    store = store or open_run_state(settings, SHAPES)
     return create_reward_app(episode_service(settings, store), settings)
 
 
@@ -54,5 +58,6 @@ def episode_service(
         lifespan=lifespan,
         routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
         collectors=metrics.collectors,
+        failure=lambda: store.failure,
         overview={"cache": "none", "run state": describe_run_state(settings)},
     )

@@ -1,18 +1,57 @@
 """The running mean and variance of the rewards of each training run."""
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import JsonValue
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StringConstraints,
+    TypeAdapter,
+)
 
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.run_state import RunState, Scope
+from rewardfleet_server.run_state import RunState, Scope, Shape
+from rewardfleet_server.run_state.steps import Ranges, contains, including
 
 #: Number of the last steps whose counted episodes are stored. Trainers that overlap rollouts with
 #: training are a few steps apart.
 _STEPS = 8
+
+
+class _Moments(BaseModel):
+    """The fields of `RunningMeanStd`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    count: Annotated[int, Field(ge=0)]
+    mean: FiniteFloat
+    m2: Annotated[FiniteFloat, Field(ge=0)]
+
+
+class _State(BaseModel):
+    """What is stored of a run.
+
+    Attributes:
+        moments: The statistics.
+        seen: Digests of the episodes counted in the last steps, in the order of these steps.
+        deleted: The steps before.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    moments: _Moments
+    seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], list[str]]
+    deleted: Ranges
+
+
+#: What is stored of each run.
+SHAPE = Shape(TypeAdapter(_State), TypeAdapter(_Moments))
 
 
 class RunningStatsStore:
@@ -57,22 +96,24 @@ class RunningStatsStore:
 
 
 def _updated(state: JsonValue, step: int, rewards: dict[str, float]) -> tuple[JsonValue, JsonValue]:
-    stored: Any = state or {"moments": {}, "seen": {}}
-    seen: dict[str, list[str]] = stored["seen"]
-    newest = max(map(int, seen), default=step)
-    if step <= newest - _STEPS:
+    stored: Any = state or {"moments": {}, "seen": {}, "deleted": []}
+    seen: dict[str, list[str]] = dict(stored["seen"])
+    deleted: Ranges = [(first, last) for first, last in stored["deleted"]]
+    if contains(deleted, step):
         raise InvalidRequest(
-            f"step {step} is too old: the run is at step {newest}, and counted episodes are stored "
-            f"for the last {_STEPS} steps"
+            f"step {step} is too old: the run is at step {next(reversed(seen), step)}, and counted "
+            f"episodes are stored for the last {_STEPS} steps"
         )
     before = set(seen.get(str(step), []))
     new = [reward for digest, reward in rewards.items() if digest not in before]
     running = RunningMeanStd(**stored["moments"]).updated(new)
     moments: JsonValue = dict(vars(running))
-    newest = max(newest, step)
-    recent = {each: digests for each, digests in seen.items() if int(each) > newest - _STEPS}
-    recent[str(step)] = sorted(before | set(rewards))
-    return {"moments": moments, "seen": recent}, moments  # type: ignore[dict-item] # a dict of lists of str is JSON
+    seen[str(step)] = sorted(before | set(rewards))
+    while len(seen) > _STEPS:
+        oldest = next(iter(seen))
+        del seen[oldest]
+        deleted = including(deleted, int(oldest))
+    return {"moments": moments, "seen": seen, "deleted": deleted}, moments  # type: ignore[dict-item] # dicts and lists of str and int are JSON
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,8 @@
 """`POST /temperatures`: a schedule, optionally adapted to the outcomes of a run's steps."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter
 
 from rewardfleet.episodes import (
     TemperatureSchedule,
@@ -15,7 +15,20 @@ from rewardfleet.wire.episode import (
     TemperaturesRequest,
     TemperaturesResponse,
 )
-from rewardfleet_server.run_state import RunState, Scope
+from rewardfleet_server.run_state import RunState, Scope, Shape
+
+
+class _Schedule(BaseModel):
+    """The fields of `TemperatureSchedule`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    base: Annotated[FiniteFloat, Field(gt=0)]
+    width: Annotated[FiniteFloat, Field(ge=0)]
+
+
+#: What is stored of each run.
+SHAPE = Shape(TypeAdapter(_Schedule), TypeAdapter(_Schedule))
 
 
 class TemperatureScheduler:

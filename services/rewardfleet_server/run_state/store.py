@@ -1,12 +1,15 @@
 """What a store of run state is, and what its forms share."""
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
-from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet.wire.errors import Unavailable
+
+if TYPE_CHECKING:  # it imports this module
+    from .groups import Groups
 
 
 class Scope(NamedTuple):
@@ -19,6 +22,34 @@ class Scope(NamedTuple):
 
     run: str
     name: str
+
+
+class Shape(NamedTuple):
+    """What a feature stores. Anything else is damaged.
+
+    Attributes:
+        state: The state of its scopes.
+        outcome: The outcomes of its transitions.
+    """
+
+    state: TypeAdapter[Any]
+    outcome: TypeAdapter[Any]
+
+
+#: The shapes of features, by `Scope.name`.
+Shapes = Mapping[str, Shape]
+NO_SHAPES: Shapes = {}
+
+#: Days after which a run that no call has changed is deleted, by default.
+MAX_AGE_DAYS = 30.0
+
+#: Seconds between two deletions of what is too old; less if the maximum age is below ten hours.
+_PRUNE_SECONDS = 3600.0
+
+
+def prune_interval_s(max_age_days: float) -> float:
+    """Return the seconds between two deletions of old runs."""
+    return min(_PRUNE_SECONDS, max_age_days * 8640)
 
 
 #: Number of the last steps whose outcomes are stored by default.
@@ -39,7 +70,17 @@ class RunState(Protocol):
     Its reads are never cached. Every method raises `Unavailable` if the store cannot be used now,
     or if what it stores is damaged. Nothing is changed then, unless only the store's response was
     lost.
+
+    Runs that no call has changed for long are deleted with all their scopes and groups.
     """
+
+    @property
+    def groups(self) -> "Groups":
+        """The groups that are collected member by member."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store can never be used again, or None."""
 
     async def read(self, scope: Scope) -> JsonValue:
         """Return the state of a scope, or None."""
@@ -65,12 +106,11 @@ class RunState(Protocol):
             step: The step of the run, 0 to 2^53.
             uid: Names the transition within the step.
             transition: A pure function. It runs in a thread.
-            keep_steps: Outcomes older than this many steps before this one are deleted, and
-                transitions of steps older than this many steps before the scope's newest are
-                refused.
+            keep_steps: When a step is new to the scope, the outcomes of this many others are kept,
+                those that came last. Other steps are deleted, and refused from then on.
 
         Raises:
-            InvalidRequest: The step is so old that it is unknown whether it was applied.
+            InvalidRequest: The step is so old that its outcomes were deleted.
             ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
             Unavailable: The store cannot be used now.
         """
@@ -101,25 +141,6 @@ class RunState(Protocol):
         """Release files, connections and threads."""
 
 
-def check_age(scope: Scope, step: int, newest: int | None, keep_steps: int) -> None:
-    """Refuse a step so old that it may have been applied: applying it twice would be wrong.
-
-    Args:
-        scope: Whose state the step changes.
-        step: The step.
-        newest: The newest step of the scope, or None.
-        keep_steps: See `RunState.apply_once`.
-
-    Raises:
-        InvalidRequest: The step is too old.
-    """
-    if newest is not None and step < newest - keep_steps:
-        raise InvalidRequest(
-            f"step {step} is too old: run {scope.run[:100]!r} is at step {newest}, and the "
-            f"last {keep_steps} steps are stored"
-        )
-
-
 def dump(value: JsonValue) -> str:
     """Return a value as JSON.
 
@@ -129,16 +150,18 @@ def dump(value: JsonValue) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def load(scope: Scope, text: str | bytes) -> JsonValue:
+def load(scope: Scope, text: str | bytes, shape: TypeAdapter[Any] | None = None) -> JsonValue:
     """Return a stored value.
 
     Raises:
-        Unavailable: It is not JSON.
+        Unavailable: It is not JSON, or has another shape.
     """
     try:
         value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+        if shape is not None:
+            shape.validate_json(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise damaged(scope) from error
+        raise Damaged(scope) from error
     return value
 
 
@@ -146,9 +169,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def damaged(scope: Scope) -> Unavailable:
-    """Return the error for stored values that no transition has written."""
-    return Unavailable(
-        f"the run state of run {scope.run[:100]!r} ({scope.name}) is damaged; restore the store "
-        "from a backup, or continue under a new name of the run"
-    )
+class Damaged(Unavailable):
+    """The error for stored values that no transition has written."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.where = f"the run state of run {scope.run[:100]!r} ({scope.name})"
+        super().__init__(
+            f"{self.where} is damaged; restore the store from a backup, or continue under a new "
+            "name of the run"
+        )

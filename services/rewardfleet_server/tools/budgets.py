@@ -7,13 +7,15 @@ part of a later step; there is no deadline, so that the multiplier does not depe
 
 import json
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, model_validator
 
 from rewardfleet.tool_use import Controller, MultiplierState, update
 from rewardfleet.wire.errors import InvalidRequest, NotFound
+from rewardfleet.wire.score import Step
 from rewardfleet.wire.tools import (
+    MAX_SUM,
     Budget,
     BudgetCheckpoint,
     BudgetOptions,
@@ -22,10 +24,41 @@ from rewardfleet.wire.tools import (
     BudgetUpdateRequest,
     StepSum,
 )
-from rewardfleet_server.run_state import RunState, Scope
+from rewardfleet_server.run_state import RunState, Scope, Shape
+from rewardfleet_server.run_state.steps import Ranges, contains, including
 
 #: Whole steps; names of parts are in lists.
 _WHOLE_STEP = "step"
+
+#: A new step this far below the last one is no late part: the last one was a stray number.
+_FAR = 1000
+
+
+class _Stored(BaseModel):
+    """What is stored of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    options: BudgetOptions
+    checkpoint: BudgetCheckpoint
+    open_step: Step | None
+    parts: StepSum
+    closed: Ranges
+
+    @model_validator(mode="after")
+    def _can_be_updated(self) -> Self:
+        if self.open_step is not None and not (self.parts.parts and self.parts.count):
+            raise ValueError("an open step has parts")
+        window, multiplier = self.checkpoint.window, self.checkpoint.multiplier
+        sums = [*window.model_dump().values(), *self.parts.model_dump().values()]
+        numbers = [multiplier.error, multiplier.cost, *multiplier.past_costs, *sums]
+        if any(abs(number) > MAX_SUM**2 for number in numbers):
+            raise ValueError("a sum is too large")
+        return self
+
+
+#: What is stored of each run.
+SHAPE = Shape(TypeAdapter(_Stored), TypeAdapter(BudgetUpdate))
 
 
 class Price(NamedTuple):
@@ -122,13 +155,25 @@ def _changed(stored: JsonValue, run: str, request: BudgetRequest) -> "_State":
     """Return the state after `PUT`."""
     options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
     if request.checkpoint is not None:
-        return _State(options, request.checkpoint).limited()
+        closed = _closed_at(stored, request.checkpoint.step)
+        return _State(options, request.checkpoint, closed=closed).limited()
     if stored is None:
         multiplier = MultiplierState.initial(request.initial_lambda)
         return _State(options, BudgetCheckpoint.model_validate({"multiplier": asdict(multiplier)}))
     state = _State.load(stored, run)
     state.options = options
     return state.limited()
+
+
+def _closed_at(stored: JsonValue, last: int | None) -> Ranges:
+    """Return the closed steps of a run that resumes after a step."""
+    if last is None:
+        return []
+    if stored is None:
+        return [(0, last)]
+    fields: Any = stored
+    before = [(first, min(end, last)) for first, end in fields["closed"] if first <= last]
+    return including(before, last)
 
 
 class _State:
@@ -139,6 +184,7 @@ class _State:
         checkpoint: The closed steps.
         open_step: The step of which parts have arrived, or None.
         parts: Their sums.
+        closed: The steps that are closed.
     """
 
     def __init__(
@@ -147,11 +193,13 @@ class _State:
         checkpoint: BudgetCheckpoint,
         open_step: int | None = None,
         parts: StepSum | None = None,
+        closed: Ranges | None = None,
     ) -> None:
         self.options = options
         self.checkpoint = checkpoint
         self.open_step = open_step
         self.parts = parts or StepSum()
+        self.closed = closed or []
 
     @classmethod
     def load(cls, stored: JsonValue, run: str) -> "_State":
@@ -161,6 +209,7 @@ class _State:
             BudgetCheckpoint.model_validate(fields["checkpoint"]),
             fields["open_step"],
             StepSum.model_validate(fields["parts"]),
+            [(first, last) for first, last in fields["closed"]],
         )
 
     def dump(self) -> JsonValue:
@@ -169,6 +218,7 @@ class _State:
             "checkpoint": self.checkpoint.model_dump(mode="json"),
             "open_step": self.open_step,
             "parts": self.parts.model_dump(),
+            "closed": [list(each) for each in self.closed],
         }
 
     def limited(self) -> "_State":
@@ -181,14 +231,14 @@ class _State:
     def count(self, request: BudgetUpdateRequest) -> bool:
         """Count a request that was not counted before; return whether its step is closed."""
         last, opened = self.checkpoint.step, self.open_step
-        oldest = opened if opened is not None else 0 if last is None else last + 1
-        if request.step < oldest:
-            newest = last if opened is None else opened
+        newest = last if opened is None else opened
+        is_late = newest is not None and newest - _FAR <= request.step < newest
+        if is_late or contains(self.closed, request.step):
             raise InvalidRequest(
                 f"step {request.step} is closed: the run is at step {newest}, and a step is closed "
                 "with its last part, or by a later step"
             )
-        if opened is not None and request.step > opened:
+        if opened is not None and request.step != opened:
             self._close()
         if request.part is None and self.parts.parts:
             raise InvalidRequest(
@@ -217,6 +267,8 @@ class _State:
 
     def _close(self) -> None:
         """Close the open step, and update the multiplier if it is the last of `every` steps."""
+        assert self.open_step is not None  # noqa: S101 - there is one to close
+        self.closed = including(self.closed, self.open_step)
         window, parts = self.checkpoint.window, self.parts
         window.steps += 1
         for name in ("parts", "count", "cost", "task_count", "task"):

@@ -133,6 +133,7 @@ def test_an_invalid_request_for_temperatures_is_refused(
     assert message in response.json()["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[", b'{"items": [{"uid": "\\ud800"}]}', b"[" * 10**5])
 def test_a_body_that_is_not_json_is_refused(service: httpx.Client, content: bytes):
     headers = {"content-type": "application/json"}
@@ -187,4 +188,4 @@ def test_a_long_list_of_wrong_values_costs_one_error(service: httpx.Client, fiel
     assert response.status_code == 422
     assert f"{field}.0: " in response.json()["detail"]
     assert "more" not in response.json()["detail"]
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5

@@ -72,6 +72,7 @@ def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted
     assert sum(counted) == len(items)
 
 
+@pytest.mark.slow
 def test_without_redis_calls_answer_503_and_count_nothing(tmp_path: Path):
     """Afterwards they continue with the state that was stored before."""
     with RedisServer(tmp_path) as server, served_episodes(run_state_url=server.url) as service:

@@ -1,0 +1,268 @@
+"""Groups in a Redis server: a hash per group, and three keys per run that list them."""
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from pydantic import JsonValue, ValidationError
+
+from .groups import (
+    ABANDONED,
+    KEEP_GROUP_STEPS,
+    Group,
+    GroupKey,
+    NewMember,
+    Release,
+    Rules,
+    disagrees,
+    late,
+    too_many,
+)
+from .steps import StepLog
+from .store import Damaged, Scope, dump, load
+
+#: The hash of a group has `rules` and `until`; `release` once it is released; and per member a
+#: field that starts with `m:`, with its value, or its result in a released group. Of each run there
+#: are a string with its steps, a sorted set of its groups by step, and one of its open groups by
+#: the time of their release.
+
+#: Adds a member, unless the group is released, complete or has other rules.
+_ADD = """
+local group = KEYS[1]
+local field, value, rules, size = unpack(ARGV)
+local found = redis.call('HMGET', group, 'rules', 'until', 'release', field)
+local count = redis.call('HLEN', group) - 2
+local added = 0
+if found[1] == rules and not found[3] and not found[4] and count < tonumber(size) then
+    redis.call('HSET', group, field, value)
+    count, added = count + 1, 1
+end
+return {found[1], found[2], found[3], found[4], count, added}
+"""
+
+#: Ends an open group without a result.
+_ABANDON_FUNCTION = """
+local function abandon(open, prefix, name, release)
+    local found = redis.call('HMGET', prefix .. name, 'rules', 'until')
+    if found[1] and found[2] then
+        redis.call('DEL', prefix .. name)
+        redis.call(
+            'HSET', prefix .. name, 'rules', found[1], 'until', found[2], 'release', release)
+    end
+    redis.call('ZREM', open, name)
+end
+"""
+
+#: Opens a group, unless the steps are no longer those that were read; returns the number of open
+#: groups if there are too many. Deletes the groups of the last arguments, which are steps.
+_OPEN = f"""{_ABANDON_FUNCTION}
+local open, groups, steps, group = unpack(KEYS)
+local prefix, name, step, read_steps, new_steps, rules, release_at = unpack(ARGV)
+local max_open, before, release = tonumber(ARGV[8]), ARGV[9], ARGV[10]
+if (redis.call('GET', steps) or '') ~= read_steps then
+    return -1
+end
+if redis.call('EXISTS', group) == 1 then
+    return 0
+end
+if redis.call('ZCARD', open) >= max_open then
+    for _, each in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', '(' .. before)) do
+        abandon(open, prefix, each, release)
+    end
+    local count = redis.call('ZCARD', open)
+    if count >= max_open then
+        return count
+    end
+end
+for index = 11, #ARGV do
+    for _, each in ipairs(redis.call('ZRANGEBYSCORE', groups, ARGV[index], ARGV[index])) do
+        redis.call('UNLINK', prefix .. each)
+        redis.call('ZREM', open, each)
+    end
+    redis.call('ZREMRANGEBYSCORE', groups, ARGV[index], ARGV[index])
+end
+redis.call('SET', steps, new_steps)
+redis.call('HSET', group, 'rules', rules, 'until', release_at)
+redis.call('ZADD', open, release_at, name)
+redis.call('ZADD', groups, step, name)
+return 0
+"""
+
+#: Replaces the members of an open group by their results: fields and values, the last arguments.
+_RELEASE = """
+local group, open = unpack(KEYS)
+local found = redis.call('HMGET', group, 'rules', 'until', 'release')
+if not found[1] or not found[2] or found[3] then
+    return 0
+end
+redis.call('DEL', group)
+redis.call('HSET', group, 'rules', found[1], 'until', found[2], 'release', ARGV[2])
+for index = 3, #ARGV, 2 do
+    redis.call('HSET', group, ARGV[index], ARGV[index + 1])
+end
+redis.call('ZREM', open, ARGV[1])
+return 1
+"""
+
+#: Ends the open groups of a run that were due before a time.
+ABANDON_OLD = f"""{_ABANDON_FUNCTION}
+local open = KEYS[1]
+local prefix, before, release = unpack(ARGV)
+for _, each in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', '(' .. before)) do
+    abandon(open, prefix, each, release)
+end
+return 0
+"""
+
+
+class GroupKeys:
+    """The Redis keys of a run's groups. The braces put them into one slot of a cluster.
+
+    Args:
+        run: The training run.
+
+    Attributes:
+        open: The sorted set of its open groups.
+        groups: The sorted set of all its groups.
+        steps: The string with its steps.
+        prefix: What the keys of the hashes start with.
+    """
+
+    def __init__(self, run: str) -> None:
+        of_run = f"rewardfleet:run-state:{{{json.dumps(run)}}}"
+        self.open, self.groups = f"{of_run}:open-groups", f"{of_run}:groups"
+        self.steps, self.prefix = f"{of_run}:group-steps", f"{of_run}:group:"
+
+
+class _Connection(Protocol):
+    """What groups need of `RedisRunState`."""
+
+    def guarded(self, scope: Scope) -> AbstractAsyncContextManager[None]: ...
+
+    async def run_script(self, script: str, keys: list[str], arguments: list[Any]) -> Any: ...
+
+    async def run_read(self, command: Callable[[Any], Awaitable[Any]]) -> Any: ...
+
+    async def touch(self, scope: Scope) -> None: ...
+
+
+class RedisGroups:
+    """Groups in a Redis server.
+
+    Args:
+        connection: Runs commands.
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    async def add(self, key: GroupKey, member: NewMember) -> Group:
+        rules, group = member.rules.dump(), _group_key(key)
+        arguments = [f"m:{member.uid}", dump(member.value), rules, member.rules.size]
+        async with self._connection.guarded(key.scope):
+            await self._connection.touch(key.scope)
+            while True:
+                reply = await self._connection.run_script(_ADD, [group], arguments)
+                if reply[:2] != [None, None]:
+                    break
+                await self._open(key, member)
+        *found, stored, count, added = reply
+        group_rules, until, release = _parsed(key.scope, *found)
+        if release is not None:
+            if stored is None:
+                raise late(key, member.uid, "was released without it")
+            return Group(group_rules, until, 0, release, load(key.scope, stored))
+        if stored is None and not added:
+            raise (
+                disagrees() if found[0] != rules.encode() else late(key, member.uid, "is complete")
+            )
+        return Group(group_rules, until, count, None, None)
+
+    async def _open(self, key: GroupKey, member: NewMember) -> None:
+        """Open a group that is not there, unless another process just did.
+
+        Raises:
+            Unavailable: A part of what is stored is missing, e.g. because the server evicted it.
+        """
+        keys, name, group = GroupKeys(key.run), _name(key), _group_key(key)
+
+        async def read(redis: Any) -> Any:
+            async with redis.pipeline() as pipeline:
+                pipeline.get(keys.steps)
+                pipeline.zcard(keys.groups)
+                pipeline.zscore(keys.groups, name)
+                pipeline.exists(group)
+                return await pipeline.execute()
+
+        while True:
+            steps, groups, listed, exists = await self._connection.run_read(read)
+            if exists:
+                return
+            try:
+                log = StepLog.empty() if steps is None else StepLog.model_validate_json(steps)
+            except ValidationError as error:
+                raise Damaged(key.scope) from error
+            if listed is not None or bool(groups) != bool(log.stored):
+                raise Damaged(key.scope)
+            entered, deleted = log.with_step(key.run, key.step, KEEP_GROUP_STEPS)
+            arguments = [
+                *(keys.prefix, name, key.step, steps or "", entered.model_dump_json()),
+                *(member.rules.dump(), repr(member.until), member.max_open),
+                *(repr(member.abandoned_before), ABANDONED, *deleted),
+            ]
+            count = await self._connection.run_script(
+                _OPEN, [keys.open, keys.groups, keys.steps, group], arguments
+            )
+            if count == 0:
+                return
+            if count > 0:
+                raise too_many(count)
+
+    async def members(self, key: GroupKey) -> dict[str, JsonValue] | None:
+        group = _group_key(key)
+        async with self._connection.guarded(key.scope):
+            fields = await self._connection.run_read(lambda redis: redis.hgetall(group))
+        if not fields or b"release" in fields:
+            return None
+        return {
+            field.decode()[2:]: load(key.scope, value)
+            for field, value in sorted(fields.items())
+            if field.startswith(b"m:")
+        }
+
+    async def release(self, key: GroupKey, release: Release, results: dict[str, JsonValue]) -> bool:
+        keys = GroupKeys(key.run)
+        arguments = [_name(key), release.model_dump_json()]
+        for uid, result in results.items():
+            arguments += [f"m:{uid}", dump(result)]
+        async with self._connection.guarded(key.scope):
+            await self._connection.touch(key.scope)
+            return bool(
+                await self._connection.run_script(_RELEASE, [_group_key(key), keys.open], arguments)
+            )
+
+
+def _name(key: GroupKey) -> str:
+    return json.dumps([key.step, key.name])
+
+
+def _group_key(key: GroupKey) -> str:
+    return GroupKeys(key.run).prefix + _name(key)
+
+
+def _parsed(
+    scope: Scope, rules: bytes | None, until: bytes | None, release: bytes | None
+) -> tuple[Rules, float, Release | None]:
+    try:
+        seconds = float(until or b"")
+        if rules is None or not math.isfinite(seconds):
+            raise Damaged(scope)
+        return (
+            Rules.model_validate_json(rules),
+            seconds,
+            None if release is None else Release.model_validate_json(release),
+        )
+    except ValueError as error:  # pydantic's is one
+        raise Damaged(scope) from error

@@ -1,0 +1,101 @@
+"""Which steps of a scope are stored, and which were applied and deleted.
+
+Steps are remembered by name and not by distance: a stray step, such as 2^53, takes the place of one
+step and does not make the others too old.
+"""
+
+from bisect import bisect_left, bisect_right
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import Step
+
+#: Limit on the ranges that are stored. Beyond it, the two that are nearest become one.
+_MAX_RANGES = 64
+
+
+def _rising(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    ends = [end for each in ranges for end in each]
+    if ends != sorted(ends) or len(ranges) > _MAX_RANGES:
+        raise ValueError(f"give at most {_MAX_RANGES} ranges, rising")
+    return ranges
+
+
+#: Ranges (first, last) of steps, rising and disjoint.
+Ranges = Annotated[list[tuple[Step, Step]], AfterValidator(_rising)]
+
+
+def contains(ranges: Ranges, step: int) -> bool:
+    """Return whether a step is in one of the ranges."""
+    index = bisect_right(ranges, step, key=lambda each: each[0]) - 1
+    return index >= 0 and step <= ranges[index][1]
+
+
+def including(ranges: Ranges, step: int) -> Ranges:
+    """Return the ranges with a step added. Beyond 64 ranges, steps between two are added as well.
+
+    Those are between the two ranges that are nearest to each other: never between the steps that a
+    run counts and a stray one.
+    """
+    if contains(ranges, step):
+        return ranges
+    index = bisect_left(ranges, step, key=lambda each: each[0])
+    joined = [*ranges[:index], (step, step), *ranges[index:]]
+    for left in (index, index - 1):
+        if 0 <= left < len(joined) - 1 and joined[left][1] + 1 == joined[left + 1][0]:
+            _join(joined, left)
+    if len(joined) > _MAX_RANGES:
+        _join(joined, min(range(_MAX_RANGES), key=lambda i: joined[i + 1][0] - joined[i][1]))
+    return joined
+
+
+def _join(ranges: Ranges, left: int) -> None:
+    ranges[left : left + 2] = [(ranges[left][0], ranges[left + 1][1])]
+
+
+class StepLog(BaseModel):
+    """The steps of a scope.
+
+    Attributes:
+        stored: Those whose outcomes are stored, in the order of their first transitions.
+        deleted: Those whose outcomes were deleted.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stored: list[Step]
+    deleted: Ranges
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the log of a scope without steps."""
+        return cls(stored=[], deleted=[])
+
+    def with_step(self, run: str, step: int, keep_steps: int) -> tuple["StepLog", list[int]]:
+        """Return the log with a step, and the steps whose outcomes are to be deleted now.
+
+        Args:
+            run: The training run, for the message.
+            step: The step.
+            keep_steps: How many steps besides this one are stored.
+
+        Raises:
+            InvalidRequest: The step was deleted: applying it again would count it twice.
+        """
+        if step in self.stored:
+            return self, []
+        if contains(self.deleted, step):
+            newest = self.stored[-1] if self.stored else self.deleted[-1][1]
+            raise InvalidRequest(
+                f"step {step} is too old: run {run[:100]!r} is at step {newest}, and the last "
+                f"{keep_steps} steps are stored"
+            )
+        stored = [*self.stored, step]
+        surplus = max(len(stored) - keep_steps - 1, 0)
+        deleted = self.deleted
+        for each in stored[:surplus]:
+            deleted = including(deleted, each)
+        log = StepLog.model_construct(stored=stored[surplus:], deleted=deleted)
+        return log, stored[:surplus]

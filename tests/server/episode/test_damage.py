@@ -1,0 +1,234 @@
+"""Damaged run state over HTTP: the documented error, never a 500, and no start."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.testing import wait_until
+
+from ..conftest import RedisServer
+from ..processes import service_process
+from ..tools.conftest import served_tools
+from .conftest import served_episodes
+from .test_redis import adapt, normalize
+from .test_service import add_member, four_items
+
+STRAY = 2**53
+
+#: Valid JSON, of a shape that no service writes.
+WRONG = [
+    "null",
+    "5",
+    "[]",
+    "{}",
+    '"text"',
+    "true",
+    "[[1]]",
+    '{"moments": {}}',
+    '{"seen": 1}',
+    "1e999",
+]
+COLUMNS = [
+    ("states", "state"),
+    ("transitions", "outcome"),
+    ("steps", "log"),
+    ("groups", "rules"),
+    ("groups", "release"),
+    ("members", "value"),
+]
+
+
+def use_everything(service: httpx.Client, new: int = 0) -> list[httpx.Response]:
+    """Send repeated calls of each kind, and some that are new."""
+    return [
+        *(adapt(service, step) for step in (1, 2 + new)),
+        *(normalize(service, group) for group in ("a", f"b{new}")),
+        *(add_member(service, item) for item in four_items("open")[:2]),
+        *(add_member(service, item) for item in four_items(f"new{new}")[:1]),
+        *(add_member(service, item) for item in four_items("full")),
+    ]
+
+
+def write(path: Path, table: str, column: str, value: str) -> None:
+    with sqlite3.connect(path, timeout=10) as db:
+        db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} NOT NULL", (value,))
+    db.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", COLUMNS, ids=".".join)
+def test_stored_json_of_a_wrong_shape_is_the_documented_error(
+    tmp_path: Path, column: tuple[str, str]
+):
+    file = tmp_path / "runs.sqlite"
+    with served_episodes(run_state_file=file) as service:
+        before = [each.status_code for each in use_everything(service)]
+        assert before == [200] * 10 + [422]
+        for new, wrong in enumerate(WRONG, 1):
+            write(file, *column, wrong)
+            responses = use_everything(service, new)
+            assert {each.status_code for each in responses} <= {200, 422, 503}
+            problems = [each.json() for each in responses if each.status_code == 503]
+            assert problems
+            assert all("is damaged" in each["detail"] for each in problems)
+            assert service.post("/temperatures", json={"n": 2}).status_code == 200
+            assert service.get("/readyz").status_code == 200
+    write(file, *column, "[]")
+    if column[0] != "members":  # whose shapes are checked when they are used
+        with (
+            pytest.raises(ValueError, match="--run-state-file .* is damaged"),
+            served_episodes(run_state_file=file),
+        ):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_budget_of_a_wrong_shape_is_the_documented_error(
+    tmp_path: Path, store: str, redis_server: RedisServer
+):
+    file = tmp_path / "runs.sqlite"
+    fields = {"run_state_file": file} if store == "sqlite" else {"run_state_url": redis_server.url}
+
+    def calls(service: httpx.Client) -> list[httpx.Response]:
+        item = {"response": "", "ground_truth": "<response>1</response>", "run": "r"}
+        return [
+            service.get("/budgets/r"),
+            service.put("/budgets/r", json={"budget": 1}),
+            service.post("/budgets/r/update", json={"step": 5, "part": "b", "costs": [1]}),
+            service.post("/score", json=item),
+        ]
+
+    with served_tools(**fields) as service:
+        service.put("/budgets/r", json={})
+        service.post("/budgets/r/update", json={"step": 1, "part": "a", "costs": [1]})
+        state = stored(file, redis_server)
+        changes = ({"open_step": -1}, {"parts": {}}, {"closed": [[2, 1]]}, {"more": 1})
+        for wrong in (*WRONG, *(json.dumps(state | change) for change in changes)):
+            if store == "sqlite":
+                write(file, "states", "state", wrong)
+            else:
+                redis_server.client.hset(values_key(redis_server), "state", wrong)
+            for response in calls(service):
+                assert response.status_code == 503, (wrong, response.text)
+                assert "is damaged" in response.json()["detail"]
+
+
+def values_key(server: RedisServer) -> bytes:
+    return next(key for key in server.client.scan_iter() if b"budget" in key and b"values" in key)
+
+
+def stored(file: Path, server: RedisServer) -> dict:
+    if not file.exists():
+        return json.loads(server.client.hget(values_key(server), "state"))
+    with sqlite3.connect(file) as db:
+        (text,) = db.execute("SELECT state FROM states").fetchone()
+    db.close()
+    return json.loads(text)
+
+
+@pytest.mark.slow
+def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server: RedisServer):
+    with served_episodes(run_state_url=redis_server.url) as service:
+        assert [each.status_code for each in use_everything(service)] == [200] * 10 + [422]
+        keys = [k for k in redis_server.client.scan_iter() if b":group:" in k or b"values" in k]
+        for new, wrong in enumerate(WRONG, 1):
+            for key in keys:
+                for field in redis_server.client.hkeys(key):
+                    if field not in {b"version", b"until"}:
+                        redis_server.client.hset(key, field, wrong)
+            responses = use_everything(service, new)
+            assert {each.status_code for each in responses} <= {200, 422, 503}
+            problems = [each.json() for each in responses if each.status_code == 503]
+            assert problems
+            assert all("is damaged" in each["detail"] for each in problems)
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """Return the settings of a store."""
+    if request.param == "redis":
+        return {"run_state_url": request.getfixturevalue("redis_server").url}
+    return {"run_state_file": tmp_path / "runs.sqlite"} if request.param == "sqlite" else {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stray", [STRAY, 10**6])
+def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
+    """It is a step like any other, and the run goes on where it was."""
+    with served_episodes(**store) as service:
+        for step in (stray, 1, stray, 2, stray - 1, 3):
+            assert adapt(service, step).status_code == 200
+            options = {"options": {"normalize": "running"}, "run": "a", "step": step}
+            response = service.post("/score/batch", json={"items": four_items(), **options})
+            assert response.status_code == 200, response.text
+            for item in four_items(f"g{step}")[:3]:
+                response = add_member(service, item, step=step)
+            assert response.json()["released"], response.text
+        for step in range(4, 30):
+            assert not add_member(service, four_items()[0], step=step).json()["released"]
+        too_old = add_member(service, four_items()[0], step=stray)
+        assert (too_old.status_code, too_old.json()["retryable"]) == (422, False)
+    with served_tools(**store) as service:
+        service.put("/budgets/a", json={"eta": 1, "budget": 0})
+        for count, step in enumerate((1, stray, 2, 3, 4), 1):
+            body = {"step": step, "costs": [1]}
+            assert service.post("/budgets/a/update", json=body).json()["lambda"] == count
+        for step in (2, stray):  # repeated calls get their answers
+            response = service.post("/budgets/a/update", json={"step": step, "costs": [1]})
+            assert response.json()["closed"]
+            part = {"step": step, "part": "late", "costs": [1]}
+            assert service.post("/budgets/a/update", json=part).status_code == 422
+        budget = service.get("/budgets/a").json()
+        assert budget["lambda"] == 5
+        # A checkpoint whose last step is a stray one does not end the run either.
+        service.post("/budgets/a/update", json={"step": stray - 1, "costs": [1]})
+        checkpoint = service.get("/budgets/a").json()["checkpoint"]
+        assert checkpoint["step"] == stray - 1
+        service.put("/budgets/a", json={"eta": 1, "budget": 0, "checkpoint": checkpoint})
+        for step, status in ((4, 422), (stray - 1, 422), (5, 200)):
+            response = service.post("/budgets/a/update", json={"step": step, "costs": [1]})
+            assert response.status_code == status, response.text
+
+
+@pytest.mark.slow
+def test_a_service_ends_when_its_file_is_damaged_and_does_not_start_again(tmp_path: Path):
+    file = tmp_path / "runs.sqlite"
+    arguments = ("--run-state-file", str(file))
+    with service_process("episode", *arguments) as (process, url):
+        with httpx.Client(base_url=url, trust_env=False) as service:
+            assert use_everything(service)[0].status_code == 200
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    with service_process("episode", *arguments) as (process, url):
+        with httpx.Client(base_url=url, trust_env=False) as service:
+            size = file.stat().st_size
+            with file.open("r+b") as opened:
+                opened.seek(4096)
+                opened.write(b"\xff" * (size - 4096))
+            with sqlite3.connect(file) as db:  # another process writes: copies are read again
+                db.execute("PRAGMA user_version = 2")
+            db.close()
+            responses = use_everything(service)
+            assert {each.status_code for each in responses} == {503}
+            assert "cannot be used" in responses[0].json()["detail"]
+        wait_until(lambda: process.poll() is not None, 10)
+        assert process.returncode == 1
+    start = subprocess.run(
+        [sys.executable, "-m", "rewardfleet_server", "serve", "episode", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert start.returncode != 0
+    assert "--run-state-file" in start.stderr and "restore it from a backup" in start.stderr

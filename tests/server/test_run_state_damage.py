@@ -1,0 +1,439 @@
+"""Damaged run-state files are refused, old runs are deleted, and stray steps do no harm."""
+
+import asyncio
+import json
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, JsonValue, Strict, TypeAdapter
+
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server.run_state import (
+    GroupKey,
+    NewMember,
+    Release,
+    Rules,
+    RunState,
+    Scope,
+    Shape,
+    SqliteRunState,
+    open_run_state,
+    sqlite_groups,
+)
+from rewardfleet_server.run_state import groups as group_settings
+from rewardfleet_server.run_state import redis as redis_state
+from rewardfleet_server.run_state.redis import RedisRunState
+from rewardfleet_server.run_state.settings import RunStateSettings
+from rewardfleet_server.run_state.steps import StepLog, contains, including
+
+from .conftest import RedisServer
+from .test_run_state import SCOPE, OpenStore, add_one, open_store, settings
+
+__all__ = ["open_store", "settings"]  # fixtures
+
+STRAY = 2**53
+
+
+def member(uid: str = "a", size: int = 3, wait_s: float = 60.0, **fields: object) -> NewMember:
+    now = time.time()
+    values = {"max_open": 10, "abandoned_before": now - 60, **fields}
+    rules = Rules(size=size, options={"b": 1, "a": 2})
+    return NewMember(uid=uid, value={"uid": uid}, rules=rules, until=now + wait_s, **values)
+
+
+# Steps
+
+
+def test_ranges_hold_the_steps_that_were_added_and_few_others():
+    generator = random.Random(0)
+    ranges, added = [], set()
+    for _ in range(500):
+        step = generator.randrange(0, 300)
+        ranges = including(ranges, step)
+        added.add(step)
+        assert len(ranges) <= 64
+        assert [end for each in ranges for end in each] == sorted(e for r in ranges for e in r)
+        assert all(contains(ranges, each) for each in added)
+    dense = including(including([], 5), 7)
+    assert [contains(dense, step) for step in (4, 5, 6, 7, 8)] == [False, True, False, True, False]
+
+
+def test_many_ranges_are_joined_where_they_are_nearest():
+    ranges = [(STRAY, STRAY)]
+    for step in range(0, 200_000, 1000):
+        ranges = including(ranges, step)
+    assert len(ranges) == 64
+    assert not contains(ranges, 200_000) and not contains(ranges, STRAY - 1)
+
+
+def test_a_step_is_refused_if_and_only_if_it_was_deleted():
+    log = StepLog.empty()
+    for step in (STRAY, 3, STRAY - 1, 4, 10**12, 5, 6):
+        log, _ = log.with_step("run", step, 2)
+    assert log.stored == [10**12, 5, 6]
+    for deleted in (STRAY, STRAY - 1, 3, 4):
+        with pytest.raises(InvalidRequest, match="too old"):
+            log.with_step("run", deleted, 2)
+    assert log.with_step("run", 2, 2)[1] == [10**12]
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+async def test_a_stray_step_does_not_refuse_the_steps_of_a_run(open_store: OpenStore, when: str):
+    store = open_store()
+    steps = [STRAY, *range(30)] if when == "first" else [*range(15), STRAY, *range(15, 30)]
+    for step in steps:
+        await store.apply_once(SCOPE, step, "a", add_one, keep_steps=10)
+    assert await store.apply_once(SCOPE, 29, "a", add_one, keep_steps=10) == {"count": 31}
+    for deleted in (0, STRAY):
+        with pytest.raises(InvalidRequest, match="too old"):
+            await store.apply_once(SCOPE, deleted, "a", add_one, keep_steps=10)
+    assert await store.read(SCOPE) == 31
+
+
+# Groups
+
+
+async def test_a_group_is_released_once_and_knows_its_members(open_store: OpenStore):
+    store, other = open_store().groups, open_store().groups
+    key = GroupKey("run {1}", STRAY, 'g"\0{}')
+    assert (await store.add(key, member("b"))).arrived == 1
+    assert (await other.add(key, member("b"))).arrived == 1
+    assert (await other.add(key, member("a"))).arrived == 2
+    with pytest.raises(InvalidRequest, match="first member"):
+        await store.add(key, member("c", size=4))
+    assert await store.members(key) == {"a": {"uid": "a"}, "b": {"uid": "b"}}
+    release = Release(missing=1, group={"size": 2})
+    assert await store.release(key, release, {"a": 1, "b": 2})
+    assert not await other.release(key, Release(missing=0), {"a": 5})
+    assert await other.members(key) is None
+    group = await other.add(key, member("a"))
+    assert (group.release, group.result) == (release, 1)
+    with pytest.raises(InvalidRequest, match="released without it"):
+        await store.add(key, member("c"))
+    await store.add(GroupKey("r", 1, "one"), member("a", size=1))
+    with pytest.raises(InvalidRequest, match="is late: .* is complete"):
+        await store.add(GroupKey("r", 1, "one"), member("b", size=1))
+
+
+async def test_groups_of_old_steps_are_deleted_and_refused(open_store: OpenStore):
+    store = open_store().groups
+    for step in (STRAY, *range(20)):
+        await store.add(GroupKey("r", step, "g"), member(max_open=100))
+    for step in (STRAY, 0, 3):
+        with pytest.raises(InvalidRequest, match="too old"):
+            await store.add(GroupKey("r", step, "g"), member())
+    assert (await store.add(GroupKey("r", 4, "g"), member())).arrived == 1
+    assert await store.members(GroupKey("r", 3, "g")) is None
+
+
+async def test_members_that_arrive_together_are_accepted_up_to_the_size(open_store: OpenStore):
+    stores = [open_store().groups, open_store().groups]
+    key = GroupKey("r", 1, "g")
+    outcomes = await asyncio.gather(
+        *(stores[n % 2].add(key, member(str(n), size=4)) for n in range(20)),
+        return_exceptions=True,
+    )
+    refused = [each for each in outcomes if isinstance(each, InvalidRequest)]
+    arrived = sorted(each.arrived for each in outcomes if not isinstance(each, Exception))
+    assert (len(refused), arrived) == (16, [1, 2, 3, 4])
+    assert len(await stores[0].members(key)) == 4
+
+
+@pytest.fixture
+def short_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (group_settings, sqlite_groups, redis_state):
+        monkeypatch.setattr(module, "ABANDONED_SECONDS", 0.0)
+
+
+def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
+    changed = settings.model_copy(update={"run_state_max_age_days": max_age_s / 86_400})
+    return open_run_state(changed)
+
+
+@pytest.mark.slow
+async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSettings):
+    store = opened(settings, 1)
+    try:
+        old, active = Scope("old", "count"), Scope("active", "count")
+        for run in ("old", "active"):
+            await store.groups.add(GroupKey(run, 1, "g"), member())
+        await store.apply_once(old, 1, "a", add_one)
+        deadline = time.monotonic() + 10
+        step = 0
+        while await store.read(old) is not None:
+            assert time.monotonic() < deadline
+            await store.apply_once(active, step := step + 1, "a", add_one)
+            await asyncio.sleep(0.02)
+        assert await store.read(active) == step
+        assert await store.outcome(old, 1, "a") is None
+        assert await store.groups.members(GroupKey("old", 1, "g")) is None
+        assert await store.groups.members(GroupKey("active", 1, "g"))
+        assert await store.apply_once(old, 1, "a", add_one) == {"count": 1}
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.slow
+async def test_abandoned_groups_are_deleted_and_their_members_are_late(
+    settings: RunStateSettings, short_ages: None
+):
+    store = opened(settings, 5)
+    try:
+        key = GroupKey("r", 1, "abandoned")
+        await store.groups.add(key, member(wait_s=-1))
+        deadline = time.monotonic() + 10
+        while await store.groups.members(key) is not None:
+            assert time.monotonic() < deadline
+            await store.groups.add(GroupKey("r", 1, "g"), member(str(time.time()), size=10**6))
+            await asyncio.sleep(0.02)
+        with pytest.raises(InvalidRequest, match="late"):
+            await store.groups.add(key, member("other"))
+        with pytest.raises(InvalidRequest, match="late"):
+            await store.groups.add(key, member())
+    finally:
+        await store.aclose()
+
+
+# Damaged files
+
+
+class Count(BaseModel):
+    count: int
+
+
+SHAPES = {"count": Shape(TypeAdapter(Annotated[int, Strict()]), TypeAdapter(Count))}
+
+
+async def written(path: Path) -> Path:
+    store = SqliteRunState(path)
+    await store.apply_once(SCOPE, 0, "a", add_one)
+    await store.groups.add(GroupKey("run", 1, "open"), member())
+    await store.groups.add(GroupKey("run", 1, "released"), member())
+    await store.groups.release(GroupKey("run", 1, "released"), Release(missing=2), {"a": 1})
+    await store.aclose()
+    return path
+
+
+def execute(path: Path, *statements: str) -> None:
+    with sqlite3.connect(path) as db:
+        for statement in statements:
+            db.execute(statement)
+    db.close()
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def overwrite_all_pages(path: Path) -> None:
+    size = path.stat().st_size
+    overwrite(path, 4096, random.Random(0).randbytes(size - 4096))
+
+
+def truncate(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+TABLES = ("runs", "states", "steps", "transitions", "groups", "members")
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "header": lambda path: overwrite(path, 0, b"x" * 100),
+    "pages": overwrite_all_pages,
+    "truncated": lambda path: truncate(path, path.stat().st_size // 2),
+    "truncated within a page": lambda path: truncate(path, 10_000),
+    "version": lambda path: execute(path, "PRAGMA user_version = 1"),
+    "newer version": lambda path: execute(path, "PRAGMA user_version = 3"),
+    "other program": lambda path: execute(path, "PRAGMA application_id = 7"),
+    "table dropped": lambda path: execute(path, "DROP TABLE groups"),
+    "index dropped": lambda path: execute(path, "DROP INDEX open_groups"),
+    "all tables dropped": lambda path: execute(path, *map("DROP TABLE {}".format, TABLES)),
+    "column added": lambda path: execute(path, "ALTER TABLE states ADD COLUMN more"),
+    "state": lambda path: execute(path, "UPDATE states SET state = '[]'"),
+    "state of text": lambda path: execute(path, "UPDATE states SET state = '\"1\"'"),
+    "state NaN": lambda path: execute(path, "UPDATE states SET state = 'NaN'"),
+    "state blob": lambda path: execute(path, "UPDATE states SET state = x'ff'"),
+    "state not UTF-8": lambda path: execute(
+        path, "UPDATE states SET state = CAST(x'22ff22' AS TEXT)"
+    ),
+    "outcome": lambda path: execute(path, "UPDATE transitions SET outcome = '1'"),
+    "outcome of text": lambda path: execute(path, "UPDATE transitions SET outcome = '{'"),
+    "steps": lambda path: execute(path, """UPDATE steps SET log = '{"stored": 5}'"""),
+    "negative step": lambda path: execute(path, """UPDATE steps SET log = '{"stored": [-1]}'"""),
+    "rules": lambda path: execute(path, "UPDATE groups SET rules = '{}'"),
+    "size": lambda path: execute(path, "UPDATE groups SET rules = json_set(rules, '$.size', 0)"),
+    "until": lambda path: execute(path, "UPDATE groups SET until = 'soon'"),
+    "release": lambda path: execute(path, "UPDATE groups SET release = '5' WHERE release NOT NULL"),
+    "member": lambda path: execute(path, "UPDATE members SET value = '{'"),
+    "no steps": lambda path: execute(path, "DELETE FROM steps WHERE name = 'count'"),
+    "no steps of groups": lambda path: execute(path, "DELETE FROM steps WHERE name = 'groups'"),
+    "members of no group": lambda path: execute(path, "DELETE FROM groups"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callable[[Path], None]):
+    path = await written(tmp_path / "runs.sqlite")
+    SqliteRunState(path, SHAPES)._file.close()
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"cannot be used \(.*\); restore it from a backup"):
+            SqliteRunState(path, SHAPES)
+    settings = RunStateSettings(run_state_file=path)
+    with pytest.raises(ValueError, match="--run-state-file .* cannot be used"):
+        open_run_state(settings, SHAPES)
+
+
+async def test_an_emptied_file_is_refused_while_its_log_is_there(tmp_path: Path):
+    path = tmp_path / "runs.sqlite"
+    store = SqliteRunState(path)
+    await store.apply_once(SCOPE, 1, "a", add_one)
+    copy = tmp_path / "copy.sqlite"
+    copy.touch()
+    copy.with_name("copy.sqlite-wal").write_bytes(path.with_name("runs.sqlite-wal").read_bytes())
+    with pytest.raises(Unavailable, match="it is empty, although it was written"):
+        SqliteRunState(copy)
+    await store.aclose()
+
+
+def test_another_database_is_refused_and_not_changed(tmp_path: Path):
+    path = tmp_path / "cache.sqlite"
+    execute(path, "CREATE TABLE entries (key TEXT)")
+    with pytest.raises(Unavailable, match="it is not a run-state file"):
+        SqliteRunState(path)
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("entries",)]
+    db.close()
+
+
+async def test_a_file_that_is_damaged_while_it_is_used_is_never_used_again(tmp_path: Path):
+    path = await written(tmp_path / "runs.sqlite")
+    store, other = SqliteRunState(path), SqliteRunState(path)
+    overwrite_all_pages(path)
+    # What another process writes makes this one read the file again, instead of its copy.
+    await other.groups.add(GroupKey("another", 1, "g"), member())
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="restore it from a backup"):
+            await store.outcome(SCOPE, 0, "a")
+    assert "cannot be used" in str(store.failure)
+    with pytest.raises(Unavailable, match="restore it from a backup"):
+        await store.groups.add(GroupKey("another", 1, "g"), member())
+    await store.aclose()
+    await other.aclose()
+    with pytest.raises(Unavailable, match="restore it from a backup"):
+        SqliteRunState(path)
+
+
+async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(tmp_path: Path):
+    path = await written(tmp_path / "runs.sqlite")
+    store = SqliteRunState(path, SHAPES)
+    execute(path, "UPDATE states SET state = '[]'")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
+            await store.apply_once(SCOPE, 2, "a", add_one)
+    assert store.failure is None
+    assert await store.apply_once(Scope("another", "count"), 2, "a", add_one) == {"count": 1}
+    await store.aclose()
+
+
+async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
+    path = await written(tmp_path / "runs.sqlite")
+    store = SqliteRunState(path, SHAPES)
+    await store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
+    state: JsonValue = "x" * 100_000
+    with pytest.raises(Unavailable, match="full") as failure:
+        await store.update(Scope("another", "text"), lambda _: (state, None))
+    assert failure.value.retry_after == 1 and store.failure is None
+    await store.aclose()
+
+
+# Damage in Redis
+
+RUN = "rewardfleet:run-state:{" + json.dumps("run {1}") + "}"
+GROUP = f'{RUN}:group:[1, "g"]'
+
+REDIS_DAMAGES = [
+    ["HSET", GROUP, "rules", "{}"],
+    ["HSET", GROUP, "until", "nan"],
+    ["HSET", GROUP, "release", "[]"],
+    ["HDEL", GROUP, "rules"],
+    ["HDEL", GROUP, "until"],
+    ["SET", GROUP, "text"],
+    ["DEL", GROUP],  # as an eviction would
+]
+
+
+@pytest.mark.parametrize("damage", REDIS_DAMAGES, ids=lambda each: " ".join([each[0], *each[2:]]))
+async def test_damaged_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
+    store = RedisRunState(redis_server.url)
+    key = GroupKey("run {1}", 1, "g")
+    await store.groups.add(key, member())
+    redis_server.client.execute_command(*damage)
+    with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
+        await store.groups.add(key, member())
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ["DEL", f"{RUN}:groups"],
+        ["DEL", f"{RUN}:group-steps"],
+        ["SET", f"{RUN}:group-steps", "{"],
+        ["SET", f"{RUN}:open-groups", "text"],
+    ],
+    ids=lambda each: " ".join([each[0], *each[1:]])[-25:],
+)
+async def test_damaged_lists_of_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
+    store = RedisRunState(redis_server.url)
+    await store.groups.add(GroupKey("run {1}", 1, "g"), member())
+    redis_server.client.execute_command("DEL", damage[1])
+    redis_server.client.execute_command(*damage)
+    with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
+        await store.groups.add(GroupKey("run {1}", 1, "other"), member())
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("state", "[]"), ("steps", '{"stored": {}}'), ('[1, "a"]', "[]")]
+)
+async def test_values_of_a_wrong_shape_are_an_error(
+    redis_server: RedisServer, field: str, value: str
+):
+    store = RedisRunState(redis_server.url, SHAPES)
+    await store.apply_once(SCOPE, 1, "a", add_one)
+    redis_server.client.hset(f"rewardfleet:run-state:{{{json.dumps(SCOPE)}}}:values", field, value)
+    step = 1 if field.startswith("[") else 2
+    with pytest.raises(Unavailable, match="is damaged"):
+        await store.apply_once(SCOPE, step, "a", add_one)
+    await store.aclose()
+
+
+# Cost
+
+
+@pytest.mark.slow
+async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_store: OpenStore):
+    store = open_store()
+
+    async def seconds(run: str, groups: int) -> float:
+        for number in range(groups):
+            await store.groups.add(GroupKey(run, 1, str(number)), member("0", max_open=2000))
+        best = float("inf")
+        for repeat in range(5):
+            started = time.process_time()
+            for number in range(100):
+                uid = member(f"{repeat}-{number}", size=1000, max_open=2000)
+                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
+                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
+            best = min(best, time.process_time() - started)
+        return best
+
+    few, many = await seconds("few", 8), await seconds("many", 1000)
+    assert many < 2 * few
