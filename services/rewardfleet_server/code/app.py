@@ -7,9 +7,12 @@ from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.settings import redact
 
+from .datasets.ground_truth import request_of
+from .judge0_api import Judge0Api
 from .metrics import SandboxMetrics
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
@@ -52,10 +55,27 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         request_type=CodeRequest,
         score_type=CodeScore,
         lifespan=lifespan,
-        routes=lambda engine: SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
+        routes=lambda engine: [
+            *SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
+            *TrainerApi(engine, CodeRequest, request_of).routes(),
+            *Judge0Api(engine).routes(),
+        ],
+        field_schemas=_ceilings(settings),
         collectors=(SandboxMetrics(sandbox, _requested_isolation(settings)),),
         overview=_overview(settings, sandbox),
     )
+
+
+def _ceilings(settings: CodeSettings) -> dict[str, dict[str, float]]:
+    """Return the largest values of a request's limits, by field."""
+    return {
+        "cpu_s": {"maximum": settings.max_cpu_s},
+        "wall_s": {"maximum": settings.max_wall_s},
+        "memory_mb": {"maximum": settings.max_memory_mb},
+        "output_kb": {"maximum": settings.max_output_kb},
+        "run_timeout": {"maximum": settings.max_cpu_s},
+        "memory_limit_MB": {"maximum": settings.max_memory_mb},
+    }
 
 
 def _requested_isolation(settings: CodeSettings) -> str:

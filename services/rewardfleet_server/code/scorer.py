@@ -94,6 +94,7 @@ class CodeScorer:
         return CachePolicy(
             lookup_keys(key, request.mode),
             store_policy=partial(store_policy, key, request.mode, with_original=with_original),
+            is_valid=partial(_is_valid_cached, request),
             from_cached=partial(_from_cached, request, submission),
             audit_fields=partial(_audit_fields, request.mode),
         )
@@ -276,6 +277,17 @@ def _audit_fields(mode: str, score: CodeScore) -> object:
         failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
         outcomes = outcomes[: next(failures, len(outcomes)) + 1]
     return outcomes, score.components.get("judgment_correct")
+
+
+def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
+    """Return whether a stored score can be one of this request; see `CachePolicy`."""
+    outcomes = [verdict.verdict for verdict in score.verdicts]
+    tests = request.tests
+    if not outcomes or not (isinstance(tests, DatasetTests) or len(tests.cases) == len(outcomes)):
+        return False
+    passed = outcomes.count(Outcome.ACCEPTED)
+    right = score.components.get("judgment_correct")
+    return score.pass_rate == passed / len(outcomes) and right in {None, 0.0, 1.0}
 
 
 def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from prometheus_client import Gauge
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_NAME, BatchRequest, BatchResponse, Status, Timing
@@ -21,6 +21,7 @@ from rewardfleet.wire.tools import (
     ToolsRequest,
     ToolsScore,
 )
+from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine, ScoredBatch
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.telemetry import RequestContext
@@ -123,6 +124,7 @@ class ToolsApi:
                 self.score_batch,
                 decode_batch,
                 max_fields=_MAX_BATCH_FIELDS,
+                items_fail_alone=True,
             ),
             Route(
                 "/budgets/{run}",
@@ -252,6 +254,22 @@ class ToolsApi:
             update = await self._budgets.update(run, request)
         self._metrics.observe(update)
         return update
+
+
+def request_of(response: str, ground_truth: JsonValue) -> ToolsRequest:
+    """Return the item that a response and its ground truth stand for.
+
+    Args:
+        response: What the policy wrote.
+        ground_truth: The correct answer; or an object with it as `ground_truth`, and further fields
+            of `ToolsRequest`. Other fields are ignored.
+
+    Raises:
+        InvalidRequest: A field is invalid.
+    """
+    fields = ground_truth if isinstance(ground_truth, dict) else {"ground_truth": ground_truth}
+    given = {name: fields[name] for name in ToolsRequest.model_fields if name in fields}
+    return validate(ToolsRequest, {**given, "response": response}, prefix="ground_truth: ")
 
 
 def _run(context: RequestContext) -> str:

@@ -7,11 +7,12 @@ from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
-from .api import BudgetMetrics, ToolsApi
-from .budgets import Budgets
+from .api import BudgetMetrics, ToolsApi, request_of
+from .budgets import SHAPE, Budgets
 from .families import read_families
 from .scorer import AnswerScorer, ToolsScorer
 from .settings import ToolsSettings
@@ -27,7 +28,8 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
     Raises:
         ValueError: The file of tool families, or the run-state store, cannot be used.
     """
-    return create_reward_app(tools_service(settings, store or open_run_state(settings)), settings)
+    store = store or open_run_state(settings, {"budget": SHAPE})
+    return create_reward_app(tools_service(settings, store), settings)
 
 
 def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequest, ToolsScore]:
@@ -53,7 +55,11 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
         request_type=ToolsRequest,
         score_type=ToolsScore,
         lifespan=lifespan,
-        routes=lambda engine: ToolsApi(engine, answers, budgets, metrics).routes(),
+        routes=lambda engine: [
+            *ToolsApi(engine, answers, budgets, metrics).routes(),
+            *TrainerApi(engine, ToolsRequest, request_of).routes(),
+        ],
         collectors=metrics.collectors,
+        failure=lambda: store.failure,
         overview={"cache": "none", "run state": describe_run_state(settings)},
     )

@@ -5,7 +5,6 @@ rejects is decoded again by the pydantic model, which reports what is wrong with
 alone decides what is valid.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Protocol
@@ -13,12 +12,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.policy_text import (
-    MAX_CHARACTERS,
-    UNUSABLE,
-    without_lone_surrogates,
-)
-from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest
+from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 from rewardfleet.wire.tools import (
     MAX_GROUND_TRUTH,
     Family,
@@ -27,6 +21,7 @@ from rewardfleet.wire.tools import (
     ToolsRequest,
 )
 from rewardfleet.wire.validation import validate_json
+from rewardfleet_server.batch_items import json_items
 
 
 class Item(Protocol):
@@ -70,11 +65,6 @@ class FastItem(msgspec.Struct, gc=False):
     tool_families: Mapping[str, Family] = {}
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    items: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_BATCH_ITEMS)]
-
-
-_BODY = msgspec.json.Decoder(_Body)
 _FIELDS = msgspec.json.Decoder(_Fields)
 _NOT_DECODED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
@@ -85,28 +75,10 @@ def decode_batch(body: bytes) -> list[Item | InvalidRequest]:
     Raises:
         InvalidRequest: The body is not JSON, or not a batch.
     """
-    for prepare in (bytes, _strict_json):  # the second one takes longer
-        try:
-            return [_item(item) for item in _BODY.decode(prepare(body)).items]
-        except _NOT_DECODED:
-            continue
-    validate_json(BatchRequest[ToolsRequest], body)  # it says what is wrong
-    raise InvalidRequest('the body is not a batch: give {"items": [...]}')
+    return [_item(item) for item in json_items(body)]
 
 
-def _strict_json(body: bytes) -> bytes:
-    """Return a body without what Python's JSON has besides the standard's.
-
-    NaN and infinities become texts, which the model refuses in their item only.
-    """
-    body = without_lone_surrogates(body)
-    try:
-        return json.dumps(json.loads(body, parse_constant=str)).encode()
-    except (ValueError, RecursionError):
-        return body
-
-
-def _item(raw: msgspec.Raw) -> Item | InvalidRequest:
+def _item(raw: bytes) -> Item | InvalidRequest:
     try:
         fields = _FIELDS.decode(raw)
         options = _options(bytes(fields.options))
@@ -117,7 +89,7 @@ def _item(raw: msgspec.Raw) -> Item | InvalidRequest:
     except (*_NOT_DECODED, InvalidRequest):
         pass
     try:
-        return validate_json(ToolsRequest, bytes(raw))
+        return validate_json(ToolsRequest, raw)
     except InvalidRequest as error:
         return error
 

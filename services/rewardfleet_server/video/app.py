@@ -5,17 +5,19 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from rewardfleet.wire.video import VideoHealth, VideoRequest, VideoScore
+from rewardfleet.wire.video import FILE_REPLACES, VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.threads import lower_thread_priority
 
 from .chat_api import ChatApi
+from .fair_threads import FairThreads
 from .fetch import Fetcher
 from .judges import Judge
 from .judges.loading import load_judges
+from .metrics import JudgeMetrics
 from .scorer import VideoScorer
 from .settings import VideoSettings
 from .sources import VideoFiles
@@ -45,9 +47,8 @@ def video_service(
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decode_threads = max(2, os.cpu_count() or 1)
-    decoders = ThreadPoolExecutor(
-        decode_threads, thread_name_prefix="decode", initializer=lower_thread_priority
-    )
+    # Each item that holds a permit decodes at most one clip at a time.
+    decoders = FairThreads(decode_threads, threads=settings.max_in_flight)
     max_bytes = settings.max_video_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
@@ -77,8 +78,13 @@ def video_service(
         request_type=VideoRequest,
         score_type=VideoScore,
         lifespan=lifespan,
-        accepts_uploads=True,
-        routes=lambda engine: ChatApi(engine, scorer).routes(),
+        upload_replaces=FILE_REPLACES,
+        field_schemas={"backend": {"enum": [*scorer.accepted_names, "", None]}},
+        routes=lambda engine: [
+            *ChatApi(engine, scorer).routes(),
+            *TrainerApi(engine, VideoRequest).routes(),
+        ],
+        collectors=(JudgeMetrics(judges),),
         health=lambda: VideoHealth(
             status="ok", default_backend=default, loaded_backends=sorted(judges)
         ),

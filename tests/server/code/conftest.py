@@ -64,7 +64,7 @@ def served_code(
 ) -> Iterator[Service]:
     """Serve the code service for the duration of the block."""
     # Without a cache, so that the effects of an attack on later programs are visible.
-    uncached = {"cache_mb": 0, "cache_file": None}
+    uncached = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
     app = create_app(CodeSettings(isolation=level, **settings), sandbox)
     with client_of(app, timeout_s=60) as client:

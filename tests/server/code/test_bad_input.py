@@ -71,6 +71,7 @@ def test_an_invalid_field_is_named(service: Service, fields: dict[str, object], 
     check_problem(service.client.post("/score", json=body), "invalid", detail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -75,6 +75,7 @@ def test_overall_judgment(critique: str, judgment: str | None):
     assert overall_judgment(critique) == judgment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [
@@ -135,6 +136,7 @@ def test_invalid_tests_are_an_error_even_if_the_critique_is_invalid(service: Ser
     assert service.post(RIGHT, asserts("f(1)"), critique="").status_code == 422
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("judgment", "original", "judgment_correct"),
     [

@@ -231,10 +231,11 @@ def test_a_server_that_hangs_is_not_retried(pair: tuple, monkeypatch: pytest.Mon
         "did not answer within",
     )
     body = {"revision": "print(1)", "tests": stdio(("", "1"))}
-    headers = {"x-request-timeout": "0.3"}
+    monkeypatch.setattr(fusion, "_GRACE_S", 20)
+    headers = {"x-request-timeout": "1"}
     check_problem(service.client.post("/score", json=body, headers=headers), "deadline_exceeded")
     assert len(server.requests) == 2
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_a_server_that_is_down_is_unavailable():

@@ -146,9 +146,9 @@ def test_adapters_judge_it(service: Service, text: str):
     rewards = asyncio.run(reward_fn.get_reward_all([JUDGED, text], [text, "1"], rows * 2))
     assert rewards == [0.0, 0.0]
     result = compute_score("x", text, TESTS, url=url)
-    assert (result["score"], result["failed"]) == (0.0, 0.0)
+    assert (result["score"], result["reward/failed"]) == (0.0, 0.0)
     result = compute_score("x", text, TESTS, {"revision": "1"}, url=url)
-    assert (result["score"], result["critique_valid"]) == (0.0, 0.0)
+    assert (result["score"], result["reward/critique_valid"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("critique", NO_PROGRAM.values(), ids=NO_PROGRAM)

@@ -201,6 +201,7 @@ def sent(value: object) -> object:
     return json.loads(json.dumps(plain(value)))
 
 
+@pytest.mark.slow
 @given(values)
 def test_a_value_equals_itself_after_it_was_sent_from_the_jail(value: object):
     assert Equality(as_json=False).equal(sent(value), value)

@@ -54,7 +54,7 @@ def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> An
     """
     if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
         return json_of(value, column)
-    texts, is_dict = _pickled_texts(_decompress(value, column), column)
+    texts, is_dict = _pickled_texts(decompress(value, column), column)
     if is_dict and may_be_object and len(texts) % 2 == 0:
         return dict(zip(texts[::2], texts[1::2], strict=True))
     if is_dict or len(texts) != 1:
@@ -62,7 +62,14 @@ def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> An
     return read_json(texts[0], column)
 
 
-def _decompress(text: str, column: str) -> bytes:
+def decompress(text: Any, column: str) -> bytes:
+    """Return what was compressed by zlib and encoded in base64.
+
+    Raises:
+        RowError: It cannot be read, or is larger than `MAX_DECOMPRESSED`.
+    """
+    if not isinstance(text, str):
+        raise RowError(f"{column}: must be text")
     try:
         compressed = base64.b64decode("".join(text.split()), validate=True)
     except ValueError:

@@ -46,6 +46,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
 from .encoding import RowError, decode_column, json_of, read_json
+from .ground_truth import recognize
 from .mbppplus import read_script
 
 #: Modules that LiveCodeBench and APPS import for each program.
@@ -84,10 +85,12 @@ def read_row(tests: DatasetTests) -> tuple[PlainTests, float | None]:
     Raises:
         InvalidRequest: The row cannot be read, or has no tests.
     """
-    row = tests.row
     try:
+        dataset, row = (
+            recognize(tests.row) if tests.dataset == "auto" else (tests.dataset, tests.row)
+        )
         _check_labels(row)
-        fields = _READERS[tests.dataset](row)
+        fields = _READERS[dataset](row)
         fields["cases"] = _first_cases(fields["cases"], tests.first)
         fields |= _overrides(tests, fields["kind"])
         time_limit = _time_limit(row)

@@ -1,0 +1,163 @@
+"""Ground truths of trainers: which dataset's form they have.
+
+    {"inputs": …, "outputs": …}         verl, PRIME, NeMo Gym (also `packed`); with `fn_name` calls
+    {"assert_case": […]}                verl with SandboxFusion
+    {"test_cases": [{"input": …}]}      `verification_info` of open-r1 and ms-swift
+    {"input_output": …} and other rows  APPS, LiveCodeBench, CodeContests(+), MBPP+, CTRL
+    a list of tests, or of asserts      SandboxFusion's, ROLL's, or with `input` and `output`
+    a text                              the JSON of these, a script of asserts, or LiveCodeBench's
+                                        compressed tests
+
+Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
+PRIME by that of APPS, from which their runners come; `test_cases` and lists of `input` and `output`
+line by line, as in LiveCodeBench.
+"""
+
+import json
+import re
+from typing import Any
+
+from pydantic import JsonValue
+
+from rewardfleet.wire.code import CodeRequest, as_tests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
+
+from .encoding import RowError, decompress, json_of, read_json
+
+Row = dict[str, JsonValue]
+
+_ACCEPTED = (
+    "give the `tests` of a request, `inputs` and `outputs`, `test_cases`, a row of a dataset, a "
+    "list of tests or asserts, or the JSON of these"
+)
+#: Columns by which a row of a dataset is recognized.
+_COLUMNS = {
+    "input_output": "apps",
+    "selected_uts": "apps",  # whose reader takes tests of all kinds
+    "all_uts": "apps",
+    "public_test_cases": "livecodebench",
+    "private_test_cases": "livecodebench",
+    "public_tests": "code_contests",
+    "private_tests": "code_contests",
+    "generated_tests": "code_contests",
+    "test_list": "mbppplus",
+}
+#: Base64 as LiveCodeBench writes it, in the first characters of a text.
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
+_ASSERT = re.compile(r"\bassert\b")
+_TOP_LEVEL_ASSERT = re.compile(r"(?m)^assert\b")
+
+
+def recognize(row: Row) -> tuple[str, Row]:
+    """Return the dataset that a row comes from, and the row as that dataset has it.
+
+    Args:
+        row: A row; or a single column `ground_truth`, whose value may have any form.
+
+    Raises:
+        RowError: It has no known form.
+    """
+    value = row["ground_truth"] if row.keys() == {"ground_truth"} else row
+    if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
+        value = read_json(value, "ground_truth")
+    if isinstance(value, dict):
+        return _of_object(value)
+    if isinstance(value, list):
+        return _of_list(value, "ground_truth")
+    if isinstance(value, str) and _BASE64.fullmatch(value[:200]):
+        return "livecodebench", {"test": value}
+    if isinstance(value, str) and _ASSERT.search(value):
+        return "mbppplus", {"test": value}
+    raise RowError(f"ground_truth: {_ACCEPTED}")
+
+
+def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911 - one for each form
+    if value.get("assert_case"):  # verl: in place of inputs and outputs
+        return "mbppplus", {"test_list": value["assert_case"]}
+    if "packed" in value:  # NeMo Gym: base64 of zlib of JSON
+        packed = read_json(decompress(value["packed"], "packed").decode(errors="replace"), "packed")
+        if not isinstance(packed, dict) or "packed" in packed:
+            raise RowError("packed: must be an object with `inputs` and `outputs`")
+        return _of_object({**packed, "fn_name": value.get("fn_name") or packed.get("fn_name")})
+    if "inputs" in value and "outputs" in value:
+        inputs = value["inputs"]
+        is_text = isinstance(inputs, list) and all(isinstance(each, str) for each in inputs)
+        if value.get("fn_name") and is_text:  # outputs are JSON as well
+            return "livecodebench", {"test": {"input_output": value}}
+        return "apps", {"input_output": value}
+    if "test_cases" in value:
+        if value.get("checker"):
+            return "code_contests", value  # CodeContests+
+        _check_language(value.get("language"))
+        return _of_list(json_of(value["test_cases"], "test_cases"), "test_cases")
+    for column, dataset in _COLUMNS.items():
+        if value.get(column) is not None:
+            return dataset, value
+    if value.get("test") is not None:
+        return recognize({"ground_truth": value["test"]})
+    raise RowError(f"ground_truth: {_ACCEPTED} (its fields: {', '.join(value)[:100]})")
+
+
+def _of_list(items: Any, column: str) -> tuple[str, Row]:
+    if not isinstance(items, list) or not items:
+        raise RowError(f"{column}: must be a list with at least one test")
+    items = [_of_roll(each, column) for each in items]
+    if all(isinstance(each, str) for each in items):
+        return "mbppplus", {"test_list": items}
+    if not all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in items):
+        raise RowError(f"{column}: each test must be an assert, or have `input` and `output`")
+    if all(isinstance(each["input"], dict) for each in items):
+        return "code_contests", {"test": items}  # SandboxFusion
+    names = {str(each["fn_name"]) for each in items if each.get("fn_name")}
+    if not names:
+        return "livecodebench", {"public_test_cases": items}
+    if len(names) > 1:
+        raise RowError(f"{column}: all tests must call the same function")
+    inputs, outputs = ([each[key] for each in items] for key in ("input", "output"))
+    return _of_object({"inputs": inputs, "outputs": outputs, "fn_name": names.pop()})
+
+
+def _of_roll(test: Any, column: str) -> Any:
+    """Return a test in a form of ROLL as an assert, or with `input` and `output`."""
+    if not isinstance(test, dict):
+        return test
+    if isinstance(test.get("assert_code"), str):
+        # Functions that pytest would call are never called, so they would pass.
+        if not _TOP_LEVEL_ASSERT.search(test["assert_code"]):
+            raise RowError(f"{column}: `assert_code` needs an assert outside functions")
+        return test["assert_code"]
+    if {"stdin", "expected_stdout"} <= test.keys():
+        return {"input": test["stdin"], "output": test["expected_stdout"]}
+    return test
+
+
+def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
+    """Return the item that a response and its ground truth stand for.
+
+    Args:
+        response: What the policy wrote.
+        ground_truth: The tests, in any form; or an object with `tests`, in any form, and further
+            fields of `CodeRequest`. Other fields are ignored.
+
+    Raises:
+        InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
+    """
+    fields = ground_truth
+    if isinstance(fields, str) and fields.lstrip().startswith("{"):
+        try:
+            fields = read_json(fields, "ground_truth")
+        except RowError as error:
+            raise InvalidRequest(str(error)) from None
+    if not (isinstance(fields, dict) and "tests" in fields):
+        fields = {"tests": fields}
+    given = {name: fields[name] for name in CodeRequest.model_fields if name in fields}
+    tests = as_tests(fields["tests"])
+    return validate(
+        CodeRequest, {**given, "revision": response, "tests": tests}, prefix="ground_truth: "
+    )
+
+
+def _check_language(language: JsonValue) -> None:
+    if language not in {None, "python", "python3"}:
+        raise RowError(f"language: must be 'python' (got {json.dumps(language)[:40]})")

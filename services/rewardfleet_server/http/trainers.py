@@ -1,0 +1,324 @@
+"""The routes that trainers call in their own wire formats: a trainer needs only a URL.
+
+All of them score items of the service by its engine. docs/wire-formats.md has a table of them, and
+of the formats that only one service has.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, JsonValue
+
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.query import response_of, without_special_tokens
+from rewardfleet.wire.score import Score, Status, abstained
+from rewardfleet.wire.trainers import (
+    GYM_FAILURE_KINDS,
+    GYM_RESULT_FIELDS,
+    TEXT_FIELDS,
+    AwsMetric,
+    AwsRequest,
+    AwsResponse,
+    AwsSample,
+    AwsScore,
+    GymMetrics,
+    GymMetricsRequest,
+    GymReverifyMode,
+    GymSeedRequest,
+    GymSeedResponse,
+    GymVerifyRequest,
+    GymVerifyResponse,
+    OpenEnvReset,
+    OpenEnvResult,
+    OpenEnvStep,
+    OpenRlhfRequest,
+    OpenRlhfResponse,
+    SlimeRequest,
+    SlimeReward,
+    text_of,
+)
+from rewardfleet.wire.validation import validate_json
+from rewardfleet_server.engine import Engine
+from rewardfleet_server.telemetry import RequestContext
+
+from .routes import Route
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+ScoreT = TypeVar("ScoreT", bound=Score)
+
+#: Makes an item of a service from a policy's text and a ground truth of any form.
+ItemOf = Callable[[str, JsonValue], RequestT]
+
+#: Where a row has its ground truth, and columns that contain such a row.
+_GROUND_TRUTHS = (
+    "ground_truth", "label", "reference_answer", "verification_info", "unit_tests", "answer",
+)  # fmt: skip
+_NESTED = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
+#: Where an action of OpenEnv has the policy's text.
+_TEXTS = ("response", "completion", "code", "message")
+
+
+class TrainerApi(Generic[RequestT, ScoreT]):
+    """Converts the requests of trainers to items of a service, and the scores back.
+
+    Args:
+        engine: Scores the items.
+        request_type: The model of an item.
+        item_of: Makes an item from a text and a ground truth; None if the items of the service are
+            not made from texts. It raises `InvalidRequest` for ground truths that it cannot read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[RequestT, ScoreT],
+        request_type: type[RequestT],
+        item_of: ItemOf[RequestT] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._request_type = request_type
+        self._item_of = item_of
+
+    def routes(self) -> Sequence[Route[Any]]:
+        """Return the routes of all formats that the service can have."""
+        openenv = (
+            _route("/reset", "Begin an episode; OpenEnv's format", OpenEnvReset, OpenEnvResult,
+                   self._reset, scores=False),
+            _route("/step", "Score an action; OpenEnv's format", OpenEnvStep, OpenEnvResult,
+                   self._step),
+        )  # fmt: skip
+        if self._item_of is None:
+            return openenv
+        return (
+            _route("/get_reward", "Score samples; OpenRLHF's format", OpenRlhfRequest,
+                   OpenRlhfResponse, self._openrlhf),
+            _route("/slime", "Score a sample; slime's format", SlimeRequest, SlimeReward,
+                   self._slime),
+            _route("/seed_session", "Begin a rollout; NeMo Gym's format", GymSeedRequest,
+                   GymSeedResponse, self._seed, scores=False),
+            _route("/verify", "Score a rollout; NeMo Gym's format", GymVerifyRequest,
+                   GymVerifyResponse, self._verify),
+            _route("/aggregate_metrics", "Average rewards; NeMo Gym's format", GymMetricsRequest,
+                   GymMetrics, self._metrics, scores=False),
+            Route("/reverify_mode", "That rollouts can be scored again; NeMo Gym's format", None,
+                  GymReverifyMode, self._reverify_mode, scores=False, method="GET"),
+            *openenv,
+            _route("/aws_rft", "Score samples; the format of AWS's reinforcement fine-tuning",
+                   AwsRequest, AwsResponse, self._aws),
+        )  # fmt: skip
+
+    async def _openrlhf(
+        self, request: OpenRlhfRequest, context: RequestContext
+    ) -> OpenRlhfResponse:
+        def texts() -> list[tuple[str, JsonValue] | InvalidRequest]:
+            samples = zip(request.query, request.prompts, request.labels, strict=True)
+            return [_sample(query, prompt, label) for query, prompt, label in samples]
+
+        scores = await self._scores(await asyncio.to_thread(texts), context)
+        rewards = [_number(score) for score in scores]
+        names = [name for name in scores[0].components if all(name in s.components for s in scores)]
+        logs = {name: [score.components[name] for score in scores] for name in names}
+        return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
+
+    async def _slime(self, request: SlimeRequest, context: RequestContext) -> SlimeReward:
+        (score,) = await self._scores([(request.response, request.label)], context)
+        return SlimeReward(_number(score))
+
+    async def _seed(self, _: GymSeedRequest, __: RequestContext) -> GymSeedResponse:
+        return GymSeedResponse()
+
+    async def _metrics(self, request: GymMetricsRequest, _: RequestContext) -> GymMetrics:
+        rewards, count = request.rewards, len(request.verify_responses)
+        if not rewards:
+            return GymMetrics(agent_metrics={"masked": float(count > 0)}, key_metrics={})
+        mean = {"mean/reward": sum(reward / len(rewards) for reward in rewards)}
+        masked = {"masked": (count - len(rewards)) / count}
+        return GymMetrics(agent_metrics={**mean, **masked}, key_metrics=mean)
+
+    async def _reverify_mode(self, _: object, __: RequestContext) -> GymReverifyMode:
+        return GymReverifyMode("stateless")
+
+    async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
+        row = {
+            name: value
+            for name, value in (request.model_extra or {}).items()
+            if name not in GYM_RESULT_FIELDS
+        }
+        result: dict[str, Any] = {
+            **row,
+            "responses_create_params": request.responses_create_params,
+            "response": request.response.model_dump(),
+        }
+        try:
+            sample = (request.response.text, _ground_truth(row))
+            (score,) = await self._scores([sample], context)
+            result |= {"reward": _number(score), "reward_components": score.components}
+        except RewardFleetError as error:
+            kind = GYM_FAILURE_KINDS.get(error.kind)
+            if kind is None:
+                raise  # the caller's fault
+            result |= _masked(row, kind, error.detail)
+        return GymVerifyResponse.model_validate(result)
+
+    async def _reset(self, _: OpenEnvReset, __: RequestContext) -> OpenEnvResult:
+        return OpenEnvResult(observation={}, done=False)
+
+    async def _step(self, step: OpenEnvStep, context: RequestContext) -> OpenEnvResult:
+        if step.timeout_s is not None:
+            context.timeout_s = min(step.timeout_s, context.timeout_s or step.timeout_s)
+            call = context.call_timeout_s or step.timeout_s
+            context.call_timeout_s = min(step.timeout_s, call)
+        name = next((each for each in _TEXTS if isinstance(step.action.get(each), str)), None)
+        item: RequestT | InvalidRequest
+        if self._item_of is None or name is None:
+            item = await self._attempt(partial(_item_of_action, self._request_type, step.action))
+        else:
+            row = {key: value for key, value in step.action.items() if key != name}
+            text = str(step.action[name])
+            item = await self._attempt(partial(self._item_of, text, _ground_truth(row)))
+        score = await self._engine.score_item(item, context)
+        seen: dict[str, JsonValue] = {"status": score.status, "components": {**score.components}}
+        return OpenEnvResult(observation=seen, reward=score.score, done=True)
+
+    async def _aws(self, request: AwsRequest, context: RequestContext) -> AwsResponse:
+        samples = request.root
+        scores = await self._scores([_aws_sample(sample) for sample in samples], context)
+        return AwsResponse(
+            [
+                AwsScore(
+                    id=sample.id,
+                    aggregate_reward_score=_number(score),
+                    metrics_list=[
+                        AwsMetric(name=name, value=value, type="Metric")
+                        for name, value in score.components.items()
+                    ],
+                )
+                for sample, score in zip(samples, scores, strict=True)
+            ]
+        )
+
+    async def _scores(
+        self, samples: Sequence[tuple[str, JsonValue] | InvalidRequest], context: RequestContext
+    ) -> list[ScoreT]:
+        """Score samples. These formats have no missing rewards, so one failure fails all.
+
+        Raises:
+            RewardFleetError: One of them has no score.
+        """
+        items = [await self._item(sample) for sample in samples]
+        if len(items) == 1:
+            return [_checked(await self._engine.score_item(items[0], context))]
+        scores = await self._engine.score_batch(items, context)
+        return [_checked(score) for score in scores]
+
+    async def _item(
+        self, sample: tuple[str, JsonValue] | InvalidRequest
+    ) -> RequestT | InvalidRequest:
+        if isinstance(sample, InvalidRequest):
+            return sample
+        text, ground_truth = sample
+        assert self._item_of is not None  # noqa: S101 - else there are no such routes
+        return await self._attempt(
+            partial(self._item_of, without_special_tokens(text), ground_truth)
+        )
+
+    async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
+        """Return an item, or why it is not one: it is counted like that of any other route."""
+        try:
+            return await asyncio.to_thread(make)
+        except InvalidRequest as error:
+            return error
+
+
+def _route(
+    path: str,
+    description: str,
+    request_model: type[BaseModel],
+    response_model: type[BaseModel],
+    handler: Callable[..., Any],
+    *,
+    scores: bool = True,
+) -> Route[Any]:
+    decode = partial(validate_json, request_model, policy_fields=TEXT_FIELDS)
+    return Route(path, description, request_model, response_model, handler, decode, scores=scores)
+
+
+def _item_of_action(request_type: type[RequestT], action: Mapping[str, JsonValue]) -> RequestT:
+    try:
+        return validate_json(request_type, json.dumps(action).encode())
+    except InvalidRequest as error:
+        raise InvalidRequest(f"action: {error.detail}") from None
+
+
+def _checked(score: ScoreT) -> ScoreT:
+    if score.error is not None:
+        raise RewardFleetError.from_problem(score.error)
+    if score.status is Status.ABSTAINED:
+        raise abstained(score)
+    return score
+
+
+def _number(score: Score) -> float:
+    assert score.score is not None  # noqa: S101 - `_checked` raises otherwise
+    return score.score
+
+
+def _ground_truth(row: Mapping[str, JsonValue]) -> JsonValue:
+    """Return the ground truth in a row; all columns if none is known to have it."""
+    rows = list(_rows(row))
+    for each in rows:
+        if each.get("tests") is not None:  # of this project
+            return dict(each)
+        for name in _GROUND_TRUTHS:
+            if each.get(name) is not None:
+                return each[name]
+    return {name: value for each in reversed(rows) for name, value in each.items()}
+
+
+def _rows(row: Mapping[str, JsonValue]) -> Iterator[Mapping[str, JsonValue]]:
+    """Yield a row, and the rows within it."""
+    yield row
+    for name in _NESTED:
+        nested = row.get(name)
+        if isinstance(nested, dict):
+            yield from _rows(nested)
+
+
+def _masked(row: Mapping[str, JsonValue], kind: str, reason: str) -> dict[str, Any]:
+    """Return the fields of NeMo Gym for a sample without a reward.
+
+    Of its releases: `instance_config.mask_sample`, then `mask_sample` and `failure_kind`. With
+    `_ng_failure_class`, the collection of rollouts stores a row apart, and may repeat it.
+    """
+    instance = row.get("instance_config")
+    return {
+        "reward": 0.0,
+        "mask_sample": True,
+        "instance_config": {
+            **(instance if isinstance(instance, dict) else {}),
+            "mask_sample": True,
+        },
+        "failure_kind": kind,
+        "failure_reason": reason,
+        "_ng_failure_class": "judge_failed",
+        "_ng_failure_judge_error": reason,
+    }
+
+
+def _sample(query: str, prompt: str, label: JsonValue) -> tuple[str, JsonValue] | InvalidRequest:
+    response = response_of(query, prompt)
+    if response is None:
+        return InvalidRequest(f"query: does not begin with its prompt (got {query[:60]!r})")
+    return response, label
+
+
+def _aws_sample(sample: AwsSample) -> tuple[str, JsonValue] | InvalidRequest:
+    last = sample.messages[-1]
+    if not last.role.endswith("assistant"):  # AWS also has `nova_assistant`
+        return InvalidRequest(
+            f"messages: the last message must be the assistant's (got {last.role[:40]!r})"
+        )
+    row = {**(sample.model_extra or {}), "metadata": sample.metadata}
+    return text_of(last.content), _ground_truth(row)

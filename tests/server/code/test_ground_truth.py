@@ -1,0 +1,136 @@
+"""Ground truths of trainers, in all their forms, as tests."""
+
+import base64
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from rewardfleet.wire.code import CodeRequest, DatasetTests, as_tests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
+from rewardfleet_server.code.datasets.rows import read_row
+
+from .test_datasets import encoded
+
+STDIO = {"kind": "stdio", "cases": [{"stdin": "1 2", "stdout": "3"}]}
+IO = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+CALLS = {"inputs": [[[1, 2], 3]], "outputs": [[4]]}
+PAIRS = [{"input": "1 2\n", "output": "3\n", "type": "stdin_stdout"}]
+
+
+def packed(tests: object) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(tests).encode())).decode()
+
+
+def read(ground_truth: object):
+    """Return the tests that a request with a ground truth is scored on."""
+    request = validate(CodeRequest, {"revision": "", "tests": as_tests(ground_truth)})
+    if not isinstance(request.tests, DatasetTests):
+        return request.tests
+    return read_row(request.tests)[0]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        IO,
+        {**IO, "fn_name": None},
+        {"input_output": json.dumps(IO)},
+        {"language": "python", "test_cases": PAIRS},
+        {"test_cases": json.dumps(PAIRS)},
+        PAIRS,
+        [{"input": {"stdin": "1 2\n"}, "output": {"stdout": "3\n"}}],
+        [{"stdin": "1 2\n", "expected_stdout": "3\n"}],
+        {"packed": packed(IO)},
+        {"public_tests": {"input": ["1 2\n"], "output": ["3\n"]}},
+        {"private_test_cases": encoded(json.dumps(PAIRS)), "public_test_cases": []},
+        {"test": encoded(json.dumps({"input_output": json.dumps(IO)}))},
+        {"selected_uts": [{"input": {"stdin": "1 2\n"}, "output": {"stdout": "3\n"}}]},
+    ],
+)
+def test_programs_that_read_and_print(ground_truth: object, as_text: bool):
+    tests = read(json.dumps(ground_truth) if as_text else ground_truth)
+    assert [(case.stdin, case.stdout) for case in tests.cases] == [("1 2\n", "3\n")]
+
+
+def test_compressed_tests_of_livecodebench_as_a_text():
+    tests = read(encoded(json.dumps({"input_output": json.dumps(IO)})))
+    assert (tests.checker, len(tests.cases)) == ("decimal_lines", 1)
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "expected"),
+    [
+        # PRIME and verl: one JSON value per line, and JSON as the output.
+        ({"inputs": ["[1, 2]\n3"], "outputs": ["[4]"], "fn_name": "f"}, [4]),
+        # APPS: lists of arguments; outputs that are all lists of one item are unwrapped.
+        ({**CALLS, "fn_name": "f"}, 4),
+        ([{"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}], 4),
+        ({"packed": packed({**CALLS, "fn_name": "f"})}, 4),
+        ({"packed": packed(CALLS), "fn_name": "f"}, 4),
+    ],
+)
+def test_functions(ground_truth: object, expected: object):
+    tests = read(ground_truth)
+    assert (tests.fn_name, tests.cases[0].args) == ("f", [[1, 2], 3])
+    assert tests.cases[0].expected == expected
+
+
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        {"assert_case": ["assert f(1) == 2"], "inputs": [""], "outputs": [None]},
+        [{"assert_code": "assert f(1) == 2"}],
+        {"test_list": ["assert f(1) == 2"], "test_imports": []},
+        ["assert f(1) == 2"],
+        "assert f(1) == 2\n",
+    ],
+)
+def test_asserts(ground_truth: object):
+    assert read(ground_truth).cases == ["assert f(1) == 2"]
+
+
+def test_arrays_of_a_parquet_file_are_lists():
+    pairs = np.array([{"input": "1 2\n", "output": "3\n", "type": "stdin_stdout"}], dtype=object)
+    listed = {name: np.array(values, dtype=object) for name, values in IO.items()}
+    for ground_truth in (listed, pairs, {"kind": "stdio", "cases": np.array(STDIO["cases"])}):
+        assert read(ground_truth).cases[0].stdout.strip() == "3"
+
+
+@pytest.mark.parametrize("ground_truth", [STDIO, json.dumps(STDIO)])
+def test_the_tests_of_a_request_stay_as_they_are(ground_truth: object):
+    assert read(ground_truth).cases[0].stdin == "1 2"
+
+
+def test_rules_of_a_request_replace_those_of_the_form():
+    request = {**as_tests(IO), "checker": "exact", "first": 1}
+    assert read_row(validate(DatasetTests, request))[0].checker == "exact"
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "reason"),
+    [
+        ("42", "ground_truth: give the `tests`"),
+        (42, "ground_truth: give the `tests`"),
+        (None, "ground_truth: give the `tests`"),
+        ({"answer": "42"}, "its fields: answer"),
+        ("{", "not valid JSON"),
+        ([], "at least one test"),
+        ([1], "each test must be an assert"),
+        ([{"assert_code": "def test_a():\n    assert f(1) == 2"}], "an assert outside functions"),
+        ({"test_cases": PAIRS, "language": "cpp"}, "language: must be 'python' (got \"cpp\")"),
+        ({"test_cases": {}}, "test_cases: must be a list"),
+        ({"packed": 1}, "packed: must be text"),
+        ({"packed": "AAAA"}, "packed: not compressed"),
+        ({"packed": packed([])}, "packed: must be an object"),
+        ({"inputs": ["1"], "outputs": []}, "a list of as many outputs"),
+        ([{"input": "1", "output": "2", "fn_name": name} for name in "fg"], "the same function"),
+    ],
+)
+def test_other_forms_are_refused_with_what_is_accepted(ground_truth: object, reason: str):
+    with pytest.raises(InvalidRequest) as raised:
+        read(ground_truth)
+    assert reason in raised.value.detail

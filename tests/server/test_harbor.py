@@ -1,0 +1,135 @@
+"""`rewardfleet harbor`, with a real code service, and the rewards as Harbor reads them.
+
+Read: Harbor's `verifier/verifier.py` of November 2026.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.cli import main
+from rewardfleet_server.testing import FakeJudge, FakeSandbox
+from rewardfleet_server.tools.app import create_app as create_tools
+from rewardfleet_server.tools.settings import ToolsSettings
+
+from ..conftest import client_of, served
+from .code.conftest import served_code
+
+TWO = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
+CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def code_url() -> Iterator[str]:
+    with served_code(workers=2) as service:
+        yield str(service.client.base_url)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Return the folder of the reward, in which the agent has left some."""
+    folder = tmp_path / "logs" / "verifier"
+    folder.mkdir(parents=True)
+    (folder / "reward.json").write_text('{"reward": 1.0}')
+    (folder / "reward.txt").write_text("1.0")
+    return folder
+
+
+def verify(logs: Path, file: Path, *arguments: object) -> int:
+    return main(["harbor", str(file), "--output-dir", str(logs), *map(str, arguments)])
+
+
+def score(url: str, logs: Path, program: Path, *arguments: str) -> float:
+    """Verify a program on two tests; return the reward that Harbor reads."""
+    tests = program.parent / "tests.json"
+    tests.write_text(json.dumps(TWO))
+    service = f"code={url}"
+    assert verify(logs, program, "--tests", tests, "--service", service, *arguments) == 0
+    assert [each.name for each in logs.iterdir()] == ["reward.json"]
+    rewards = json.loads((logs / "reward.json").read_text())
+    assert rewards.keys() == {"reward"}  # some consumers demand exactly one key
+    return rewards["reward"]
+
+
+def test_the_reward_of_a_program_is_its_pass_rate(code_url: str, logs: Path, tmp_path: Path):
+    program = tmp_path / "solution.py"
+    program.write_text("print(sum(map(int, input().split())))")
+    assert score(code_url, logs, program) == 1
+    program.write_text("print(3)")
+    assert score(code_url, logs, program) == 0.5
+    assert score(code_url, logs, program, "--mode", "all_pass") == 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: None,
+        lambda path: path.write_text(""),
+        lambda path: path.write_bytes(b"print(3)\0\xff"),
+        lambda path: path.mkdir(),
+        os.mkfifo,
+        lambda path: path.symlink_to(path.parent / "solved.py"),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_text("#" * 4_000_010 + "\nprint(3)"),
+    ],
+    ids=["none", "empty", "binary", "folder", "pipe", "link", "endless", "long"],
+)
+def test_whatever_the_agent_left_is_scored(
+    code_url: str, logs: Path, tmp_path: Path, write: Callable[[Path], object]
+):
+    (tmp_path / "solved.py").write_text("print(sum(map(int, input().split())))")
+    write(tmp_path / "solution.py")
+    assert score(code_url, logs, tmp_path / "solution.py") == 0
+
+
+@pytest.mark.slow
+def test_a_failure_leaves_no_reward_not_even_that_of_the_agent(logs: Path, tmp_path: Path):
+    program = tmp_path / "solution.py"
+    program.write_text("print(3)")
+    tests = tmp_path / "tests.json"
+    tests.write_text(json.dumps(TWO))
+    with served_code(sandbox=FakeSandbox(error=Unavailable("no jail"))) as service:
+        url = f"code={service.client.base_url}"
+        assert verify(logs, program, "--tests", tests, "--service", url, "--timeout", 1) == 2
+    assert not list(logs.iterdir())
+
+
+def test_invalid_tests_are_a_failure(code_url: str, logs: Path, tmp_path: Path, capsys):
+    (tmp_path / "tests.json").write_text('{"answer": 5}')
+    arguments = ("--tests", tmp_path / "tests.json", "--service", f"code={code_url}")
+    assert verify(logs, tmp_path / "solution.py", *arguments) == 2
+    assert "its fields: answer" in capsys.readouterr().err
+    assert not list(logs.iterdir())
+
+
+def test_a_video_on_which_the_judge_abstains_has_no_reward(logs: Path, make_video):
+    video = make_video(4)
+    for judge, status, count in ((FakeJudge(None), 3, 0), (FakeJudge(0.5), 0, 1)):
+        with served(judge) as client:
+            url = f"video={client.base_url}"
+            assert verify(logs, video, "--task", "put it there", "--service", url) == status
+        assert len(list(logs.iterdir())) == count
+    assert json.loads((logs / "reward.json").read_text()) == {"reward": 0.5}
+
+
+def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
+    (tmp_path / "answer.txt").write_text(CALL)
+    with client_of(create_tools(ToolsSettings(run_state_file=tmp_path / "state.db"))) as client:
+        url = f"tools={client.base_url}"
+        answer = tmp_path / "answer.txt"
+        assert verify(logs, answer, "--ground-truth", answer, "--service", url) == 0
+    assert json.loads((logs / "reward.json").read_text()) == {"reward": 4.0}
+
+
+def test_one_kind_of_ground_truth_must_be_given(logs: Path, tmp_path: Path, capsys):
+    assert verify(logs, tmp_path / "solution.py") == 2
+    assert "give one of --tests, --ground-truth and --task" in capsys.readouterr().err
+    assert verify(logs, tmp_path / "solution.py", "--task", "x", "--service", "cod=x") == 2
+    assert "--service cod=x: give NAME=URL" in capsys.readouterr().err
+    assert verify(logs, tmp_path / "solution.py", "--tests", "/none.json") == 2
+    assert "/none.json: No such file" in capsys.readouterr().err
+    assert not list(logs.iterdir())

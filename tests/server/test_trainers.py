@@ -1,0 +1,454 @@
+"""The wire formats of trainers over real HTTP, with the bytes that their own clients send.
+
+Read: OpenRLHF 0.11.2 (`utils/agent.py`), slime 0.3 (`rollout/rm_hub`), NeMo Gym of November 2026
+(`responses_api_agents/simple_agent`, `base_resources_server.py`), OpenEnv 0.1.1
+(`http_env_client.py`), AWS's guide to Amazon Nova, ms-swift 4.6 (its example plugin for Judge0),
+SkyRL-Agent (`tools/sandbox_fusion.py`).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
+from rewardfleet.wire.query import response_of, without_special_tokens
+from rewardfleet_server.testing import FakeJudge, FakeSandbox
+from rewardfleet_server.tools.app import create_app as create_tools
+from rewardfleet_server.tools.settings import ToolsSettings
+
+from ..conftest import client_of, image_base64, served
+from .code.conftest import served_code
+from .test_engine import item_metrics
+from .video.test_bad_input import check_problem
+
+FIVE = {"inputs": [""], "outputs": ["5\n"]}
+PROMPT = "<|im_start|>user\nPrint 5. Do not print(6).<|im_end|>\n<|im_start|>assistant\n"
+CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+TEXTS = ["print(5)", "```python\nprint(5)\n```", "", "\0", "I cannot.", "\ud800", "x" * 1_000_001]
+SCORED = list(zip(TEXTS, [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], strict=True))
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[httpx.Client]:
+    with served_code(workers=2) as service:
+        yield service.client
+
+
+@pytest.fixture
+def failing(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    with served_code(sandbox=FakeSandbox(error=request.param)) as service:
+        yield service.client
+
+
+def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
+    """Send JSON as Python's `json` writes it: also lone surrogates, escaped."""
+    content = json.dumps(body).encode()
+    return client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def refusal(client: httpx.Client, path: str, body: object, kind: str = "invalid") -> str:
+    response = post(client, path, body)
+    check_problem(response, kind)
+    return response.json()["detail"]
+
+
+def answer(client: httpx.Client, path: str, body: object) -> object:
+    response = post(client, path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# OpenRLHF
+
+
+def openrlhf(query: str, label: object, prompt: str = PROMPT) -> dict[str, list[object]]:
+    return {"query": [query], "prompts": [prompt], "labels": [label]}
+
+
+def test_openrlhf_sends_prompt_and_special_tokens(code: httpx.Client):
+    body = (
+        b'{"query": ["print what?print(5)<eos>"], "prompts": ["print what?"], '
+        rb'"labels": ["{\"inputs\": [\"\"], \"outputs\": [\"5\"]}"]}'
+    )
+    response = code.post("/get_reward", content=body, headers={"Content-Type": "application/json"})
+    assert response.json() == {
+        "rewards": [1.0],
+        "scores": [1.0],
+        "extra_logs": {"pass_rate": [1.0]},
+    }
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "<eos>",
+        "</s>",
+        "<|im_end|>\n",
+        "<|im_end|><|endoftext|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+        "<|eot_id|>",  # Llama 3
+        "<end_of_turn>\n<eos>",  # Gemma 3
+        "<turn|>",  # Gemma 4
+        "<|end|>",  # Phi, gpt-oss
+        "[EOT]",  # Kimi
+        "[|endofturn|]",  # EXAONE
+        "<seed:eos>",
+        "<SPECIAL_12>",  # Nemotron
+    ],
+)
+def test_openrlhf_scores_the_program_without_the_tokens_that_end_it(code: httpx.Client, end: str):
+    query = f"{PROMPT}print(5){end}"
+    assert answer(code, "/get_reward", openrlhf(query, FIVE))["rewards"] == [1.0]
+
+
+@pytest.mark.parametrize("text", ["x = y[PAD]", "x = y[sep]", "a < b > c", "print('<eos>')"])
+def test_the_end_of_a_program_is_no_special_token(text: str):
+    assert without_special_tokens(text) == text
+
+
+@pytest.mark.parametrize(("text", "score"), SCORED)
+def test_openrlhf_any_response_is_scored(code: httpx.Client, text: str, score: float):
+    assert answer(code, "/get_reward", openrlhf(PROMPT + text, FIVE))["rewards"] == [score]
+
+
+@pytest.mark.parametrize(
+    ("query", "prompt", "response"),
+    [
+        ("What?5", "What?", "5"),
+        ("<s>What? 5", "What?", "5"),  # SentencePiece writes a space
+        ("What?  5", "What?", " 5"),
+        ("What? What? 5", "What?", "What? 5"),
+        (f"{'b' * 40}c5", f"{'a' * 10}{'b' * 40}c", "5"),  # the beginning was cut off
+        (f"\ufffd\ufffd{'b' * 40}c5", f"\u6570{'b' * 40}c", "5"),  # also within a character
+        (f"{'b' * 64}c5\na{'b' * 64}c6", f"a{'b' * 64}c", f"5\na{'b' * 64}c6"),
+        ("\xe9crire5", "e\u0301crire", "5"),  # Qwen's tokenizer composes characters
+        ("Say : hi\n\n5", "Say: hi\n", "\n\n5"),  # white space around tokens
+        ("", "", ""),
+        ("5", "", "5"),
+        ("5", "What?", None),
+        ("t?5", "What?", None),  # too short to be the end of a prompt that was cut
+        ("", "What?", None),
+    ],
+)
+def test_what_follows_the_prompt_is_the_response(query: str, prompt: str, response: str | None):
+    assert response_of(query, prompt) == response
+
+
+@pytest.mark.slow
+def test_the_time_to_find_the_prompt_is_linear():
+    start = time.process_time()
+    assert response_of("a" * 300_000 + "b", "a" * 299_999 + "c") is None
+    assert time.process_time() - start < 3
+
+
+def test_openrlhf_a_label_may_have_options_of_a_request(code: httpx.Client):
+    half = {"inputs": ["", ""], "outputs": ["5", "6"]}
+    query = f"{PROMPT}print(5)"
+    assert answer(code, "/get_reward", openrlhf(query, half))["rewards"] == [0.5]
+    label = json.dumps({"tests": half, "mode": "all_pass"})
+    assert answer(code, "/get_reward", openrlhf(query, label))["rewards"] == [0.0]
+
+
+def test_openrlhf_several_samples_keep_their_order(code: httpx.Client):
+    texts = ["print(5)", "print(6)", "print(2+3)"]
+    body = {"query": [f"{PROMPT}{text}" for text in texts], "prompts": [PROMPT] * 3,
+            "labels": [FIVE] * 3}  # fmt: skip
+    found = answer(code, "/get_reward", body)
+    assert found["rewards"] == found["scores"] == found["extra_logs"]["pass_rate"] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (openrlhf("5", FIVE), "query: does not begin with its prompt"),
+        (openrlhf(PROMPT, "42"), "ground_truth: give the `tests` of a request"),
+        (openrlhf(PROMPT, "{"), "ground_truth: not valid JSON"),
+        (openrlhf(PROMPT, {"inputs": ["\ud800"], "outputs": [""]}), "not valid JSON"),
+        ({"query": ["5"]}, "field 'prompts' is missing"),
+        ({**openrlhf(PROMPT, FIVE), "labels": []}, "give one prompt and one label per query"),
+    ],
+)
+def test_what_the_caller_wrote_may_be_invalid(code: httpx.Client, body: object, reason: str):
+    assert reason in refusal(code, "/get_reward", body)
+
+
+@pytest.mark.parametrize("failing", [Unavailable("no jail")], indirect=True)
+def test_openrlhf_and_slime_get_an_error_instead_of_a_reward(failing: httpx.Client):
+    check_problem(post(failing, "/get_reward", openrlhf(PROMPT, FIVE)), "unavailable")
+    body = {"query": [PROMPT] * 2, "prompts": [PROMPT] * 2, "labels": [FIVE] * 2}
+    check_problem(post(failing, "/get_reward", body), "unavailable")
+    check_problem(post(failing, "/slime", slime("print(5)")), "unavailable")
+
+
+# slime
+
+
+def slime(response: str, label: object = FIVE) -> dict[str, object]:
+    return {
+        "prompt": [{"role": "user", "content": "Print 5."}],
+        "response": response,
+        "label": label,
+    }
+
+
+@pytest.mark.parametrize(("text", "score"), SCORED)
+def test_slime_reads_a_number(code: httpx.Client, text: str, score: float):
+    assert answer(code, "/slime", slime(text)) == score
+
+
+def test_slime_special_tokens_are_no_part_of_the_program(code: httpx.Client):
+    assert answer(code, "/slime", slime("print(5)<|im_end|>", json.dumps(FIVE))) == 1
+
+
+# NeMo Gym
+
+
+def rollout(text: str, **row: object) -> dict[str, object]:
+    """Return what `simple_agent` sends to `/verify`: its row, and the response."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed",
+               "content": content}  # fmt: skip
+    reasoning = {"id": "rs_1", "type": "reasoning", "summary": [
+        {"type": "summary_text", "text": "print(7)"}]}  # fmt: skip
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "Print 5."}]},
+        "response": {"id": "resp_1", "object": "response", "output": [reasoning, message],
+                     "parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
+        "agent_ref": {"name": "simple_agent"},
+        "_ng_task_index": 3,
+        **row,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"verifier_metadata": {"unit_tests": {**FIVE, "fn_name": None}, "difficulty": "easy"}},
+        {"ground_truth": json.dumps(FIVE)},
+        {"input_output": json.dumps(FIVE)},
+        {"tests": {"kind": "stdio", "cases": [{"stdout": "5"}]}},
+        {"reward_model": {"style": "rule", "ground_truth": json.dumps(FIVE)}},
+        {"input_output": json.dumps(FIVE), "metadata": {"difficulty": "easy"}},
+        {"difficulty": "easy", "verifier_metadata": FIVE},
+    ],
+)
+def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str, object]):
+    assert answer(code, "/seed_session", rollout("", **row)) == {}
+    body = rollout("```python\nprint(5)\n```", **row)
+    assert answer(code, "/verify", body) == {
+        **body,
+        "reward": 1.0,
+        "reward_components": {"pass_rate": 1.0},
+        "mask_sample": False,
+        "failure_kind": None,
+        "failure_reason": None,
+    }
+
+
+@pytest.mark.parametrize(("text", "score"), SCORED)
+def test_gym_any_response_is_scored(code: httpx.Client, text: str, score: float):
+    result = answer(code, "/verify", rollout(text, ground_truth=FIVE))
+    assert (result["reward"], result["mask_sample"]) == (score, False)
+
+
+def test_gym_a_rollout_without_a_message_is_scored(code: httpx.Client):
+    body = {**rollout("", ground_truth=FIVE), "response": {"output": []}}
+    assert answer(code, "/verify", body)["reward"] == 0
+
+
+def test_gym_the_response_is_what_the_assistant_wrote(code: httpx.Client):
+    body = rollout("print(5)", ground_truth=FIVE)
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go."}]}
+    call = {"type": "function_call", "name": "f", "call_id": "1", "arguments": "\ud800"}
+    body["response"]["output"] += [user, call]
+    assert answer(code, "/verify", body)["reward"] == 1
+
+
+@pytest.mark.parametrize(
+    ("failing", "kind"),
+    [
+        (BackendFailed("it broke"), "verifier_error"),
+        (Unavailable("it broke"), "provider_unavailable"),
+        (Abstained("it broke"), "judge_unparseable"),
+        (RuntimeError("it broke"), "verifier_error"),
+    ],
+    indirect=["failing"],
+)
+def test_gym_masks_a_sample_without_a_reward(failing: httpx.Client, kind: str):
+    """In the ways of the released version, of the next one, and of its collection of rollouts."""
+    body = rollout("print(5)", ground_truth=FIVE, instance_config={"a": 1})
+    result = answer(failing, "/verify", body)
+    assert (result["mask_sample"], result["failure_kind"]) == (True, kind)
+    assert result["instance_config"] == {"a": 1, "mask_sample": True}
+    assert result["_ng_failure_class"] == "judge_failed"
+    assert result["failure_reason"] == result["_ng_failure_judge_error"]
+    assert result["response"] == body["response"]
+    failed = item_metrics(failing)
+    assert sum(n for name, n in failed.items() if 'status="error"' in name) == 1
+
+
+def test_gym_verifies_again_without_the_failure_of_the_first_time(code: httpx.Client):
+    assert answer_of(code.get("/reverify_mode")) == "stateless"
+    failure = {"reward": 0.0, "mask_sample": True, "failure_kind": "verifier_error",
+               "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}  # fmt: skip
+    result = answer(code, "/verify", rollout("print(5)", ground_truth=FIVE, **failure))
+    assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (1.0, False, None)
+    assert not any(name.startswith("_ng_failure") for name in result)
+
+
+def answer_of(response: httpx.Response) -> object:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_gym_a_row_without_tests_is_an_error_and_not_masked(code: httpx.Client):
+    reason = refusal(code, "/verify", rollout("print(5)"))
+    assert "its fields: agent_ref, _ng_task_index" in reason
+
+
+def test_gym_masked_samples_are_no_part_of_a_mean(code: httpx.Client):
+    rows = [{"reward": 1.0}, {"reward": 0.0}, {"reward": 0.0, "mask_sample": True}, {"reward": 1}]
+    metrics = answer(code, "/aggregate_metrics", {"verify_responses": rows})
+    assert metrics["key_metrics"] == {"mean/reward": pytest.approx(2 / 3)}
+    assert metrics["agent_metrics"]["masked"] == 0.25
+    empty = answer(code, "/aggregate_metrics", {"verify_responses": rows[2:3]})
+    assert (empty["key_metrics"], empty["agent_metrics"]) == ({}, {"masked": 1.0})
+    large = answer(code, "/aggregate_metrics", {"verify_responses": [{"reward": 1e308}] * 2})
+    assert large["key_metrics"] == {"mean/reward": 1e308}
+    refusal(code, "/aggregate_metrics", {"verify_responses": [{"reward": float("nan")}]})
+
+
+# OpenEnv
+
+
+def test_openenv_reset_and_step(code: httpx.Client):
+    reset = answer(code, "/reset", {})
+    assert reset == {"observation": {}, "reward": None, "done": False}
+    step = {"action": {"code": "print(5)", "ground_truth": FIVE}, "timeout_s": 15}
+    assert answer(code, "/step", step) == {
+        "observation": {"status": "ok", "components": {"pass_rate": 1.0}},
+        "reward": 1.0,
+        "done": True,
+    }
+
+
+def test_openenv_an_action_may_be_an_item_of_score(code: httpx.Client):
+    tests = {"kind": "stdio", "cases": [{"stdout": "5"}]}
+    action = {"revision": "print(6)", "tests": tests}
+    assert answer(code, "/step", {"action": action, "timeout_s": 15})["reward"] == 0
+    misspelled = {"action": {"revision": "print(6)", "test": tests}}
+    assert "unknown field 'test'" in refusal(code, "/step", misspelled)
+
+
+def test_openenv_an_abstention_is_a_null_reward():
+    action = {"task_text": "put it there", "frames_base64": [image_base64()]}
+    with served(FakeJudge(None)) as client:
+        result = answer(client, "/step", {"action": action, "timeout_s": 15})
+    assert result["reward"] is None
+    assert (result["observation"]["status"], result["done"]) == ("abstained", True)
+
+
+@pytest.mark.slow
+def test_openenv_the_timeout_of_a_step_is_its_deadline(code: httpx.Client):
+    loop = {"code": "while True: pass", "ground_truth": {"inputs": [""] * 9, "outputs": ["5"] * 9}}
+    started = time.monotonic()
+    result = answer(code, "/step", {"action": loop, "timeout_s": 8})
+    assert result["reward"] == 0  # in half of the time, so that its caller gets it
+    assert time.monotonic() - started < 8
+
+
+# AWS
+
+
+def aws(text: object, **fields: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": "Print 5."}, {"role": "assistant", "content": text}]
+    metadata = {"reference_answer": FIVE, "my_key": "sample-001"}
+    return {"id": "123", "messages": messages, "metadata": metadata, **fields}
+
+
+def test_aws_samples(code: httpx.Client):
+    parts = [{"type": "text", "text": "print(5)"}]
+    samples = [aws("print(5)"), aws("print(6)", metadata=None, reference_answer=FIVE), aws(parts)]
+    assert answer(code, "/aws_rft", samples) == [
+        {
+            "id": "123",
+            "aggregate_reward_score": score,
+            "metrics_list": [{"name": "pass_rate", "value": score, "type": "Metric"}],
+        }
+        for score in (1.0, 0.0, 1.0)
+    ]
+
+
+def test_aws_the_last_message_must_be_the_policys(code: httpx.Client):
+    sample = aws("", messages=[{"role": "user", "content": "Print 5."}])
+    reason = refusal(code, "/aws_rft", [sample])
+    assert "the last message must be the assistant's" in reason
+
+
+@pytest.mark.parametrize("failing", [Unavailable("no jail")], indirect=True)
+def test_aws_gets_an_error_instead_of_a_score(failing: httpx.Client):
+    check_problem(post(failing, "/aws_rft", [aws("print(5)")]), "unavailable")
+
+
+# ms-swift and SkyRL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("print(int(input()) + 2)", "Accepted"),
+        ("print(6)", "Wrong Answer"),
+        ("1/0", "Runtime Error (NZEC)"),
+        ("print(", "Compilation Error"),
+        ("\ud800", "Compilation Error"),
+        ("while True: pass", "Time Limit Exceeded"),
+        ("import os; os._exit(0)", "Wrong Answer"),
+    ],
+)
+def test_ms_swift_and_judge0(code: httpx.Client, program: str, status: str):
+    body = {"source_code": program, "language_id": 71, "stdin": "3\n", "expected_output": "5\n"}
+    if "while" in program:
+        body["cpu_time_limit"] = 0.5
+    assert answer(code, "/submissions/?wait=true", body)["status"]["description"] == status
+
+
+def test_ms_swift_other_languages_are_refused(code: httpx.Client):
+    body = {"source_code": "", "language_id": 54, "stdin": "", "expected_output": ""}
+    check_problem(post(code, "/submissions/?wait=true", body), "invalid")
+
+
+def test_skyrl_runs_code_as_in_sandbox_fusion(code: httpx.Client):
+    body = {"compile_timeout": 30, "run_timeout": 30, "code": "print(5)", "stdin": None,
+            "memory_limit_MB": 1024, "language": "python", "files": {},
+            "fetch_files": []}  # fmt: skip
+    result = answer(code, "/run_code", body)
+    assert (result["status"], result["run_result"]["stdout"]) == ("Success", "5\n")
+
+
+# The tools service
+
+
+def test_answers_that_call_tools(tmp_path_factory: pytest.TempPathFactory):
+    settings = ToolsSettings(run_state_file=tmp_path_factory.mktemp("tools") / "state.db")
+    with client_of(create_tools(settings)) as client:
+        found = answer(client, "/get_reward", openrlhf(f"{PROMPT}{CALL}<|im_end|>", CALL))
+        assert (found["rewards"], found["extra_logs"]["correctness"]) == ([4.0], [3.0])
+        assert answer(client, "/slime", slime(CALL, CALL)) == 4
+        assert answer(client, "/verify", rollout(CALL, ground_truth=CALL))["reward"] == 4
+        label = {"ground_truth": CALL, "options": {"variant": "toolrl", "correct_max1": True}}
+        assert answer(client, "/slime", slime(CALL, label)) == 2
+        check_problem(post(client, "/slime", slime(CALL, 5)), "invalid")
+
+
+@pytest.mark.slow
+def test_large_bodies_are_decoded_in_another_process(code: httpx.Client):
+    query = PROMPT + "#" * 2_000_000 + "\nprint(5)"
+    assert answer(code, "/get_reward", openrlhf(query, FIVE))["rewards"] == [0]  # too long
+    rows = rollout("print(5)", ground_truth=FIVE, more="x" * 2_000_000)
+    assert answer(code, "/verify", rows)["reward"] == 1
+    samples = [aws("print(5)", metadata={"reference_answer": FIVE, "more": "x" * 2_000_000})]
+    assert answer(code, "/aws_rft", samples)[0]["aggregate_reward_score"] == 1
