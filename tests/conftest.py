@@ -1,6 +1,7 @@
 """Real clips, and real servers on loopback."""
 
 import base64
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,14 @@ LONG_CLIP = (
 ) / "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
 
 Serve = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """Measure times without collections of garbage: those of a complete suite take seconds."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ score = await engine.score_item(request)
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import logging
@@ -23,13 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue, ValidationError
 
-from rewardfleet.wire.errors import DeadlineExceeded, InternalError, RewardFleetError
+from rewardfleet.wire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    RewardFleetError,
+    Unavailable,
+)
 from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
 from .anonymous_file import AnonymousFile
 from .cache import Cache
+from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
+from .cache.warning import RareWarning
 from .telemetry import RequestContext, Telemetry
 from .tracing import SAMPLE, Sample
 
@@ -49,12 +57,15 @@ class CachePolicy(Generic[ScoreT]):
             computation, which concurrent identical items share.
         store_policy: Returns the key to store a computed score under, and its time to live in
             seconds (None: no limit). Default: the first lookup key, without limit.
+        is_valid: Returns whether a stored score can be one of this item, besides being valid by its
+            model. Scores that are not are computed again.
         from_cached: Adapts a stored or shared score to this item.
         audit_fields: Returns the fields in which a stored and a recomputed score must agree.
     """
 
     lookup_keys: tuple[str, ...]
     store_policy: Callable[[ScoreT], tuple[str, float | None]] | None = None
+    is_valid: Callable[[ScoreT], bool] = lambda _: True
     from_cached: Callable[[ScoreT], ScoreT] = lambda score: score
     audit_fields: Callable[[ScoreT], object] = lambda score: score.score
 
@@ -69,11 +80,13 @@ class Plan(Generic[ScoreT]):
             `timing_ms` except `total`, and the item's own part of `provenance`.
         cache: How its score is shared; None if it must be computed each time, because it is not
             deterministic or depends on a training run.
+        is_large: Whether it takes much longer than most items; see `Admission.permit`.
     """
 
     backend: str
     compute: Callable[[float | None], Awaitable[ScoreT]]
     cache: CachePolicy[ScoreT] | None = None
+    is_large: bool = False
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -152,9 +165,11 @@ class Engine(Generic[RequestT, ScoreT]):
         self._abstention_fails = abstention_fails
         self._audits: set[asyncio.Task[None]] = set()
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
+        self._warning = RareWarning(log)
         # Part of every key: scores stored by a version with other fields are not looked up.
         schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
-        self._schema = hashlib.sha256(schema.encode()).hexdigest()[:12]
+        version = hashlib.sha256(schema.encode()).hexdigest()[:12]
+        self._key_prefix = f"{telemetry.service}:{version}:"
 
     async def score_item(
         self,
@@ -187,9 +202,13 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> list[ScoreT]:
         """Score independent items concurrently; the error of an item is part of its own score.
 
-        The provenance that all scores of a backend share is left out; see `Scorer.provenance`.
+        All are looked up in a remote cache at once. The provenance that all scores of a backend
+        share is left out; see `Scorer.provenance`.
         """
-        results = await asyncio.gather(*(self._result(item, context) for item in items))
+        lookup = BatchLookup(self._cache, len(items)) if self._cache.is_remote else None
+        results = await asyncio.gather(
+            *(self._result(item, context, lookup=lookup) for item in items)
+        )
         return [score for score, _ in results]
 
     async def score_together(
@@ -262,6 +281,7 @@ class Engine(Generic[RequestT, ScoreT]):
         item: RequestT | RewardFleetError,
         context: RequestContext,
         upload: AnonymousFile | None = None,
+        lookup: BatchLookup | None = None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
         failure = None
@@ -270,11 +290,9 @@ class Engine(Generic[RequestT, ScoreT]):
         try:
             try:
                 async with limit:
-                    if isinstance(item, RewardFleetError):
-                        raise item  # noqa: TRY301 - an item fails in one place
-                    plan = await self.scorer.plan(item, upload)
+                    plan = await self._plan(item, upload, lookup)
                     sample.backend = plan.backend
-                    score = await self._score(plan, context)
+                    score = await self._score(plan, context, lookup)
             except Exception as error:  # noqa: BLE001 - every failure gets a type
                 failure = as_failure(error, context, overdue=limit.expired())
                 failure = failure.with_traceback(None)  # see `score_item`
@@ -292,12 +310,31 @@ class Engine(Generic[RequestT, ScoreT]):
             context.end(sample)
         return score, failure
 
-    async def _score(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:
+    async def _plan(
+        self,
+        item: RequestT | RewardFleetError,
+        upload: AnonymousFile | None,
+        lookup: BatchLookup | None,
+    ) -> Plan[ScoreT]:
+        is_looked_up = False
+        try:
+            if isinstance(item, RewardFleetError):
+                raise item
+            plan = await self.scorer.plan(item, upload)
+            is_looked_up = plan.cache is not None
+            return plan
+        finally:
+            if lookup is not None and not is_looked_up:
+                lookup.leave_out()
+
+    async def _score(
+        self, plan: Plan[ScoreT], context: RequestContext, lookup: BatchLookup | None
+    ) -> ScoreT:
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
             return await self._compute(plan, context.call_timeout_s)
-        cached = await self._lookup(policy)
+        cached = await self._lookup(plan.backend, policy, lookup or self._cache)
         if cached is None:
             return await self._share(plan, policy, context.call_timeout_s)
         if self._is_audited():
@@ -319,30 +356,42 @@ class Engine(Generic[RequestT, ScoreT]):
     async def _compute(self, plan: Plan[ScoreT], call_timeout_s: float | None) -> ScoreT:
         """Permit → compute → store."""
         waited = Timing()
-        async with self._admission.permit(waited):
+        async with self._admission.permit(waited, is_large=plan.is_large):
             score = await plan.compute(call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
         if plan.cache is not None and score.status is Status.OK:
             await self._store(plan.cache, score)
         return score
 
-    async def _lookup(self, policy: CachePolicy[ScoreT]) -> ScoreT | None:
-        score = None
-        for key in policy.lookup_keys:
-            value = await self._cache.get(self._schema + key)
-            score = None if value is None else self._decode_cached(value)
-            if score is not None:
-                break
+    async def _lookup(
+        self, backend: str, policy: CachePolicy[ScoreT], cache: Lookup
+    ) -> ScoreT | None:
+        keys = [self._key_prefix + key for key in policy.lookup_keys]
+        values = await cache.get_many(keys)
+        decoded = (self._decode(values[key], backend, policy) for key in keys if key in values)
+        score = next((each for each in decoded if each is not None), None)
         self._telemetry.record_lookup(hit=score is not None)
         return None if score is None else policy.from_cached(score)
 
-    def _decode_cached(self, value: bytes) -> ScoreT | None:
+    def _decode(self, value: bytes, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
+        """Decode a stored score; return None if it cannot be the score of an item.
+
+        Others may write to the store. So everything is checked that later code relies on.
+        """
         try:
-            score = self._score_type.model_validate_json(value)
+            score = self._score_type.model_validate_json(value, strict=True)
         except ValidationError:
-            log.warning("a cached score cannot be decoded and is computed again")
+            score = None
+        if (
+            score is None
+            or score.status is not Status.OK
+            or score.backend != backend
+            or not policy.is_valid(score)
+        ):
+            self._warning("a cached score is not valid and is computed again")
             return None
         score.cached = True
+        score.timing_ms = type(score.timing_ms)()  # it is not stored
         return score
 
     async def _store(self, policy: CachePolicy[ScoreT], score: ScoreT) -> None:
@@ -350,7 +399,7 @@ class Engine(Generic[RequestT, ScoreT]):
         if policy.store_policy is not None:
             key, ttl_s = policy.store_policy(score)
         value = score.model_dump_json(exclude={"cached", "timing_ms"})
-        await self._cache.put(self._schema + key, value.encode(), ttl_s)
+        await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)
 
     def _is_audited(self) -> bool:
         """Return whether to compute this cached score again: never at the expense of requests."""
@@ -364,7 +413,11 @@ class Engine(Generic[RequestT, ScoreT]):
         cached: ScoreT,
         context: RequestContext,
     ) -> None:
-        """Compute a cached score again and compare. The caller has its score already."""
+        """Compute a cached score again and compare. The caller has its score already.
+
+        If they differ, neither may be served: the key lacks something, or the score is not
+        deterministic.
+        """
         SAMPLE.set(None)  # no sample in flight waits for it
         expected = policy.audit_fields(cached)
         try:
@@ -374,9 +427,14 @@ class Engine(Generic[RequestT, ScoreT]):
             log.warning("a cached score could not be audited: %r", error)
             return
         agrees = expected == policy.audit_fields(computed)
-        self._telemetry.record_audit(agrees=agrees)
         if not agrees:
-            log.warning("a cached score differs from its recomputation: %s", policy.lookup_keys[0])
+            for key in policy.lookup_keys:
+                await self._cache.delete(self._key_prefix + key)
+            log.warning(
+                "a cached score differs from its recomputation and was evicted: %s",
+                policy.lookup_keys[0],
+            )
+        self._telemetry.record_audit(agrees=agrees)
 
 
 def _ended(sample: Sample, failure: RewardFleetError) -> RewardFleetError:
@@ -398,5 +456,8 @@ def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> R
         return error
     if isinstance(error, TimeoutError) and overdue:
         return DeadlineExceeded(f"the deadline of this request passed ({context.timeout_s:g} s)")
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        log.error("the disk is full: %s", error)
+        return Unavailable("the disk for temporary files of this service is full", retry_after=1)
     log.error("unhandled exception", exc_info=error)
     return InternalError("internal error; the service's log has it under this request id")

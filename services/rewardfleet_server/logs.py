@@ -1,13 +1,22 @@
 """Logging: JSON lines, or plain lines on a terminal."""
 
+import atexit
 import logging
 import logging.config
+import os
 import sys
+import threading
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 
 from .extras import require
 from .telemetry import REQUEST_ID
+
+#: What is written to standard error outside of Python. It is logged at any `--log-level`.
+_native = logging.getLogger(f"{__name__}.stderr")
+_native.setLevel(logging.INFO)
+#: Seconds for the last of these lines when the process ends.
+_FLUSH_SECONDS = 0.2
 
 
 class RequestIdFilter(logging.Filter):
@@ -37,6 +46,37 @@ class _TerminalFormatter(logging.Formatter):
         pairs = " ".join(f"{name}={value}" for name, value in extra.items() if value)
         head, newline, traceback = line.partition("\n")
         return f"{head}  {pairs}{newline}{traceback}" if pairs else line
+
+
+def capture_native_output() -> None:
+    """Log what libraries such as libpng, and child processes, write to standard error.
+
+    Each of their lines becomes one of the log, which programs can parse as JSON. Python's own
+    output, as of a crash, still goes to standard error itself. Does nothing on a terminal, or if
+    standard error has been replaced.
+    """
+    if sys.stderr.isatty() or sys.stderr is not sys.__stderr__:
+        return
+    stderr = os.dup(2)
+    sys.stderr = os.fdopen(stderr, "w", buffering=1, errors="backslashreplace")
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    reader = threading.Thread(target=_log_lines, args=(reading,), name="stderr", daemon=True)
+    reader.start()
+
+    def flush() -> None:
+        os.dup2(stderr, 2)  # closes the pipe, which ends the thread
+        reader.join(_FLUSH_SECONDS)
+
+    atexit.register(flush)
+
+
+def _log_lines(descriptor: int) -> None:
+    with os.fdopen(descriptor, encoding="utf-8", errors="backslashreplace") as lines:
+        for line in lines:
+            if text := line.strip():
+                _native.warning("%s", text)
 
 
 def configure_logging(level: str) -> None:

@@ -4,9 +4,11 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import resource
 import socket
 import sys
+import threading
 from types import FrameType
 from typing import Protocol
 
@@ -20,7 +22,7 @@ from rewardfleet import __version__
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
 from .http.protocol import BoundedHttpProtocol
-from .logs import configure_logging
+from .logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import ServerSettings
 
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_SECONDS = 75
 #: Seconds that cancelled requests may take to answer.
 _CANCEL_GRACE_SECONDS = 2
+#: Seconds after `--shutdown-timeout-s` in which the process exits, whatever its threads do.
+_EXIT_SECONDS = 2.5
+#: Seconds for the last log line of a process whose threads do not end.
+_LOG_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.001
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
@@ -116,6 +122,7 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._listener = listener or bind(settings)
         self._draining: asyncio.Task[None] | None = None
+        self._exits = False
         self.failure: str | None = None
 
     @property
@@ -144,6 +151,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - SIGINT and SIGTERM are handled equally
         """Drain the application at the first signal; cancel its requests at the second."""
         # uvicorn's own method would make the process end by the signal instead of with status 0.
+        if not self._exits:
+            self._exits = True
+            self._exit_in(self._settings.shutdown_timeout_s + _EXIT_SECONDS)
         if not self.started:
             self.should_exit = True
             return
@@ -151,6 +161,7 @@ class Server(uvicorn.Server):
         if self._draining is None:
             self._draining = loop.create_task(self._drain())
         else:
+            self._exit_in(_EXIT_SECONDS)
             loop.call_soon_threadsafe(self._app.cancel_all)
 
     async def on_tick(self, counter: int) -> bool:
@@ -158,6 +169,7 @@ class Server(uvicorn.Server):
         if self.failure is None and (failure := self._app.failure()) is not None:
             log.error("the service exits: %s", failure)
             self.failure = failure
+            self._exit_in(_CANCEL_GRACE_SECONDS + _EXIT_SECONDS)
             # Meanwhile admitted requests are answered, and `/readyz` reports the failure.
             asyncio.get_running_loop().call_later(_CANCEL_GRACE_SECONDS, self._exit)
         return await super().on_tick(counter)
@@ -165,6 +177,29 @@ class Server(uvicorn.Server):
     def _exit(self) -> None:
         self._app.cancel_all()
         self.should_exit = True
+
+    def _exit_in(self, seconds: float) -> None:
+        """End the process after some seconds, if it has not ended before.
+
+        A thread that hangs, e.g. in a read from a network file system or in a model, cannot be
+        stopped, and Python waits for it at its exit.
+        """
+        exiting = threading.Timer(seconds, self._exit_now)
+        exiting.daemon = True
+        exiting.start()
+
+    def _exit_now(self) -> None:
+        names = ", ".join(
+            each.name
+            for each in threading.enumerate()
+            if each is not threading.current_thread() and not each.daemon
+        )
+        message = "the process exits although threads are at work: %s"
+        # In a thread, as nothing may delay the exit: not even a log that nobody reads.
+        logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
+        logger.start()
+        logger.join(_LOG_SECONDS)
+        os._exit(0 if self.failure is None else 1)
 
     async def _drain(self) -> None:
         await self._app.drain(self._settings.shutdown_timeout_s)
@@ -199,6 +234,8 @@ def _describe_cache(settings: ServerSettings) -> str:
         layers.append("Redis")
     elif settings.cache_file is not None:
         layers.append(str(settings.cache_file))
+    if settings.cache_signing_key_file is not None:
+        layers.append("signed")
     return ", ".join(layers) or "none"
 
 
@@ -241,6 +278,8 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     Raises:
         ValueError: The address cannot be bound, or the settings do not work on this machine.
     """
+    if not sys.stderr.isatty():
+        capture_native_output()
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         log.warning(warning)

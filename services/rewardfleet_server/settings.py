@@ -76,6 +76,7 @@ class ServerSettings(BaseSettings):
     api_key_file: FilePath | None = setting(None, "File of accepted API keys, one per line. It is read again when it changes.", group="Network")
     allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys: anyone who can reach the port may use the service.", group="Network")
     open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")
+    allowed_host: NameList = setting([], "Name by which callers may address the service (`Host`), besides loopback names; may be repeated, and `*` is any. Beyond loopback, IP addresses are accepted as well. Without it, and with --api-key-file, any name is accepted.", group="Network", metavar="NAME")
     max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time. Raise it to fill a batching backend, lower it to save memory.", group="Limits")
     max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend. Beyond it, requests get 429 instead of waiting long.", group="Limits")
     max_body_mb: PositiveInt = setting(64, "MiB of one request body. Raise it for large batches of frames.", group="Limits")
@@ -86,7 +87,8 @@ class ServerSettings(BaseSettings):
     cache_file: Path | None = setting(None, "SQLite file for cached scores that outlive the process.", group="Cache")
     cache_file_mb: PositiveInt = setting(1024, "MiB of --cache-file in use. The oldest scores are evicted first.", group="Cache")
     cache_url: str | None = setting(None, "Redis server with cached scores that replicas share, e.g. redis://127.0.0.1:6379/0. Replaces --cache-file.", group="Cache")
-    cache_audit_rate: float = setting(0.0, "Share of cache hits that are computed again and compared, counted by rewardfleet_cache_audits_total.", ge=0, le=1, group="Cache")
+    cache_signing_key_file: FilePath | None = setting(None, "File with a secret, not an API key. Scores in --cache-url and --cache-file are signed with it, and others are computed again.", group="Cache")
+    cache_audit_rate: float = setting(0.001, "Share of cache hits that are computed again and compared, counted by rewardfleet_cache_audits_total. Scores that differ are evicted.", ge=0, le=1, group="Cache")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe log lines to write. `warning` drops the line that each request writes.", group="Logging")
     # fmt: on
 

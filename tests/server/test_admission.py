@@ -43,8 +43,23 @@ def test_the_oldest_request_without_an_answer_has_an_age():
 
 def test_total_body_bytes_are_limited_but_one_request_is_always_admitted():
     admission = limits(max_queue_depth=9)
-    with admission.admit(500), pytest.raises(Overloaded, match="500 bytes"), admission.admit(1):
-        pass
+    with admission.admit(500) as resize:
+        resize(500)
+        with pytest.raises(Overloaded, match="500 bytes"), admission.admit(1):
+            pass
+
+
+def test_only_the_bytes_that_have_arrived_count():
+    admission = limits(max_queue_depth=9)
+    with admission.admit(100) as first, admission.admit(100) as second:
+        first(60)
+        second(40)
+        with pytest.raises(Overloaded, match="100 bytes"):
+            second(41)
+        first(59)
+        second(41)
+    with admission.admit(100) as third:
+        third(100)
 
 
 async def test_permits_are_granted_in_order():

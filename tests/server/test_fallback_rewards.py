@@ -54,6 +54,7 @@ def test_any_header_is_accepted(serve: Serve, header: str, counted: float):
     assert fallbacks(client) == counted
 
 
+@pytest.mark.slow
 def test_only_complete_batches_are_timed(serve: Serve):
     client = serve(FakeJudge(wait_s=0.15))
     assert client.post("/score/batch", json={"items": [body(1), {}, body(2)]}).status_code == 200

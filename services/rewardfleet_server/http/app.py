@@ -1,19 +1,24 @@
 """Assembly: a service's parts become one ASGI application."""
 
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet import __version__
 from rewardfleet.wire.errors import (
     STATUS,
+    Forbidden,
     InvalidRequest,
     Problem,
     RewardFleetError,
@@ -21,8 +26,9 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet.wire.headers import PREFIX_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
-from rewardfleet.wire.score import Score
+from rewardfleet.wire.score import MAX_NAME, Score
 from rewardfleet_server.admission import Admission
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.in_flight import list_samples
@@ -33,7 +39,7 @@ from rewardfleet_server.tracing import open_tracer
 from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher
-from .problems import PROBLEM_TYPE, no_endpoint, problem_response
+from .problems import PROBLEM_TYPE, no_endpoint, problem_response, wrong_method
 from .routes import FailureModel, Route, Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -42,6 +48,8 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 _MIB = 2**20
 #: What `X-Forwarded-Prefix` may be: it becomes a part of the documentation page.
 _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
+_INVALID_ITEM = "Anything else: its result has `status: error`, and the other items are scored."
 #: The failures in the OpenAPI document. It defines `Problem`, as scores contain it.
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -50,6 +58,13 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     }
     for kind, status in STATUS.items()
 }
+
+
+#: Those of a route that only reads, without and with a key.
+_OPEN_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: _PROBLEMS[status] for status in (403, 405)
+}
+_KEY_PROBLEMS = {401: _PROBLEMS[401], **_OPEN_PROBLEMS}
 
 
 def _failures(model: type[FailureModel]) -> dict[int | str, dict[str, Any]]:
@@ -115,11 +130,17 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         admission=admission,
         telemetry=telemetry,
         open_metrics=settings.open_metrics,
-        pages=FastAPI(
+        hosts=AllowedHosts(
+            settings.allowed_host,
+            listens_on=settings.host,
+            has_keys=settings.api_key_file is not None,
+        ),
+        pages=FastAPIOffline(  # the pages below /docs work without a CDN
             title=f"rewardfleet {service.name}",
             description=service.description,
             version=__version__,
             lifespan=lifespan,
+            static_url="/docs/static",
             redirect_slashes=False,  # a redirect would use the caller's own Host header
         ),
     )
@@ -147,6 +168,7 @@ class RewardApp:
         admission: Admission,
         telemetry: Telemetry,
         open_metrics: bool,
+        hosts: AllowedHosts,
         pages: FastAPI,
     ) -> None:
         self.service = service
@@ -156,13 +178,18 @@ class RewardApp:
         self.openapi = pages.openapi
         self._dispatcher = dispatcher
         self._admission = admission
+        self._hosts = hosts
         self._pages = pages
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
         for route in routes:
-            _document(pages, route)
+            _document(pages, route, service)
+        documented = {_page_path(route) for route in routes}
         _add_health_routes(pages, service, admission)
         _add_metrics_route(pages, telemetry, None if open_metrics else keys)
         _add_in_flight_route(pages, service.name, dispatcher, keys)
+        self._page_routes = [
+            each for each in pages.routes if getattr(each, "path", "") not in documented
+        ]
         pages.add_exception_handler(RewardFleetError, _on_failure)
         pages.add_exception_handler(HTTPException, _on_http_exception)
 
@@ -175,19 +202,37 @@ class RewardApp:
         if scope["type"] != "http":
             await self._pages(scope, receive, send_named)
             return
+        try:
+            self._hosts.check(scope["headers"])
+        except Forbidden as error:
+            await problem_response(error)(scope, receive, send_named)
+            return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # uvicorn sends no body
-        route, parameters = self.routes.find(method, scope["path"])
-        accepted = self.routes.methods(scope["path"]) if route is None else []
-        if accepted:
-            response = _wrong_method(scope["path"], scope["method"], ", ".join(accepted))
-        elif route is not None or method == "POST":
-            request = Request(scope, receive)
+        route, parameters = self.routes.find(method, scope["path"], scope.get("raw_path"))
+        request = Request(scope, receive)
+        if route is not None:
             response = await self._dispatcher.handle(route, request, parameters)
+        elif others := self.routes.at(scope["path"], scope.get("raw_path")):
+            allowed = [each.method for each in others]
+            refusal = wrong_method(scope["path"], scope["method"], allowed)
+            response = self._dispatcher.refuse(request, refusal, others[0].failure_model)
+        elif method != "GET":
+            response = self._dispatcher.refuse(request, self._no_route(scope))
         else:
-            page = {**scope, "method": method, "root_path": _prefix(scope)}
+            prefix = _prefix(scope)
+            path = prefix + scope["path"]  # by ASGI's specification, it includes the root path
+            page = {**scope, "method": method, "root_path": prefix, "path": path}
             await self._pages(page, receive, send_named)
             return
         await response(scope, receive, send_named)
+
+    def _no_route(self, scope: Scope) -> RewardFleetError:
+        """Return why a request that is not for a page's GET is refused."""
+        as_get = {**scope, "method": "GET", "root_path": ""}
+        for page in self._page_routes:
+            if page.matches(as_get)[0] is not Match.NONE:
+                return wrong_method(scope["path"], scope["method"], ["GET"])
+        return no_endpoint(scope["path"])
 
     @property
     def items(self) -> int:
@@ -210,7 +255,11 @@ def _prefix(scope: Scope) -> str:
     return prefix if _PREFIX.fullmatch(prefix) else ""
 
 
-def _document(pages: FastAPI, route: Route[Any]) -> None:
+def _page_path(route: Route[Any]) -> str:
+    return route.path.replace("}", ":path}")
+
+
+def _document(pages: FastAPI, route: Route[Any], service: Service[Any, Any]) -> None:
     """Add a route to the OpenAPI document; `RewardApp` dispatches it before FastAPI does."""
 
     async def endpoint(request: Request) -> None:
@@ -218,18 +267,17 @@ def _document(pages: FastAPI, route: Route[Any]) -> None:
 
     extra: dict[str, Any] = {}
     if route.request_model is not None:
-        schema = _inline_schema(route.request_model)
+        schema = request_schema(route, service)
         content = {"application/json": {"schema": schema}}
         if route.decode_form is not None:
-            content["multipart/form-data"] = {"schema": _form_schema(schema)}
+            content["multipart/form-data"] = {"schema": _form_schema(schema, service)}
         extra["requestBody"] = {"required": True, "content": content}
     if names := re.findall(r"{(\w+)}", route.path):
         extra["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
+            {"name": name, "in": "path", "required": True, "schema": _NAME_SCHEMA} for name in names
         ]
     pages.add_api_route(
-        route.path.replace("}", ":path}"),
+        _page_path(route),
         endpoint,
         methods=[route.method],
         response_model=route.response_model,
@@ -239,7 +287,24 @@ def _document(pages: FastAPI, route: Route[Any]) -> None:
     )
 
 
-def _inline_schema(model: type[BaseModel]) -> dict[str, Any]:
+def request_schema(route: Route[Any], service: Service[Any, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a route's bodies, with the limits that the settings add.
+
+    Args:
+        route: It has a request model.
+        service: The route's service.
+    """
+    assert route.request_model is not None  # noqa: S101 - the caller has checked it
+    schema = _inline_schema(route.request_model, service.field_schemas)
+    if route.items_fail_alone:
+        items = schema["properties"]["items"]
+        items["items"] = {"anyOf": [items["items"], {"description": _INVALID_ITEM}]}
+    return schema
+
+
+def _inline_schema(
+    model: type[BaseModel], field_schemas: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return a model's schema without references, as OpenAPI keeps definitions elsewhere."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
@@ -256,28 +321,59 @@ def _inline_schema(model: type[BaseModel]) -> dict[str, Any]:
             for key, value in node.items()
             if key not in {"$ref", "discriminator"}
         }
-        return {**inline(definitions[name]), **rest} if name else rest
+        if name:
+            return {**inline(definitions[name]), **rest}
+        if rest.get("type") == "number":
+            return _with_range(rest)
+        for field in rest.get("properties", ()):
+            rest["properties"][field] |= field_schemas.get(field, {})
+        return rest
 
     inlined: dict[str, Any] = inline(schema)
     return inlined
 
 
-def _form_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a form: the fields of the JSON body, and the file."""
+def _with_range(number: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a number with the range of those that are not infinite."""
+    largest = sys.float_info.max
+    below = {} if {"minimum", "exclusiveMinimum"} & set(number) else {"minimum": -largest}
+    above = {} if {"maximum", "exclusiveMaximum"} & set(number) else {"maximum": largest}
+    return {**number, **below, **above}
+
+
+def _form_schema(schema: Mapping[str, Any], service: Service[Any, Any]) -> dict[str, Any]:
+    """Return the schema of a form: the file, and the fields of the JSON body that remain."""
     file = {
         "type": "string",
         "format": "binary",
         "description": "The file, instead of a field that provides the input.",
     }
+    fields = {
+        name: _without_null(field)
+        for name, field in schema["properties"].items()
+        if name not in service.upload_replaces
+    }
     return {
-        **schema,
-        "properties": {**schema["properties"], FILE_FIELD: file},
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**fields, FILE_FIELD: file},
         "required": [*schema.get("required", ()), FILE_FIELD],
     }
 
 
+def _without_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a field of a form, where a text is never null."""
+    match field:
+        case {"anyOf": [{"type": "string"} as text, {"type": "null"}], **rest}:
+            kept = {name: value for name, value in rest.items() if name != "default"}
+            if "enum" in kept:
+                kept["enum"] = [value for value in kept["enum"] if value is not None]
+            return {**text, **kept}
+    return field
+
+
 def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Admission) -> None:
-    @pages.get("/", summary="Which service this is")
+    @pages.get("/", summary="Which service this is", responses=_OPEN_PROBLEMS)
     async def index() -> dict[str, str]:
         return {
             "service": service.name,
@@ -286,11 +382,15 @@ def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Ad
             "documentation": "/docs",
         }
 
-    @pages.get("/healthz", summary="The process is alive")
+    @pages.get("/healthz", summary="The process is alive", responses=_OPEN_PROBLEMS)
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @pages.get("/readyz", summary="The service can score now", responses={503: _PROBLEMS[503]})
+    @pages.get(
+        "/readyz",
+        summary="The service can score now",
+        responses={**_OPEN_PROBLEMS, 503: _PROBLEMS[503]},
+    )
     async def readyz() -> dict[str, str]:
         if admission.draining:
             raise Unavailable("the service is shutting down")
@@ -299,11 +399,18 @@ def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Ad
         return {"status": "ready", **(service.scorer.check_ready() or {})}
 
     if service.health is not None:
-        pages.add_api_route("/health", service.health, summary="What is loaded")
+        pages.add_api_route(
+            "/health", service.health, summary="What is loaded", responses=_OPEN_PROBLEMS
+        )
 
 
 def _add_metrics_route(pages: FastAPI, telemetry: Telemetry, keys: ApiKeys | None) -> None:
-    @pages.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    @pages.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=PlainTextResponse,
+        responses=_KEY_PROBLEMS,
+    )
     async def metrics(request: Request) -> Response:
         if keys is not None:
             keys.check(request.headers.get("authorization"))
@@ -313,7 +420,9 @@ def _add_metrics_route(pages: FastAPI, telemetry: Telemetry, keys: ApiKeys | Non
 def _add_in_flight_route(
     pages: FastAPI, service: str, dispatcher: Dispatcher, keys: ApiKeys
 ) -> None:
-    @pages.get("/inflight", summary="The samples in flight, the oldest first")
+    @pages.get(
+        "/inflight", summary="The samples in flight, the oldest first", responses=_KEY_PROBLEMS
+    )
     async def in_flight(request: Request) -> InFlight:
         # Also with `--open-metrics`: request ids are not for everybody.
         keys.check(request.headers.get("authorization"))
@@ -327,19 +436,9 @@ async def _on_failure(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own refusals: an unknown path, or a method that a path does not take."""
+    """Answer Starlette's own refusals, e.g. of an unknown path."""
     if not isinstance(error, HTTPException):
         raise error
-    path = request.url.path
     if error.status_code == 404:
-        return problem_response(no_endpoint(path))
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        return _wrong_method(path, request.method, allowed)
+        return problem_response(no_endpoint(request.url.path))
     return problem_response(InvalidRequest(str(error.detail)))
-
-
-def _wrong_method(path: str, method: str, accepted: str) -> Response:
-    response = problem_response(InvalidRequest(f"{path[:100]} takes {accepted}, not {method[:20]}"))
-    response.headers["allow"] = accepted
-    return response

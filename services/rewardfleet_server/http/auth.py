@@ -1,5 +1,6 @@
 """API keys: several at once, compared in constant time, read again when their file changes."""
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -10,7 +11,7 @@ from rewardfleet.wire.errors import Unauthorized
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the key file.
+#: Seconds between two reads of the key file.
 _RELOAD_SECONDS = 1.0
 
 
@@ -19,7 +20,7 @@ class ApiKeys:
 
     Args:
         path: A file with one key per line; empty lines and lines that start with `#` are ignored.
-            None: no key is required.
+            While it has no key or cannot be read, no key is accepted. None: no key is required.
 
     Raises:
         ValueError: The file contains no key.
@@ -28,14 +29,15 @@ class ApiKeys:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._content: bytes | None = None
         self._digests: list[bytes] = []
-        self._version: tuple[int, int, int] | None = None
-        self._checked_at = time.monotonic()
+        self._read_at = time.monotonic()
         if path is not None:
-            self._load(path)
+            self._content = path.read_bytes()
+            self._digests = _digests(path, self._content)
 
     def check(self, authorization: str | None) -> None:
-        """Check the value of an `Authorization` header.
+        """Check the value of an `Authorization` header: a bearer token, or a basic password.
 
         Raises:
             Unauthorized: It contains no key, or one that is not accepted.
@@ -44,6 +46,8 @@ class ApiKeys:
             return
         self._reload(self._path)
         scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() == "basic":  # of trainers that take a URL only: http://any:KEY@host
+            scheme, key = "bearer", _password(key)
         if scheme.lower() != "bearer":
             raise Unauthorized("this service requires an API key: `Authorization: Bearer <key>`")
         digest = _digest(key.strip(" \t").encode("latin-1"))
@@ -52,36 +56,51 @@ class ApiKeys:
             raise Unauthorized("the API key in `Authorization: Bearer` is not accepted")
 
     def _reload(self, path: Path) -> None:
-        """Read the file again if it has changed. An invalid file leaves the keys unchanged."""
+        """Read the file again. Its content is compared: a new file may have the same size and time.
+
+        If it is invalid, no key is accepted: whoever empties or deletes it revokes the keys.
+        """
         now = time.monotonic()
-        if now - self._checked_at < _RELOAD_SECONDS:
+        if now - self._read_at < _RELOAD_SECONDS:
             return
-        self._checked_at = now
+        self._read_at = now
+        content, self._content = self._content, None
         try:
-            if _version_of(path) != self._version:
-                self._load(path)
-                log.info("the key file was read again, keys: %d", len(self._digests))
+            self._content = path.read_bytes()
+            if self._content == content:
+                return
+            self._digests = _digests(path, self._content)
         except (OSError, ValueError) as error:
-            log.error("the key file cannot be used, the previous keys stay valid: %s", error)  # noqa: TRY400 - the traceback would show the path only
-
-    def _load(self, path: Path) -> None:
-        version = _version_of(path)
-        try:
-            lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
-        except UnicodeDecodeError:
-            raise ValueError(f"--api-key-file {path}: not a text file") from None
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not all(key.isascii() and key.isprintable() for key in keys):
-            raise ValueError(f"--api-key-file {path}: a key is not plain ASCII")
-        digests = [_digest(key.encode()) for key in keys]
-        if not digests:
-            raise ValueError(f"--api-key-file {path}: no key in it; write one key per line")
-        self._digests, self._version = digests, version
+            if self._content != content or self._digests:
+                log.error("no API key is accepted: %s", error)  # noqa: TRY400 - the traceback would show the path only
+            self._digests = []
+        else:
+            log.info("the key file was read again, keys: %d", len(self._digests))
 
 
-def _version_of(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+def _digests(path: Path, content: bytes) -> list[bytes]:
+    try:
+        lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-key-file {path}: not a text file") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError(f"--api-key-file {path}: a key is not plain ASCII")
+    if not keys:
+        raise ValueError(f"--api-key-file {path}: no key in it; write one key per line")
+    return [_digest(key.encode()) for key in keys]
+
+
+def _password(credentials: str) -> str:
+    """Return the password in the credentials of HTTP's basic authentication; "" without one."""
+    try:
+        return (
+            base64.b64decode(credentials.strip(" \t"), validate=True)
+            .decode("latin-1")
+            .partition(":")[2]
+        )
+    except ValueError:
+        return ""
 
 
 def _digest(key: bytes) -> bytes:

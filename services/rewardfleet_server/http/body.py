@@ -1,9 +1,9 @@
 """Request bodies: limited as they arrive, then decoded."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from starlette.datastructures import FormData, Headers, UploadFile
@@ -11,8 +11,16 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
+from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.decoding_process import (
+    ComplexityLimits,
+    DecodingProcess,
+    MemoryFile,
+    check_complexity,
+    is_simple,
+)
 from rewardfleet_server.threads import run_in_thread
 
 from .guard import ClientDisconnected
@@ -22,10 +30,17 @@ DecodedT = TypeVar("DecodedT")
 
 #: Bodies above this size are decoded off the event loop.
 _SMALL_BODY = 64 * 1024
-#: Seconds between two parts of a body, so that a silent caller takes up no capacity for long.
-_SILENCE_SECONDS = 30.0
-#: A string of JSON. What it contains, such as a program, is not limited here.
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+#: Bodies above this size, or with more fields or values, are decoded in another process: parsing
+#: them would hold the interpreter for longer than other requests can wait.
+_LARGE_BODY = 1024 * 1024
+_SIMPLE = ComplexityLimits(fields=50_000, values=50_000)
+#: Seconds without any byte after which a body is given up.
+_SILENCE_SECONDS = 5.0
+#: A body takes at most this long, and a second more for as many bytes.
+_FIRST_SECONDS, _MIN_BYTES_PER_SECOND = 10.0, 16 * 1024
+#: The parser of forms gets this much of one at a time, and other requests get their turn: it takes
+#: up to a microsecond per byte.
+_FORM_SLICE = 8 * 1024
 
 #: The part of a form that is the file.
 FILE_FIELD = "video"
@@ -44,9 +59,12 @@ class BodyReader:
         self._max_bytes = max_bytes
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
+        self._process = DecodingProcess(max_bytes)
+        # The thread that waits for the process, which ends with it.
+        self._process_thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
     def announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
-        """Check what the headers say about the body; return how many bytes it may have.
+        """Check what the headers say about the body; return its bytes, 0 if they do not say.
 
         Args:
             headers: Of the request, with names in lower case.
@@ -62,12 +80,13 @@ class BodyReader:
             raise InvalidRequest(f"send `Content-Type: application/json` (got {content_type!r})")
         # Web pages can post forms anywhere. Browsers send the page's origin, programs do not.
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        host = headers.get(FORWARDED_HOST_HEADER, headers.get("host"))
+        if origin is not None and origin.partition("://")[2] != host:
             raise Forbidden(f"web pages of {origin[:100]} may not use this service")
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
-        announced = int(headers.get("content-length", self._max_bytes))
+        announced = int(headers.get("content-length", 0))
         if announced > self._max_bytes:
             raise self._too_large()
         return announced
@@ -88,38 +107,58 @@ class BodyReader:
             route: How to decode it.
             deadline: Time of the event loop's clock by which it must be decoded.
             is_form: As above.
-            on_size: Called with the number of its bytes, unless it is a form, whose file is on
-                disk.
+            on_size: Called with the number of its bytes so far, whenever some have arrived.
 
         Raises:
             InvalidRequest: It cannot be decoded.
             TooLarge: It is larger than announced or allowed.
-            DeadlineExceeded: It stopped arriving.
+            Overloaded: `on_size` raises it.
+            DeadlineExceeded: It stopped arriving, or arrives too slowly.
             TimeoutError: The deadline has passed.
         """
         async with asyncio.timeout_at(deadline):
-            stream = self._limited(request)
+            stream = self._limited(request, on_size)
             if is_form and route.decode_form is not None:
-                return route.decode_form(await _read_form(request.headers, stream))
-            body = b"".join([chunk async for chunk in stream])
-        on_size(len(body))
-        if len(body) <= _SMALL_BODY:
-            return _decode(route, body)
+                return route.decode_form(await _read_form(request.headers, _sliced(stream)))
+            body = await _collect(stream)
+        limits = ComplexityLimits(route.max_fields, route.max_values)
+        decode = _decoder(route)
+        if isinstance(body, bytes):
+            if len(body) <= _SMALL_BODY:
+                return _decode(decode, body, limits)
+            if is_simple(body, _SIMPLE):
+                async with asyncio.timeout_at(deadline):
+                    small = body
+                    return await run_in_thread(self._thread, lambda: _decode(decode, small, limits))
+        file = _in_memory_file(body) if isinstance(body, bytes) else body
         async with asyncio.timeout_at(deadline):
-            return await run_in_thread(self._thread, lambda: _decode(route, body))
+            return await run_in_thread(
+                self._process_thread, lambda: self._process.decode(decode, file, limits)
+            )
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads and the process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._process.close()
+        self._process_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _limited(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _limited(
+        self, request: Request, on_size: Callable[[int], None]
+    ) -> AsyncGenerator[bytes, None]:
+        now = asyncio.get_running_loop().time
+        limit = now() + _FIRST_SECONDS
         size, is_complete = 0, False
         while not is_complete:
+            remaining = limit + size / _MIN_BYTES_PER_SECOND - now()
             try:
-                async with asyncio.timeout(_SILENCE_SECONDS):
+                async with asyncio.timeout(min(_SILENCE_SECONDS, remaining)):
                     message = await request.receive()
             except TimeoutError:
-                reason = f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
+                reason = (
+                    f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
+                    if remaining > _SILENCE_SECONDS
+                    else f"the body arrives too slowly: {size} bytes so far"
+                )
                 raise DeadlineExceeded(reason) from None
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
@@ -128,6 +167,7 @@ class BodyReader:
             size += len(chunk)
             if size > self._max_bytes:
                 raise self._too_large()
+            on_size(size)
             yield chunk
 
     def _too_large(self) -> TooLarge:
@@ -135,26 +175,46 @@ class BodyReader:
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
 
 
-def _decode(route: Route[DecodedT], body: bytes) -> DecodedT:
-    check_complexity(body, route.max_fields, route.max_values)
+def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
     if route.decode is not None:
-        return route.decode(body)
+        return route.decode
     assert route.request_model is not None  # noqa: S101 - it has a body
-    decoded: DecodedT = validate_json(route.request_model, body)  # type: ignore[assignment] # the default
-    return decoded
+    return partial(validate_json, route.request_model)  # type: ignore[return-value] # the default
 
 
-def check_complexity(body: bytes, max_fields: int, max_values: int) -> None:
-    """Refuse a body that would take far more memory and time than its bytes.
+def _decode(decode: Callable[[bytes], DecodedT], body: bytes, limits: ComplexityLimits) -> DecodedT:
+    check_complexity(body, limits)
+    return decode(body)
 
-    Raises:
-        InvalidRequest: It has too many fields or values.
-    """
-    if body.count(b":") <= max_fields and body.count(b",") <= max_values:
-        return
-    outside_strings = _STRING.sub(b"", body)
-    if outside_strings.count(b":") > max_fields or outside_strings.count(b",") > max_values:
-        raise InvalidRequest(f"the body has too many fields or values; at most {max_fields} fields")
+
+async def _collect(stream: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
+    """Return a body, a large one as a file in memory."""
+    parts: list[bytes] = []
+    size, file = 0, None
+    async for part in stream:
+        if file is not None:
+            file.write(part)
+            continue
+        parts.append(part)
+        size += len(part)
+        if size > _LARGE_BODY:
+            file = _in_memory_file(*parts)
+            parts.clear()
+    return b"".join(parts) if file is None else file
+
+
+def _in_memory_file(*parts: bytes) -> MemoryFile:
+    file = MemoryFile()
+    for part in parts:
+        file.write(part)
+    return file
+
+
+async def _sliced(stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async for part in stream:
+        for start in range(0, len(part), _FORM_SLICE):
+            yield part[start : start + _FORM_SLICE]
+            await asyncio.sleep(0)
 
 
 def media_type(headers: Mapping[str, str]) -> str:

@@ -26,8 +26,8 @@ from rewardfleet_server.tracing import Tracer
 from .auth import ApiKeys
 from .body import BodyReader, media_type
 from .guard import ClientDisconnected, Guard
-from .problems import no_endpoint, problem_response
-from .routes import Route
+from .problems import problem_response
+from .routes import FailureModel, Route
 
 
 class Dispatcher:
@@ -62,26 +62,25 @@ class Dispatcher:
         self._cancelled = False
 
     async def handle(
-        self, route: Route[Any] | None, request: Request, parameters: Mapping[str, str]
+        self, route: Route[Any], request: Request, parameters: Mapping[str, str]
     ) -> Response:
         """Answer one request. Every failure becomes a problem response.
 
         Args:
-            route: None if there is none at the request's path.
+            route: At the request's path, for its method.
             request: The request.
             parameters: Of its path.
         """
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
         }
-        # The path of a caller is no label of metrics, which must not grow without limit.
-        path = "" if route is None else route.path
         context = RequestContext(
-            path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
+            route.path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
         )
         REQUEST_ID.set(context.request_id)
         if self._tracer is not None:
-            context.span = self._tracer.begin_request(f"{request.method} {path}".strip(), headers)
+            name = f"{request.method} {route.path}"
+            context.span = self._tracer.begin_request(name, headers)
         task = asyncio.current_task()
         self._requests[task] = context
         try:
@@ -107,13 +106,11 @@ class Dispatcher:
 
     async def _answer(
         self,
-        route: Route[Any] | None,
+        route: Route[Any],
         request: Request,
         headers: Mapping[str, str],
         context: RequestContext,
     ) -> str | bytes:
-        if route is None:
-            raise no_endpoint(request.url.path)
         self._keys.check(headers.get("authorization"))
         if FALLBACK_REWARDS_HEADER in headers:
             context.fallback_rewards = _count(headers[FALLBACK_REWARDS_HEADER])
@@ -136,6 +133,25 @@ class Dispatcher:
             async with Guard(request, deadline):
                 response = await route.handler(decoded, context)
         return response if isinstance(response, bytes) else response.model_dump_json()
+
+    def refuse(
+        self, request: Request, error: RewardFleetError, model: type[FailureModel] | None = None
+    ) -> Response:
+        """Answer a request for which there is no route, and count it.
+
+        Args:
+            request: The request.
+            error: Why there is none.
+            model: The format of the failure; None for a `Problem`.
+        """
+        headers = request.headers
+        # The path of a caller is no label of metrics, which must not grow without limit.
+        context = RequestContext("", new_request_id(headers.get(REQUEST_ID_HEADER)))
+        REQUEST_ID.set(context.request_id)
+        if self._tracer is not None:
+            context.span = self._tracer.begin_request(request.method, headers)
+        self._telemetry.record_response(context, error.status, error.kind, error.detail)
+        return problem_response(error, context.request_id, model)
 
     def in_flight(self) -> list[RequestContext]:
         """Return the requests that are not answered yet, in the order in which they arrived."""
@@ -162,11 +178,10 @@ class Dispatcher:
         return min(seconds, self._deadline_s)
 
     def _problem(
-        self, route: Route[Any] | None, error: RewardFleetError, context: RequestContext
+        self, route: Route[Any], error: RewardFleetError, context: RequestContext
     ) -> Response:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
-        model = None if route is None else route.failure_model
-        return problem_response(error, context.request_id, model)
+        return problem_response(error, context.request_id, route.failure_model)
 
 
 def _count(header: str) -> int:

@@ -1,8 +1,10 @@
 """Failures as HTTP responses."""
 
+from collections.abc import Collection
+
 from starlette.responses import Response
 
-from rewardfleet.wire.errors import ErrorKind, NotFound, RewardFleetError
+from rewardfleet.wire.errors import ErrorKind, MethodNotAllowed, NotFound, RewardFleetError
 from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
 from .routes import FailureModel
@@ -14,6 +16,20 @@ PROBLEM_TYPE = "application/problem+json"
 def no_endpoint(path: str) -> NotFound:
     """Return the failure of a request for a path that the service does not have."""
     return NotFound(f"no endpoint {path[:100]!r}; GET /docs lists them")
+
+
+def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotAllowed:
+    """Return the failure of a request with a method that its path does not take.
+
+    Args:
+        path: Of the request.
+        method: Of the request.
+        allowed: The methods that the path takes; HEAD follows from GET.
+    """
+    methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
+    error = MethodNotAllowed(f"{path[:100]} takes {', '.join(methods)}, not {method[:20]}")
+    error.allowed = methods
+    return error
 
 
 def problem_response(
@@ -35,6 +51,8 @@ def problem_response(
         headers["retry-after"] = str(max(1, round(error.retry_after)))
     if error.kind is ErrorKind.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allowed)
     problem = error.problem(request_id)
     body = problem if model is None else model.from_problem(problem)
     return Response(

@@ -1,62 +1,153 @@
-"""uvicorn's HTTP protocol, with limits on the size of headers and on the time they take."""
+"""uvicorn's HTTP protocol, with limits on what a connection may hold without progress."""
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-#: Seconds within which the first headers of a connection must arrive.
-_HEADER_SECONDS = 75
+#: Seconds from the first byte of a request until its headers are complete.
+_HEADER_SECONDS = 10
 #: Limit on the bytes of one request's headers, and the most bytes that one read returns, of which
 #: the end may belong to the body.
 _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
+#: What is still read of a body after the response: one that fits leaves the connection usable, and
+#: a proxy that sends it first gets the response, which it would lose if the connection was closed.
+_DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
+#: Seconds for which a caller may read nothing of a response that does not fit into the buffers,
+#: and for which the last bytes of a closed connection may take.
+_WRITE_SECONDS = 30
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes connections whose headers are too large, or do not arrive in time."""
+    """Closes connections that make no progress.
 
-    _header_bytes = 0
+    These are connections whose headers are too large or do not arrive in time, that continue to
+    send a body after the response to it, or whose caller does not read the response.
+    """
+
+    _header_bytes = 0  # since the start of a request, or since the last part of its body
+    _discarded_bytes = 0
     _in_headers = True
+    _in_body = False
+    _header_timer: asyncio.TimerHandle | None = None
+    _discard_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # `cycle` is the one that was read last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's type
-        """Start the time limit."""
+        """Start the time limit for the first byte, that of idle connections."""
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(_HEADER_SECONDS, self._on_header_timeout)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, unless the headers have become too large."""
-        if self._in_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > _MAX_HEADER_BYTES + _READ_BYTES:
-                self.send_400_response("Headers too large.")
+        """Parse the data, unless there is too much of it that is not the body of a request."""
+        if self._discard_timer is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > _DISCARD_BYTES:
+                self._close()
                 return
+        self._header_bytes += len(data)
+        if self._header_bytes > _MAX_HEADER_BYTES + _READ_BYTES:
+            # Headers, or lengths and trailers of a chunked body that has no chunks.
+            self.send_400_response("Headers too large.")
+            return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Count the header bytes of a new request."""
+        """Start the limits on the headers of a request."""
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
+        self._start_header_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; trailers after a chunked body are dropped."""
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """End the limits on headers."""
-        self._in_headers = False
-        self._header_timer.cancel()
+        self._in_headers, self._in_body = False, True
+        self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Add a part of the body."""
+        self._header_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the body is complete; if the response was earlier, the next may follow."""
+        self._in_body, self._header_bytes = False, 0
+        self._cancel(self._discard_timer)
+        self._discard_timer = None
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
-        """Start the time limit for the headers of the next request."""
+        """Start the time limit for the headers of the next request, or for the rest of this one."""
         super()._unset_keepalive_if_required()
         super().on_response_complete()
+        if self.pipeline:  # uvicorn would read more requests with each response
+            self.flow.pause_reading()
+        if self.transport.is_closing():  # by uvicorn: the caller keeps no connections
+            self._close()
+        elif self._in_headers:  # of the next request, of which nothing was read meanwhile
+            self._start_header_timer()
+        elif self._in_body and self.cycle.response_complete:
+            self._discarded_bytes = 0
+            self._discard_timer = self.loop.call_later(_DISCARD_SECONDS, self._close)
+
+    def pause_writing(self) -> None:
+        """Start the time limit for a caller to read its response."""
+        super().pause_writing()
+        self._cancel(self._write_timer)
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End it."""
+        if not self.transport.is_closing():
+            self._cancel(self._write_timer)
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the time limits."""
-        self._header_timer.cancel()
+        for timer in (self._header_timer, self._discard_timer, self._write_timer):
+            self._cancel(timer)
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        self._close()
 
     def _unset_keepalive_if_required(self) -> None:
         """Do nothing: uvicorn ends the time limit at any byte, even of a request that stalls."""
 
+    def _start_header_timer(self) -> None:
+        self._cancel(self._header_timer)
+        self._header_timer = self.loop.call_later(_HEADER_SECONDS, self._on_header_timeout)
+
     def _on_header_timeout(self) -> None:
-        if self._in_headers and not self.transport.is_closing():
-            self.transport.close()
+        if self.cycle is None or self.cycle.response_complete:  # else they wait for the response
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection, also if its caller does not read the end of a response."""
+        self._cancel(self._write_timer)
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
+        self.transport.close()
+
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()

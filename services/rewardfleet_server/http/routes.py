@@ -1,24 +1,31 @@
 """Declarations of routes and services. Nothing here depends on a web framework."""
 
+import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from urllib.parse import quote, unquote
 
 from prometheus_client.registry import Collector
-from pydantic import (
-    BaseModel,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from rewardfleet.wire.errors import InvalidRequest, Problem
 from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
-from rewardfleet.wire.validation import format_validation_error, validate, validate_json
+from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.batch_items import json_items
 from rewardfleet_server.engine import Engine, Scorer
 from rewardfleet_server.telemetry import RequestContext
 
@@ -60,13 +67,16 @@ class Route(Generic[DecodedT]):
         request_model: The model of the body; None if there is none, as for `GET`.
         response_model: The model of the response.
         handler: Takes the decoded body, returns a model or the encoded response.
-        decode: Decodes the body; may run in a thread. Default: validates the request model.
+        decode: Decodes the body; may run in a thread. Default: validates the request model. Large
+            bodies are decoded in another process, see `DecodingProcess.decode`.
         decode_form: Decodes a form; None if forms are refused.
         scores: Whether it scores items; then a body that cannot be decoded is counted as one
             failed item.
         max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
             time than its bytes.
-        max_values: Limit on the JSON values of a body, by its commas.
+        max_values: Limit on the JSON values of a body, by its commas and opening brackets.
+        items_fail_alone: Whether an invalid one of the body's `items` has an error as its result,
+            and does not fail the others.
         method: The HTTP method.
         failure_model: The model of the body of a failure; None for the `Problem` itself.
     """
@@ -80,7 +90,8 @@ class Route(Generic[DecodedT]):
     decode_form: Callable[[Form], DecodedT] | None = None
     scores: bool = True
     max_fields: int = 20_000
-    max_values: int = 2_000_000
+    max_values: int = 1_000_000
+    items_fail_alone: bool = False
     method: str = "POST"
     failure_model: type[FailureModel] | None = None
 
@@ -101,9 +112,12 @@ class Service(Generic[RequestT, ScoreT]):
         request_type: The model of an item.
         score_type: The model of a score.
         lifespan: Entered before the service listens, left when it has drained.
-        accepts_uploads: Whether `POST /score` may be a form with a file.
+        upload_replaces: The fields of an item that a file replaces, if `POST /score` is a form;
+            empty if it may not be one.
         routes: Returns the routes besides `/score`, or in place of `/score/batch`.
         collectors: Metrics of the service's own.
+        field_schemas: By name of a request's field: what the settings add to its JSON schema, e.g.
+            the maximum of a limit.
         health: Answers `GET /health`; None if there is none.
         failure: Returns why the service can never score again, or None. The process then exits,
             for its supervisor to start a new one.
@@ -118,9 +132,10 @@ class Service(Generic[RequestT, ScoreT]):
     request_type: type[RequestT]
     score_type: type[ScoreT]
     lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
-    accepts_uploads: bool = False
+    upload_replaces: Sequence[str] = ()
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
     collectors: Sequence[Collector] = ()
+    field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     health: Callable[[], BaseModel] | None = None
     failure: Callable[[], str | None] = lambda: None
     overview: Mapping[str, str] = field(default_factory=dict)
@@ -142,33 +157,49 @@ class Routes:
         common: list[Route[Any]] = [_score_route(service, engine), _batch_route(service, engine)]
         all_routes = [*common, *service.routes(engine)]
         self._routes = {(route.method, route.path): route for route in all_routes}
+        # The longest first: `/budgets/{run}/update` is not the budget of a run `x/update`.
+        templates = sorted({path for _, path in self._routes if "{" in path}, key=len, reverse=True)
         self._patterns = [
-            (
-                route,
-                re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(route.path)), re.DOTALL),
-            )
-            for route in reversed(self._routes.values())
-            if "{" in route.path
+            (path, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(path))))
+            for path in templates
         ]
 
     def __iter__(self) -> Iterator[Route[Any]]:
         return iter(self._routes.values())
 
-    def find(self, method: str, path: str) -> tuple[Route[Any] | None, Mapping[str, str]]:
-        """Return the route of a request, None if there is none, and the parameters of its path."""
+    def find(
+        self, method: str, path: str, raw_path: bytes | None = None
+    ) -> tuple[Route[Any] | None, Mapping[str, str]]:
+        """Return the route of a request, None if there is none, and the parameters of its path.
+
+        Args:
+            method: Of the request.
+            path: Its decoded path.
+            raw_path: The path as it was sent, where an encoded slash is not the end of a part.
+        """
         route = self._routes.get((method, path))
         if route is not None:
             return route, {}
-        for each, pattern in self._patterns:
-            if each.method == method and (found := pattern.fullmatch(path)):
-                return each, found.groupdict()
-        return None, {}
+        template, parameters = self._template(path, raw_path)
+        return self._routes.get((method, template)), parameters
 
-    def methods(self, path: str) -> list[str]:
-        """Return the methods that a path takes."""
-        exact = [method for method, known in self._routes if known == path]
-        matching = (route for route, pattern in self._patterns if pattern.fullmatch(path))
-        return exact or sorted({route.method for route in matching})
+    def at(self, path: str, raw_path: bytes | None = None) -> list[Route[Any]]:
+        """Return the routes at a path, one for each method; the arguments are those of `find`."""
+        template, _ = self._template(path, raw_path)
+        return [route for route in self if route.path in {path, template}]
+
+    def _template(self, path: str, raw_path: bytes | None) -> tuple[str, Mapping[str, str]]:
+        """Return the path of the routes that match, "" for none, and its parameters."""
+        if not self._patterns:
+            return "", {}
+        encoded = "" if raw_path is None else raw_path.decode("ascii", "replace")
+        if unquote(encoded) != path:  # a proxy in this process has removed a prefix from one
+            encoded = quote(path)
+        for template, pattern in self._patterns:
+            if found := pattern.fullmatch(encoded):
+                parameters = found.groupdict()
+                return template, {name: unquote(value) for name, value in parameters.items()}
+        return "", {}
 
 
 class _Upload(NamedTuple, Generic[RequestT]):
@@ -183,11 +214,8 @@ def _score_route(
 ) -> Route[_Upload[RequestT]]:
     request_type = service.request_type
 
-    def decode(body: bytes) -> _Upload[RequestT]:
-        return _Upload(validate_json(request_type, body), None)
-
     def decode_form(form: Form) -> _Upload[RequestT]:
-        return _Upload(_item_of_form(request_type, form.fields), form.file)
+        return _Upload(_item_of_form(request_type, form.fields, service.upload_replaces), form.file)
 
     async def handler(upload: _Upload[RequestT], context: RequestContext) -> ScoreT:
         return await engine.score_item(upload.item, context, upload.file)
@@ -198,20 +226,23 @@ def _score_route(
         request_type,
         service.score_type,
         handler,
-        decode,
-        decode_form if service.accepts_uploads else None,
+        partial(_decode_item, request_type),
+        decode_form if service.upload_replaces else None,
     )
+
+
+def _decode_item(request_type: type[RequestT], body: bytes) -> _Upload[RequestT]:
+    return _Upload(validate_json(request_type, body), None)
 
 
 def _batch_route(
     service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
-) -> Route[BatchRequest[Any]]:
+) -> Route[Sequence[Any]]:
     request_type, score_type = service.request_type, service.score_type
-    lenient = BatchRequest[Annotated[request_type, _item_or_error(request_type)]]  # type: ignore[valid-type] # types made at run time
-    response_model = BatchResponse[score_type]  # type: ignore[valid-type] # likewise
+    response_model = BatchResponse[score_type]  # type: ignore[valid-type] # types made at run time
 
-    async def handler(batch: BatchRequest[Any], context: RequestContext) -> BaseModel:
-        scores = await engine.score_batch(batch.items, context)
+    async def handler(items: Sequence[Any], context: RequestContext) -> BaseModel:
+        scores = await engine.score_batch(items, context)
         backends = {score.backend for score in scores if score.status is not Status.ERROR}
         provenance = {name: service.scorer.provenance(name) for name in sorted(backends)}
         return response_model(results=scores, provenance=provenance)
@@ -222,29 +253,41 @@ def _batch_route(
         BatchRequest[request_type],  # type: ignore[valid-type] # likewise
         response_model,
         handler,
-        lambda body: validate_json(lenient, body),
+        partial(_decode_batch, request_type),
+        items_fail_alone=True,
     )
 
 
-def _item_or_error(model: type[BaseModel]) -> WrapValidator:
-    """Turn an invalid item into its error, so that it does not fail its batch."""
-
-    def validate_item(value: Any, validator: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return validator(value)
-        except ValidationError as error:
-            return InvalidRequest(format_validation_error(error, model))
-
-    return WrapValidator(validate_item)
+def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[RequestT | InvalidRequest]:
+    """Decode a batch. An invalid item is replaced by its error."""
+    with suppress(ValidationError):  # most batches are valid
+        return _batch_type(request_type).model_validate_json(body, strict=True).items
+    return [_item_or_error(request_type, item) for item in json_items(body)]
 
 
-def _item_of_form(model: type[RequestT], fields: Mapping[str, str]) -> RequestT:
+@lru_cache
+def _batch_type(request_type: type[RequestT]) -> type[BatchRequest[RequestT]]:
+    return BatchRequest[request_type]  # type: ignore[valid-type] # a type made at run time
+
+
+def _item_or_error(model: type[RequestT], body: bytes) -> RequestT | InvalidRequest:
+    try:
+        return validate_json(model, body)
+    except InvalidRequest as error:
+        return error
+
+
+def _item_of_form(
+    model: type[RequestT], fields: Mapping[str, str], excluded: Collection[str]
+) -> RequestT:
     """Validate the fields of a form: text as it is, and anything else in its JSON form."""
     given: dict[str, Any] = dict(fields)
+    if refused := [name for name in excluded if name in given]:
+        raise InvalidRequest(f"{refused[0]}: not part of a form, whose file is the input")
     for name, field_info in model.model_fields.items():
         if name in given and field_info.annotation not in {str, str | None}:
             try:
                 given[name] = from_json(given[name])
             except ValueError as error:
                 raise InvalidRequest(f"{name}: not JSON: {error}") from None
-    return validate(model, given, context={"uploaded": True})
+    return validate_json(model, json.dumps(given).encode(), context={"uploaded": True})

@@ -1,0 +1,68 @@
+"""The names under which a server may be addressed, against DNS rebinding.
+
+A web page can make its own name resolve to a loopback or private address, and the browser then
+sends its requests, and shows it the responses, as those of its own origin. The page's name is in
+the `Host` header. A header with an IP address cannot come from such a page.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from rewardfleet.wire.errors import Forbidden
+
+from .settings import is_loopback
+
+
+class AllowedHosts:
+    """The accepted values of `Host`: loopback names, and those that are given.
+
+    If the server listens beyond loopback, also any IP address, so that probes keep working.
+
+    Args:
+        names: Further names or addresses, without ports; `*` accepts any.
+        listens_on: The address on which the server listens.
+        has_keys: Whether callers need an API key. A web page has none, so without `names` any
+            `Host` is accepted.
+    """
+
+    def __init__(self, names: Sequence[str], *, listens_on: str, has_keys: bool) -> None:
+        self._accepts_any = "*" in names or (has_keys and not names)
+        self._accepts_addresses = not is_loopback(listens_on)
+        self._names = {_normalized(name) for name in (*names, listens_on)}
+
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Check the headers of a request, whose names are in lower case.
+
+        Raises:
+            Forbidden: `Host` is missing or not accepted.
+        """
+        if self._accepts_any:
+            return
+        given = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if len(given) != 1 or not self._accepts(_normalized(_without_port(given[0]))):
+            shown = ", ".join(given)[:100]
+            raise Forbidden(f"the host {shown!r} is not accepted; allow it with --allowed-host")
+
+    def _accepts(self, host: str) -> bool:
+        if host in self._names or is_loopback(host):
+            return True
+        return self._accepts_addresses and _is_address(host)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) and not name.endswith(":") else host
+
+
+def _normalized(host: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host.lower().removesuffix(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""The OpenAPI documents, tried by schemathesis over real HTTP.
+
+What a document forbids is refused, what it allows is accepted, and every response is documented.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import schemathesis
+from schemathesis import engine
+from schemathesis.engine import events
+
+from rewardfleet_server.code.app import create_app as create_code
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.episode.app import create_app as create_episode
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server.testing import FakeSandbox, serving
+from rewardfleet_server.tools.app import create_app as create_tools
+from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.video.app import create_app as create_video
+from rewardfleet_server.video.settings import VideoSettings
+
+#: Random bodies per operation, valid and not, in addition to those for each rule of its schema.
+EXAMPLES = 10
+
+SERVICES: dict[str, Callable[[Path], RewardApp]] = {
+    "video": lambda _: create_video(VideoSettings()),
+    "code": lambda _: create_code(CodeSettings(), FakeSandbox()),
+    "episode": lambda folder: create_episode(EpisodeSettings(run_state_file=folder / "state.db")),
+    "tools": lambda folder: create_tools(ToolsSettings(run_state_file=folder / "state.db")),
+}
+#: What the schemas do not express: rules between fields, fields that options need, the content of
+#: texts, files and programs, and the state of a run.
+NOT_EXPRESSIBLE = re.compile(
+    r"steps .* exceed max_steps|one entry per step|strictly rising|rows are of different lengths"
+    r"|no other member|the group .* (has|was)|is late|sent another|too old|is closed|parts of step"
+    r"|at most max_lambda|does not take|is not a JPEG or PNG|is not a video|differ in size"
+    r"|sha256 is not the digest|synchronized videos|the task in the text"
+    r"|(objective \w+|combine: \w+|normalize: \w+|filter\.select: \w+|clusters) needs"
+    r"|a length to divide by|ground_truth: "
+    r"|tests\.row|provided_data\.test|not valid Python|give one assert|looks into"
+    r"|without the program|an import fails|checker program"
+    r"|ground_truth: |\"action: |its prompt|per query|the last message"
+)
+
+
+@schemathesis.check
+def valid_is_accepted(_: object, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """A valid request is answered with 200, or refused for a reason outside of its schema."""
+    is_valid = case.meta.generation.mode is schemathesis.GenerationMode.POSITIVE
+    if is_valid and response.status_code == 422 and not NOT_EXPRESSIBLE.search(response.text):
+        raise AssertionError(f"{response.text}\nfor {case.body!r}")
+
+
+def failures_of(url: str) -> list[str]:
+    """Return what a service at a URL does other than its OpenAPI document says."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    schema.config.generation.update(max_examples=EXAMPLES, deterministic=True)
+    schema.config.phases.update(phases=["examples", "coverage", "fuzzing"])
+    schema.config.checks.positive_data_acceptance.enabled = False  # `valid_is_accepted` does it
+    failures, cases = [], 0
+    for event in engine.from_schema(schema).execute():
+        if isinstance(event, events.ScenarioFinished):
+            cases += len(event.recorder.cases)
+            failures += [
+                f"{event.recorder.label}: {check.name}: {check.failure_info.failure}"
+                for checks in event.recorder.checks.values()
+                for check in checks
+                if check.failure_info is not None
+            ]
+        elif isinstance(event, events.NonFatalError | events.FatalError):
+            failures.append(repr(event))
+    print(f"{cases} requests")
+    assert cases > 300
+    return failures
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("default")  # of the libraries that schemathesis uses
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_does_what_its_document_says(service: str, tmp_path: Path):
+    with serving(SERVICES[service](tmp_path)) as url:
+        failures = failures_of(url)
+    assert not failures, "\n\n".join(failures)

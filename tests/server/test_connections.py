@@ -1,0 +1,279 @@
+"""Connections that make no progress: they end, and others do not notice them."""
+
+import json
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rewardfleet_server.http import body as http_body
+from rewardfleet_server.http import protocol
+from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import image_base64
+from .processes import idle_seconds, service_process, watched
+
+pytestmark = pytest.mark.usefixtures("no_gc")
+
+MIB = 2**20
+Connect = Callable[[], socket.socket]
+
+
+def connect_to(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), timeout=15)
+
+
+def head(length: int | None, *headers: str, path: str = "/score") -> bytes:
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        size,
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def response(connection: socket.socket) -> tuple[int, bytes]:
+    """Read one response; return its status and body."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += (more := connection.recv(65536))
+        if not more:
+            return 0, received
+    start, _, content = received.partition(b"\r\n\r\n")
+    length = int(re.search(rb"content-length: (\d+)", start, re.IGNORECASE)[1])
+    while len(content) < length:
+        content += connection.recv(65536)
+    return int(start.split()[1]), content
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Wait until the service closes a connection; return False if it does not in time."""
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Open connections to a video service in this process, whose time limits can be changed."""
+    app = create_app(VideoSettings(max_body_mb=4), {"fake": FakeJudge()})
+    with serving(app, BoundedHttpProtocol) as url, ExitStack() as stack:
+        yield lambda: stack.enter_context(connect_to(url))
+
+
+@pytest.fixture
+def item() -> bytes:
+    return json.dumps({"task_text": "x", "frames_base64": [image_base64()]}).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
+    small = chunk(b'{"task_text":') + chunk(b'"x"}') + b"0\r\n\r\n"
+    with service_process("video") as (process, url), ExitStack() as stack:
+        idle = idle_seconds(url, process.pid)
+        started = time.monotonic()
+        stalled = [stack.enter_context(connect_to(url)) for _ in range(17)]
+        for connection in stalled:
+            connection.sendall(head(64 * MIB) + b"{")
+
+        def post(_: int) -> int:
+            with connect_to(url) as connection:
+                connection.sendall(head(None) + small)
+                return response(connection)[0]
+
+        with ThreadPoolExecutor(40) as pool:
+            statuses, watch = watched(
+                url,
+                process.pid,
+                lambda: set(pool.map(post, range(40))),
+                most_seconds=idle + 0.25,
+            )
+        assert statuses == {422}  # read, and without a video
+        assert watch.slowest < idle + 0.25
+        for connection in stalled:
+            status, content = response(connection)
+            assert (status, json.loads(content)["kind"]) == (504, "deadline_exceeded")
+            assert has_ended(connection)
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.slow
+def test_a_refused_body_is_not_read():
+    with service_process("video") as (_, url), connect_to(url) as connection:
+        connection.sendall(head(10**12))
+        sent, started = 0, time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() - started < 20:
+                sent += connection.send(bytes(MIB))
+        assert sent < 32 * MIB  # the buffers of sockets, mostly
+        assert response(connection)[0] == 413
+
+
+def test_a_refusal_is_followed_by_the_next_request_if_the_body_is_small(
+    connect: Connect, item: bytes
+):
+    """Otherwise, callers that send all of a request would lose their connection at each 401."""
+    connection = connect()
+    for _ in range(2):
+        connection.sendall(head(100_000, "Content-Encoding: gzip"))
+        assert response(connection)[0] == 422
+        connection.sendall(b" " * 100_000)
+    connection.sendall(head(len(item)) + item)
+    assert response(connection)[0] == 200
+
+
+def test_a_refused_body_that_stalls_ends_the_connection(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 0.1)
+    connection = connect()
+    connection.sendall(head(100_000, "Content-Encoding: gzip") + b" ")
+    assert response(connection)[0] == 422
+    assert has_ended(connection)
+
+
+@pytest.mark.slow
+def test_a_slow_body_is_accepted_and_one_that_is_too_slow_is_not(
+    connect: Connect, item: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_body, "_FIRST_SECONDS", 0.5)
+    body = item + b" " * 12_000
+    for bytes_per_second, expected in ((1000, 200), (500_000, 504)):
+        monkeypatch.setattr(http_body, "_MIN_BYTES_PER_SECOND", bytes_per_second)
+        connection = connect()
+        connection.sendall(head(len(body)))
+        for start in range(0, len(body), 1000):
+            connection.sendall(body[start : start + 1000])
+            if select.select([connection], [], [], 0.1)[0]:  # the upload is slow
+                break
+        status, content = response(connection)
+        assert status == expected
+    assert "too slowly" in json.loads(content)["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_first", [True, False], ids=["new", "kept alive"])
+def test_headers_that_do_not_arrive_end_the_connection(
+    connect: Connect, item: bytes, monkeypatch: pytest.MonkeyPatch, is_first: bool
+):
+    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 0.2)
+    connection = connect()
+    if not is_first:
+        connection.sendall(head(len(item)) + item)
+        assert response(connection)[0] == 200
+    started = time.monotonic()
+    connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\n")
+    ended = threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            while not ended.wait(0.02):
+                connection.sendall(b"X: y\r\n")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(trickle)
+        assert has_ended(connection)
+        ended.set()
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.slow
+def test_headers_may_wait_for_the_response_before_them(
+    item: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 1)
+    app = create_app(VideoSettings(), {"fake": FakeJudge(wait_s=1.5)})
+    with serving(app, BoundedHttpProtocol) as url, connect_to(url) as connection:
+        connection.sendall(head(len(item)) + item + head(len(item))[:20])
+        assert response(connection)[0] == 200
+        connection.sendall(head(len(item))[20:] + item)
+        assert response(connection)[0] == 200
+
+
+@pytest.mark.parametrize("size", ["length", "trailers"])
+def test_a_body_of_chunks_without_content_ends_the_connection(connect: Connect, size: str):
+    connection = connect()
+    connection.sendall(head(None) + (b"0\r\n" if size == "trailers" else b""))
+    line = b"X: y\r\n" if size == "trailers" else b"0" * 100
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < 8 * MIB:
+            sent += connection.send(line * 1000)
+    assert sent < 8 * MIB
+    assert has_ended(connection)
+
+
+@pytest.mark.slow
+def test_a_caller_that_does_not_read_its_responses_is_disconnected(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(protocol, "_WRITE_SECONDS", 0.2)
+    connection = connect()
+    connection.settimeout(0.5)
+    disconnected = False
+    started = time.monotonic()
+    while not disconnected and time.monotonic() - started < 10:
+        try:
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        except TimeoutError:  # the service does not read either
+            continue
+        except ConnectionError:
+            disconnected = True
+    assert disconnected
+
+
+@contextmanager
+def _client(app: object) -> Iterator[httpx.Client]:
+    with (
+        serving(app, BoundedHttpProtocol) as url,
+        httpx.Client(base_url=url, trust_env=False, verify=False, timeout=15) as client,
+    ):
+        yield client
+
+
+def test_bodies_count_by_what_has_arrived(item: bytes):
+    """Two bodies that are announced, but not sent, leave room for a third one."""
+    settings = VideoSettings(max_body_mb=2, max_total_body_mb=3)
+    with _client(create_app(settings, {"fake": FakeJudge()})) as client, ExitStack() as stack:
+        large = [stack.enter_context(connect_to(str(client.base_url))) for _ in range(3)]
+        for connection in large:
+            connection.sendall(head(2 * MIB) + b" " * 1000)
+
+        def admitted() -> float:
+            name = "rewardfleet_admitted_requests{"
+            lines = client.get("/metrics").text.splitlines()
+            return next(float(each.rpartition(" ")[2]) for each in lines if each.startswith(name))
+
+        wait_until(lambda: admitted() == 3)
+        answer = client.post("/score", content=item, headers={"content-type": "application/json"})
+        assert answer.status_code == 200
+        for connection in large[:2]:
+            with suppress(ConnectionError):
+                connection.sendall(b" " * (2 * MIB - 1001))
+        # Together they are too large: the one that would exceed the limit is refused.
+        wait_until(lambda: admitted() == 2)

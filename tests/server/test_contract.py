@@ -1,0 +1,402 @@
+"""Wrong methods, strict types, and what the OpenAPI documents say about them."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from rewardfleet import InvalidRequest, MethodNotAllowed, RewardFleetError
+from rewardfleet.wire.errors import ErrorKind, Problem
+from rewardfleet_server.code.app import create_app as create_code
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.episode.app import create_app as create_episode
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.fleet.gateway import Gateway
+from rewardfleet_server.testing import FakeJudge, FakeSandbox
+from rewardfleet_server.tools.app import create_app as create_tools
+from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.video.app import create_app as create_video
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import client_of
+from ..gateways import LOOPBACK
+
+VIDEO = {"task_text": "close the drawer", "video_path": "missing.mp4"}
+CODE = {
+    "revision": "print(1)",
+    "tests": {"kind": "stdio", "cases": [{"stdout": "1"}]},
+    "limits": {"memory_mb": 64},
+}
+EPISODE = {"uid": "a", "success": True}
+MEMBER = {"run": "r", "step": 1, "group_size": 1, "item": {**EPISODE, "group": "g"}}
+ANSWER = {"response": "<think>a</think>", "ground_truth": "<think>a</think>", "step": 1}
+RUN_CODE = {"code": "print(1)", "language": "python", "memory_limit_MB": 64}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+CHAT = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}], "n": 1}
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, httpx.Client]]:
+    folder = tmp_path_factory.mktemp("state")
+    with (
+        client_of(create_video(VideoSettings(), {"fake": FakeJudge()})) as video,
+        client_of(create_code(CodeSettings(), FakeSandbox())) as code,
+        client_of(create_episode(EpisodeSettings(run_state_file=folder / "e.db"))) as episode,
+        client_of(create_tools(ToolsSettings(run_state_file=folder / "t.db"))) as tools,
+        client_of(Gateway({"tools": []}, LOOPBACK)) as gateway,
+    ):
+        yield {
+            "video": video,
+            "code": code,
+            "episode": episode,
+            "tools": tools,
+            "gateway": gateway,
+        }
+
+
+WRONG_METHODS = [
+    *(
+        (service, method, path, "GET, HEAD")
+        for service in ("video", "code", "episode", "tools", "gateway")
+        for path in ("/", "/healthz", "/readyz", "/inflight")
+        for method in ("POST", "DELETE", "OPTIONS")
+    ),
+    ("gateway", "POST", "/tools/inflight", "GET, HEAD"),
+    *(("tools", "POST", path, "GET, HEAD") for path in ("/metrics", "/docs", "/openapi.json")),
+    ("video", "POST", "/health", "GET, HEAD"),
+    ("video", "POST", "/v1/models", "GET, HEAD"),
+    *(
+        (service, method, path, "POST")
+        for service, path in (
+            ("video", "/score"),
+            ("video", "/v1/chat/completions"),
+            ("code", "/run_code"),
+            ("code", "/submit"),
+            ("episode", "/groups/members"),
+            ("episode", "/temperatures"),
+            ("tools", "/score/batch"),
+            ("tools", "/budgets/r/update"),
+        )
+        for method in ("GET", "PUT", "PATCH", "TRACE")
+    ),
+    ("tools", "POST", "/budgets/r", "GET, HEAD, PUT"),
+    ("tools", "DELETE", "/budgets/a%2Fupdate", "GET, HEAD, PUT"),
+]
+
+
+@pytest.mark.parametrize(("service", "method", "path", "allowed"), WRONG_METHODS)
+def test_a_wrong_method_is_405_with_allow(
+    services: dict[str, httpx.Client], service: str, method: str, path: str, allowed: str
+):
+    response = services[service].request(method, path, json={})
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    if path.startswith("/v1/"):
+        assert response.json()["error"]["code"] == "method_not_allowed"
+        return
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert problem.kind is ErrorKind.METHOD_NOT_ALLOWED
+    assert allowed in problem.detail
+    assert isinstance(RewardFleetError.from_problem(problem), MethodNotAllowed)
+    assert response.headers["x-request-id"] == problem.request_id
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_an_unknown_path_is_404(services: dict[str, httpx.Client], method: str):
+    for service in services.values():
+        assert service.request(method, "/nothing", json={}).status_code == 404
+
+
+def test_an_encoded_slash_is_part_of_the_name_of_a_run(services: dict[str, httpx.Client]):
+    tools = services["tools"]
+    assert tools.put("/budgets/a%2Fupdate", json={}).json()["run"] == "a/update"
+    assert tools.get("/budgets/a%2Fupdate").json()["run"] == "a/update"
+    assert tools.post("/budgets/a%2Fupdate/update", json={"step": 1, "costs": [0]}).is_success
+
+
+#: A body of each route, and where an integer is in it.
+INTEGERS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
+    ("video", "/score", VIDEO, ("nframes",)),
+    ("video", "/score", VIDEO, ("max_pixels",)),
+    ("video", "/v1/chat/completions", CHAT, ("n",)),
+    ("code", "/score", CODE, ("limits", "memory_mb")),
+    ("code", "/run_code", RUN_CODE, ("memory_limit_MB",)),
+    ("episode", "/groups/members", MEMBER, ("group_size",)),
+    ("episode", "/groups/members", MEMBER, ("step",)),
+    ("episode", "/temperatures", {"n": 1}, ("n",)),
+    ("episode", "/score/batch", {"items": [EPISODE], "run": "r", "step": 1}, ("step",)),
+    ("tools", "/score", ANSWER, ("step",)),
+]
+
+
+def with_value(body: dict[str, Any], where: tuple[str, ...], value: object) -> dict[str, Any]:
+    name, *rest = where
+    inner = with_value(body.get(name, {}), tuple(rest), value) if rest else value
+    return {**body, name: inner}
+
+
+@pytest.mark.parametrize(("service", "path", "body", "where"), INTEGERS)
+def test_text_and_booleans_are_no_integers(
+    services: dict[str, httpx.Client],
+    service: str,
+    path: str,
+    body: dict[str, Any],
+    where: tuple[str, ...],
+):
+    client = services[service]
+    number = {"nframes": 16, "max_pixels": 784, "memory_mb": 64, "memory_limit_MB": 64}
+    valid = number.get(where[-1], 1)
+    for value in (str(valid), True, valid + 0.5, [valid], {}):
+        refused = client.post(path, json=with_value(body, where, value))
+        assert refused.status_code == 422, value
+        assert f"{where[-1]}:" in refused.text
+    accepted = client.post(path, json=with_value(body, where, valid))
+    as_float = client.post(path, json=with_value(body, where, float(valid)))
+    assert as_float.status_code == accepted.status_code
+    assert f"{where[-1]}:" not in as_float.text
+
+
+@pytest.mark.parametrize(
+    ("service", "path", "body"),
+    [
+        ("video", "/score", {**VIDEO, "task_text": 1}),
+        ("video", "/score", {"task_text": "a", "frames_base64": ["aGk="], "fps": "5"}),
+        ("video", "/score", {"task_text": "a", "frames_base64": ["aGk="], "fps": True}),
+        ("code", "/score", {**CODE, "original_passed": 1}),
+        ("code", "/score", {**CODE, "original_passed": "true"}),
+        ("code", "/score", {**CODE, "limits": {"cpu_s": "5"}}),
+        ("code", "/run_code", {**RUN_CODE, "run_timeout": "5"}),
+        ("episode", "/score", {"uid": "a", "success": "1"}),
+        ("episode", "/score", {"uid": "a", "success": 2}),
+        ("episode", "/score", {**EPISODE, "steps": True}),
+        ("episode", "/temperatures", {"n": 1, "base_temperature": "0.5"}),
+        ("episode", "/score/batch", {"items": [EPISODE], "options": {"gamma": "0.5"}}),
+        ("episode", "/score/batch", {"items": [EPISODE], "options": {"gamma": True}}),
+        ("tools", "/score", {**ANSWER, "options": {"with_length": "yes"}}),
+        ("tools", "/score", {**ANSWER, "options": {"with_length": 1}}),
+    ],
+)
+def test_no_type_stands_for_another(
+    services: dict[str, httpx.Client], service: str, path: str, body: dict[str, Any]
+):
+    refused = services[service].post(path, json=body)
+    assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("service", "item", "wrong"),
+    [
+        ("video", VIDEO, {"nframes": "16"}),
+        ("video", {"task_text": "a", "video_base64": "aGk="}, {"nframes": True}),
+        ("code", CODE, {"original_passed": 1}),
+        ("episode", EPISODE, {"steps": "1"}),
+        ("tools", ANSWER, {"step": "1"}),
+    ],
+)
+def test_items_of_a_batch_are_as_strict_as_single_ones(
+    services: dict[str, httpx.Client], service: str, item: dict[str, Any], wrong: dict[str, Any]
+):
+    items = [item, {**item, **wrong, **({"uid": "b"} if "uid" in item else {})}]
+    answer = services[service].post("/score/batch", json={"items": items})
+    assert answer.status_code == 200
+    first, second = answer.json()["results"]
+    assert next(iter(wrong)) not in str(first.get("error"))
+    assert (second["status"], second["error"]["kind"]) == ("error", "invalid")
+    assert next(iter(wrong)) in second["error"]["detail"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    ("service", "path", "body"),
+    [
+        ("episode", "/score", '{"uid": "a", "kind": "return", "episode_reward": %s}'),
+        ("episode", "/score", '{"uid": "a", "kind": "return", "step_rewards": [%s]}'),
+        ("episode", "/temperatures", '{"n": 1, "base_temperature": %s}'),
+        ("video", "/score", '{"task_text": "a", "frames_base64": ["aGk="], "fps": %s}'),
+        ("video", "/score", '{"task_text": "a", "video_path": "a", "nframes": %s}'),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    services: dict[str, httpx.Client], service: str, path: str, body: str, number: str
+):
+    headers = {"content-type": "application/json"}
+    refused = services[service].post(path, content=body % number, headers=headers)
+    assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_valid"),
+    [
+        ({"nframes": "16"}, True),
+        ({"nframes": "16.0"}, True),
+        ({"nframes": '"16"'}, False),
+        ({"nframes": "true"}, False),
+        ({"nframes": "sixteen"}, False),
+        ({"nframes": "NaN"}, False),
+        ({"backend_kwargs": "{}"}, True),
+        ({"backend_kwargs": "[]"}, False),
+        ({"fps": "null"}, False),
+        ({"frames_base64": "null"}, False),
+        ({"video_path": "a.mp4"}, False),
+        ({"unknown": "1"}, False),
+    ],
+)
+def test_fields_of_forms_are_parsed_from_text(
+    services: dict[str, httpx.Client], fields: dict[str, str], is_valid: bool
+):
+    files = {"video": ("a.mp4", b"not a video")}
+    response = services["video"].post("/score", data={"task_text": "a", **fields}, files=files)
+    assert response.status_code == 422
+    assert ("is not a video" in response.text) == is_valid  # which is looked at last
+
+
+def test_a_member_that_is_invalid_by_itself_is_refused_at_once(services: dict[str, httpx.Client]):
+    item = {"uid": "a", "group": "other", "kind": "efficiency", "success": True}
+    member = {**MEMBER, "group_size": 2, "item": item}
+    refused = services["episode"].post("/groups/members", json=member)
+    assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
+    assert "needs steps" in refused.json()["detail"]
+
+
+def schema_of(client: httpx.Client, path: str) -> dict[str, Any]:
+    paths = client.get("/openapi.json").json()["paths"]
+    return paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+
+#: What a schema allows, and what it forbids by rules between fields.
+RULES: list[tuple[str, str, dict[str, Any], bool]] = [
+    ("video", "/score", VIDEO, True),
+    ("video", "/score", {**VIDEO, "video_base64": None, "fps": None}, True),
+    ("video", "/score", {"task_text": "a"}, False),
+    ("video", "/score", {**VIDEO, "video_base64": "aGk="}, False),
+    ("video", "/score", {**VIDEO, "fps": 5}, False),
+    ("video", "/score", {"task_text": "a", "frames_base64": ["aGk="], "fps": 5}, True),
+    ("video", "/score", {"task_text": "a", "video_base64": "aGk"}, True),
+    ("video", "/score", {"task_text": "a", "video_base64": "-_-_"}, True),
+    ("video", "/score", {"task_text": "a", "video_base64": "aGl="}, False),
+    ("video", "/score", {"task_text": "a", "video_base64": "aG k="}, False),
+    ("video", "/score", {"task_text": "a", "video_url": "http://a/b.mp4"}, False),
+    ("video", "/score", {**VIDEO, "video_path": "a\0"}, False),
+    ("video", "/score", {**VIDEO, "backend": "none"}, False),
+    ("video", "/v1/chat/completions", CHAT, True),
+    ("video", "/v1/chat/completions", {**CHAT, "n": 2}, False),
+    ("video", "/v1/chat/completions", {**CHAT, "stream": True}, False),
+    ("video", "/v1/chat/completions", {"messages": [*CHAT["messages"], *CHAT["messages"]]}, False),
+    ("video", "/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, False),
+    ("video", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, False),
+    (
+        "video",
+        "/v1/chat/completions",
+        {"messages": [{"role": "system", "content": "a"}, *CHAT["messages"]]},
+        True,
+    ),
+    ("code", "/score", CODE, True),
+    ("code", "/score", {**CODE, "limits": {"cpu_s": 61}}, False),
+    (
+        "code",
+        "/score",
+        {
+            **CODE,
+            "tests": {
+                **CODE["tests"],
+                "checker": "exact",
+                "checker_program": {"language": "python", "source": "1"},
+            },
+        },
+        False,
+    ),
+    (
+        "code",
+        "/score",
+        {
+            **CODE,
+            "tests": {
+                "kind": "functional",
+                "fn_name": "while",
+                "cases": [{"args": [], "expected": 1}],
+            },
+        },
+        False,
+    ),
+    ("code", "/score", {**CODE, "tests": {**CODE["tests"], "setup": "\0"}}, False),
+    ("code", "/run_code", RUN_CODE, True),
+    ("code", "/run_code", {**RUN_CODE, "files": {"a": "b"}}, False),
+    ("code", "/run_code", {**RUN_CODE, "run_timeout": 61}, False),
+    ("episode", "/score", EPISODE, True),
+    ("episode", "/score", {"uid": "a"}, False),
+    ("episode", "/score", {"uid": "a", "kind": "return", "success": True}, False),
+    ("episode", "/score", {"uid": "a", "kind": "return", "step_rewards": [1]}, True),
+    ("episode", "/score", {"uid": "a", "kind": "return", "step_rewards": []}, False),
+    ("episode", "/score", {**EPISODE, "max_steps": 0}, False),
+    ("episode", "/score", {**EPISODE, "temperature": -1}, False),
+    ("episode", "/score", {**EPISODE, "steps": 1e101}, False),
+    ("episode", "/groups/members", MEMBER, True),
+    ("episode", "/groups/members", {**MEMBER, "item": EPISODE}, False),
+    ("episode", "/groups/members", {**MEMBER, "options": {"normalize": "running"}}, False),
+    (
+        "episode",
+        "/score/batch",
+        {"items": [EPISODE], "options": {"filter": {"select": "diverse"}}},
+        False,
+    ),
+    ("episode", "/score/batch", {"items": [EPISODE], "options": {"normalize": "running"}}, False),
+    ("tools", "/score", ANSWER, True),
+    ("tools", "/score", {**ANSWER, "options": {"refined_reward": True}}, False),
+    ("tools", "/score", {**ANSWER, "step": None, "options": {"schedule_length": True}}, False),
+    ("tools", "/score", {**ANSWER, "ground_truth": "a"}, False),
+    ("tools", "/budgets/{run}/update", {"step": 9, "costs": [1]}, True),
+    ("tools", "/budgets/{run}/update", {"step": 9}, False),
+    ("tools", "/budgets/{run}/update", {"step": 9, "costs": [1], "mean_cost": 1}, False),
+    ("tools", "/budgets/{run}/update", {"step": 9, "mean_cost": 1}, False),
+]
+
+
+#: That a video cannot be read, which is found out last.
+UNUSABLE = re.compile(r"--video-root|is not a video|frames_base64\[0\] is not a JPEG or PNG")
+
+
+@pytest.mark.parametrize(("service", "path", "body", "is_valid"), RULES)
+def test_the_schema_and_the_service_agree(
+    services: dict[str, httpx.Client],
+    service: str,
+    path: str,
+    body: dict[str, Any],
+    is_valid: bool,
+):
+    client = services[service]
+    schema = schema_of(client, path)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) == is_valid
+    client.put("/budgets/rules", json={})
+    response = client.post(path.replace("{run}", "rules"), json=body)
+    is_accepted = response.status_code == 200 or bool(UNUSABLE.search(response.text))
+    assert is_accepted == is_valid, response.text
+
+
+def test_failures_are_documented_as_problems(services: dict[str, httpx.Client]):
+    for name in ("video", "code", "episode", "tools"):
+        document = services[name].get("/openapi.json").json()
+        assert "Problem" in document["components"]["schemas"]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                failures = {
+                    status: content["content"]
+                    for status, content in operation["responses"].items()
+                    if status != "200"
+                }
+                assert {"403", "405"} <= set(failures), path
+                accepted = {"application/json" if "/v1/" in path else "application/problem+json"}
+                assert all(set(content) == accepted for content in failures.values()), path
+
+
+async def test_the_client_raises_its_class_for_a_wrong_method(services: dict[str, httpx.Client]):
+    response = services["tools"].put("/score", json={})
+    problem = Problem.model_validate(json.loads(response.text))
+    with pytest.raises(MethodNotAllowed, match="takes POST, not PUT"):
+        raise RewardFleetError.from_problem(problem)
+    assert not issubclass(MethodNotAllowed, InvalidRequest)
+    assert not problem.retryable

@@ -1,0 +1,343 @@
+"""No body, however it is made, delays other requests or takes many times its size."""
+
+import base64
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address
+from pickle import UnpicklingError
+
+import httpx
+import numpy as np
+import pytest
+
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server import decoding_process
+from rewardfleet_server.decoding_process import (
+    ComplexityLimits,
+    DecodingProcess,
+    MemoryFile,
+    check_complexity,
+)
+from rewardfleet_server.episode import decode as episode_decode
+from rewardfleet_server.testing import wait_until
+
+from ..conftest import Serve, image_base64
+from .processes import descendants, idle_seconds, memory_of, service_process, watched
+
+# A busy machine takes long for the largest bodies, and they may be repeated.
+pytestmark = [pytest.mark.usefixtures("no_gc"), pytest.mark.timeout(300)]
+
+MIB = 2**20
+#: Seconds that a body may delay `/healthz`, besides the longest answer of the idle service.
+DELAY = 0.25
+#: Memory that the decoding process takes in addition to bodies, once it has started.
+DECODER = 96 * MIB
+
+MEDIA = base64.b64encode(os.urandom(45 * MIB))
+
+
+def options(value: bytes) -> bytes:
+    return b'{"task_text":"x","video_path":"x","backend_kwargs":{"a":%b}}' % value
+
+
+def chat() -> bytes:
+    images = [
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{MEDIA[: 15 * MIB].decode()}"},
+        }
+    ] * 3
+    content = [{"type": "text", "text": "Task: x"}, *images]
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+def form(content: bytes) -> bytes:
+    head = b'--b\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\n'
+    return head + content + b"\r\n--b--\r\n"
+
+
+NESTED = b"[" * 100 + b"]" * 100
+
+VIDEO_BODIES: dict[str, Callable[[], bytes]] = {
+    "quotes and colons": lambda: b'":' * (32 * MIB - 8),
+    "escaped quotes": lambda: b'"' + b'\\":' * (20 * MIB),
+    "video": lambda: b'{"task_text":"x","video_base64":"%b"}' % MEDIA,
+    "frames": lambda: (
+        b'{"task_text":"x","frames_base64":["%b"]}'
+        % b'","'.join(MEDIA[: MIB // 2] for _ in range(110))
+    ),
+    "invalid UTF-8": lambda: b'{"task_text":"x","video_base64":"%b\xff"}' % MEDIA,
+    "a lone surrogate": lambda: b'{"video_base64":"%b","a":"\\ud800"}' % MEDIA,
+    "half a million lists": lambda: options(b"[" + b"[]," * 499_000 + b"1]"),
+    "nested lists": lambda: options(b"[" + b",".join([NESTED] * 9_800) + b"]"),
+    "many nested lists": lambda: options(b"[" + b",".join([NESTED] * 200_000) + b"]"),
+    "nested lists in a small body": lambda: options(b"[" + b",".join([NESTED] * 5_000) + b"]"),
+    "long numbers": lambda: options(b"[" + (b"9" * 4000 + b",") * 15_000 + b"1]"),
+}
+OTHER_BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "chat": ("/v1/chat/completions", chat, "application/json"),
+    "batch": (
+        "/score/batch",
+        lambda: b'{"items":[%b]}' % options(b"[" + b"[0]," * 300_000 + b"1]"),
+        "application/json",
+    ),
+    "form": ("/score", lambda: form(MEDIA), "multipart/form-data; boundary=b"),
+    "form of lines": (
+        "/score",
+        lambda: form(b"\r\n--" * (14 * MIB)),
+        "multipart/form-data; boundary=b",
+    ),
+    "form of parts": (
+        "/score",
+        lambda: b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * MIB,
+        "multipart/form-data; boundary=b",
+    ),
+}
+
+
+def post(
+    url: str, path: str, body: bytes, content_type: str = "application/json"
+) -> httpx.Response:
+    headers = {"content-type": content_type}
+    return httpx.post(f"{url}{path}", content=body, headers=headers, timeout=90, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def video() -> Iterator[tuple[int, str, float]]:
+    with service_process("video") as (process, url):
+        yield process.pid, url, idle_seconds(url, process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*VIDEO_BODIES, *OTHER_BODIES])
+def test_a_large_body_does_not_delay_others(video: tuple[int, str, float], name: str):
+    pid, url, idle = video
+    path, make, content_type = OTHER_BODIES.get(
+        name, ("/score", VIDEO_BODIES.get(name, bytes), "application/json")
+    )
+    body = make()
+    before = memory_of(pid)
+    answer, watch = watched(
+        url, pid, lambda: post(url, path, body, content_type), most_seconds=idle + DELAY
+    )
+    assert answer.status_code in {200, 422}, answer.text
+    assert watch.slowest < idle + DELAY
+    if len(body) > 32 * MIB:
+        assert watch.peak - before < 4 * len(body) + DECODER
+
+
+@pytest.mark.slow
+def test_twelve_videos_at_once_do_not_delay_others(video: tuple[int, str, float]):
+    pid, url, idle = video
+    body = VIDEO_BODIES["video"]()
+    before = memory_of(pid)
+    with ThreadPoolExecutor(12) as pool:
+        answers, watch = watched(
+            url,
+            pid,
+            lambda: list(pool.map(lambda _: post(url, "/score", body), range(12))),
+            most_seconds=idle + DELAY,
+        )
+    assert {answer.status_code for answer in answers} == {422}
+    assert all("not a video" in answer.json()["detail"] for answer in answers)
+    assert watch.slowest < idle + DELAY
+    assert watch.peak - before < 12 * 4 * len(body)
+
+
+def episodes(count: int, steps: int) -> bytes:
+    actions = np.random.default_rng(0).normal(size=(steps, 7)).round(6).tolist()
+    item = {"success": True, "steps": 9, "max_steps": 10, "actions": actions}
+    return json.dumps({"items": [{"uid": str(n), **item} for n in range(count)]}).encode()
+
+
+EPISODES: dict[str, Callable[[], bytes]] = {
+    "batch": lambda: episodes(3200, 90),
+    "batch with an invalid item": lambda: episodes(3200, 90).replace(b'"uid": "7"', b'"uid": 7'),
+    "one list": lambda: (
+        b'{"items":[{"uid":"1","success":true,"step_rewards":[%b0]}]}' % (b"0," * 4_000_000)
+    ),
+    "short numbers": lambda: (
+        b'{"items":[%b]}'
+        % b",".join(
+            b'{"uid":"%d","success":true,"actions":[%b[1]]}' % (n, b"[0]," * 480)
+            for n in range(4096)
+        )
+    ),
+}
+
+
+@pytest.mark.slow
+def test_a_large_batch_of_episodes_does_not_delay_others():
+    with service_process("episode") as (process, url):
+        idle = idle_seconds(url, process.pid)
+        for name, make in EPISODES.items():
+            body = make()
+            before = memory_of(process.pid)
+            answer, watch = watched(
+                url,
+                process.pid,
+                lambda body=body: post(url, "/score/batch", body),
+                most_seconds=idle + DELAY,
+            )
+            assert answer.status_code == 200, name
+            failed = sum(each["status"] == "error" for each in answer.json()["results"])
+            assert failed == (name == "batch with an invalid item"), name
+            assert watch.slowest < idle + DELAY, name
+            assert watch.peak - before < 14 * len(body) + DECODER, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["code", "tools"])
+def test_large_bodies_of_the_other_services_do_not_delay_others(service: str):
+    tests = '{"kind":"functional","fn_name":"f","cases":[{"args":[[%s0]],"expected":1}]}'
+    program = '{"revision":"def f(*a): return 1","tests":%s}'
+    batch = f'{{"items":[{program}]}}'
+    item = {"response": "a\n" * 100_000, "ground_truth": "<think>x</think>"}
+    bodies = {
+        "code": {
+            "/score": program % (tests % ("[0]," * 300_000)),
+            "/score/batch": batch % (tests % ("0," * 990_000)),
+            "/run_code": json.dumps({"language": "python", "code": "0", "stdin": "\n" * 30 * MIB}),
+            "/submit": '":' * 32 * (MIB - 1),
+        },
+        "tools": {
+            "/score/batch": json.dumps({"items": [item] * 120}),
+            "/score": json.dumps({**item, "response": "\n" * 30 * MIB}),
+        },
+    }
+    with service_process(service) as (process, url):
+        idle = idle_seconds(url, process.pid)
+        for path, body in bodies[service].items():
+            answer, watch = watched(
+                url,
+                process.pid,
+                lambda path=path, body=body: post(url, path, body.encode()),
+                most_seconds=idle + DELAY,
+            )
+            assert answer.status_code == (422 if path == "/submit" else 200), answer.text[:500]
+            assert watch.slowest < idle + DELAY, path
+
+
+@pytest.mark.slow
+def test_the_decoding_process_is_replaced_and_ends_with_its_service():
+    body = b'{"task_text":"x","video_base64":"%b"}' % MEDIA[: 4 * MIB]
+    with service_process("video") as (process, url):
+        for _ in range(2):
+            assert "not a video" in post(url, "/score", body).json()["detail"]
+            (child,) = set(descendants(process.pid)) - {process.pid}
+            os.kill(child, signal.SIGKILL)
+            wait_until(lambda child=child: not _is_running(child))
+        assert "not a video" in post(url, "/score", body).json()["detail"]
+        (child,) = set(descendants(process.pid)) - {process.pid}
+        process.kill()
+        process.wait()
+        wait_until(lambda: not _is_running(child))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_the_service_loads_nothing_but_data_from_the_decoding_process():
+    process = DecodingProcess(MIB)
+    try:
+        body = MemoryFile()
+        body.write(b"\x7f\0\0\1")
+        with pytest.raises(UnpicklingError, match="IPv4Address is not data"):
+            process.decode(IPv4Address, body, ComplexityLimits(10, 10))
+    finally:
+        process.close()
+
+
+def test_a_decoding_process_that_does_not_start_is_no_fault_of_the_body(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(decoding_process, "_START_SECONDS", 0.001)
+    process = DecodingProcess(MIB)
+    with pytest.raises(Unavailable, match="did not start"):
+        process.decode(IPv4Address, MemoryFile(), ComplexityLimits(10, 10))
+    process.close()
+
+
+@pytest.mark.slow
+def test_a_body_that_takes_too_long_to_decode_is_invalid(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    client = serve()
+    large = {"task_text": "x", "frames_base64": [image_base64()]}
+    warm = client.post(
+        "/score",
+        content=json.dumps(large).encode() + b" " * (2 * MIB),
+        headers={"content-type": "application/json"},
+    )
+    assert warm.status_code == 200
+    monkeypatch.setattr(decoding_process, "_DECODE_SECONDS", 0.05)
+    answer = post(
+        str(client.base_url), "/score", options(b"[" + b",".join([NESTED] * 9_800) + b"]")
+    )
+    assert (answer.status_code, answer.json()["kind"]) == (422, "invalid")
+    assert "too much time" in answer.json()["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 2**20])
+def test_what_strings_contain_is_not_counted_wherever_a_body_is_cut(
+    monkeypatch: pytest.MonkeyPatch, size: int
+):
+    monkeypatch.setattr(decoding_process, "_SLICE", size)
+    choose = random.Random(0).choices
+    for _ in range(200):
+        outside = choose([b":", b",", b"[", b"{", b"]", b"1"], k=20)
+        strings = [b"".join(choose([rb"\\", rb"\"", b":", b",", b"[", b"a"], k=6)) for _ in outside]
+        pairs = zip(outside, strings, strict=True)
+        body = b"".join(b'%b"%b"' % pair for pair in pairs)
+        fields, values = outside.count(b":"), sum(map(outside.count, (b",", b"[", b"{")))
+        check_complexity(body, ComplexityLimits(fields, values))
+        for limits in (ComplexityLimits(fields - 1, values), ComplexityLimits(fields, values - 1)):
+            with pytest.raises(InvalidRequest):
+                check_complexity(body, limits)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [{"uid": "a", "actions": [[1, 2.5], [3, 4]], "step_rewards": [1, 2]}],
+        [{"uid": "a", "actions": [[1, 2.5], [3]]}, {"uid": "b", "progress": []}],
+        [{"uid": "a", "path": [], "actions": None}, {"uid": "b", "actions": [[]]}],
+        [{"uid": "a", "actions": [[n, -n] for n in range(50)]}, {"uid": 5}],
+        [{"uid": "a", "step_rewards": [n / 7 for n in range(90)]}, {"uid": "b", "kind": "?"}],
+    ],
+)
+def test_a_large_batch_is_decoded_like_a_small_one(monkeypatch: pytest.MonkeyPatch, items):
+    body = json.dumps({"items": items}).encode()
+    small = episode_decode.decode_batch(body)
+    monkeypatch.setattr(episode_decode, "_LARGE_BODY", 0)
+    monkeypatch.setattr(episode_decode, "_PART", 10)
+    large = episode_decode.decode_batch(body)
+    assert {n: e.detail for n, e in large.invalid.items()} == {
+        n: e.detail for n, e in small.invalid.items()
+    }
+    for mine, expected in zip(large.items, small.items, strict=True):
+        for name in episode_decode.Item.__struct_fields__:
+            value = getattr(mine, name)
+            plain = value.tolist() if isinstance(value, np.ndarray) else value
+            assert plain == getattr(expected, name), name
+
+
+@pytest.mark.parametrize("numbers", ["1,", "1,,2", ",1", "[1]", "1,2,3,4,,5", "1,2,3,4,5,"])
+def test_a_list_in_a_large_batch_must_be_valid(monkeypatch: pytest.MonkeyPatch, numbers: str):
+    monkeypatch.setattr(episode_decode, "_LARGE_BODY", 0)
+    monkeypatch.setattr(episode_decode, "_PART", 1)
+    body = f'{{"items":[{{"uid":"a","step_rewards":[{numbers}]}}]}}'.encode()
+    with contextlib.suppress(InvalidRequest):
+        assert episode_decode.decode_batch(body).invalid
