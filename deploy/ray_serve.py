@@ -26,7 +26,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet.wire.errors import NotFound, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
+from rewardfleet_server.fleet.flags import network_flags
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.settings import FleetConfig, read_config
 from rewardfleet_server.http.app import RewardApp
@@ -212,13 +214,15 @@ class _Index:
 
     def __init__(self, services: list[str]) -> None:
         self._services = services
-        self._gateway = Gateway({name: [] for name in services})
+        # It names the services and no more; those check the host.
+        hosts = AllowedHosts(["*"], listens_on="", has_keys=False)
+        self._gateway = Gateway({name: [] for name in services}, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
         if path == "/readyz":
             await (await self._readiness())(scope, receive, send)
-        elif path == "/inflight":  # the gateway would ask replicas, of which it knows none
+        elif path == "/inflight":  # the gateway here has no replicas to query
             error = NotFound("ask a service, e.g. /code/inflight: one of its replicas answers")
             await problem_response(error)(scope, receive, send)
         else:
@@ -271,20 +275,7 @@ video, code, episode, tools = (
     envvar="RAY_ADDRESS",
     help="Ray cluster, on which they stay.  [default: a local Ray that ends with this command]",
 )
-@click.option("--host", help="Address of Serve's proxies.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="Port of Serve's proxies.  [default: 18000]")
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File of accepted API keys; required if --host is not a loopback address.",
-)
-@click.option(
-    "--allow-unauthenticated",
-    is_flag=True,
-    default=None,
-    help="Listen beyond loopback without API keys.",
-)
+@network_flags("Serve's proxies")
 def main(config: Path | None, only: str | None, address: str | None, **given: Any) -> None:
     """Start the applications; on a local Ray, run them until Ctrl-C or SIGTERM."""
     overrides = {name: value for name, value in given.items() if value is not None}
@@ -342,6 +333,8 @@ def _plan(config: FleetConfig, host: str) -> dict[str, tuple[ServerSettings, ser
             click.echo(
                 f"NO AUTHENTICATION: anyone who can reach {host} may use the fleet", err=True
             )
+    if config.allowed_host:
+        given["allowed_host"] = config.allowed_host
     names = dict.fromkeys(config.only)
     for name in names:
         if "host" in config.settings[name]:

@@ -7,9 +7,13 @@ from typing import Any
 
 import httpx
 
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.testing import serving
+
+#: What a gateway accepts that listens on loopback without API keys.
+LOOPBACK = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
 
 Replicas = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -18,7 +22,7 @@ Replicas = Mapping[str, Sequence[Mapping[str, Any]]]
 def fleet_of(**urls: str) -> Iterator[str]:
     """Serve a gateway of services with one ready replica each; yield its URL."""
     replicas = {name: [Replica(name, url.rstrip("/"), True)] for name, url in urls.items()}
-    with serving(Gateway(replicas)) as url:
+    with serving(Gateway(replicas, LOOPBACK)) as url:
         yield url
 
 

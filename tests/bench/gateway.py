@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
@@ -72,7 +73,7 @@ def request(prefix: str) -> bytes:
 def run_gateway(pipe: Pipe, service_port: int) -> None:
     replica = Replica("tools", f"http://127.0.0.1:{service_port}", is_ready=True)
     config = uvicorn.Config(
-        Gateway({"tools": [replica]}),
+        Gateway({"tools": [replica]}, AllowedHosts([], listens_on="127.0.0.1", has_keys=False)),
         http=BoundedHttpProtocol,
         ws="none",
         port=0,

@@ -23,13 +23,13 @@ from rewardfleet_server.tools.settings import ToolsSettings
 
 def post(path: str, body: bytes) -> bytes:
     """Return an HTTP POST request with a JSON body."""
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def get(path: str) -> bytes:
     """Return an HTTP GET request."""
-    return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 class Connection:

@@ -84,9 +84,9 @@ class Engine:
         if self._daemon is not None:
             self._daemon.send_signal(signal.SIGTERM)
             self._daemon.wait(60)
-        namespace = self.folder / "exec/netns/default"
-        if namespace.exists():  # docker leaves it mounted
-            subprocess.run(["umount", namespace], stderr=subprocess.DEVNULL, check=False)
+        for mount in ("exec/netns/default", "data"):  # docker leaves them mounted
+            if (path := self.folder / mount).exists():
+                subprocess.run(["umount", path], stderr=subprocess.DEVNULL, check=False)
 
     def make_base_image(self) -> None:
         """Make `python:3.13-slim` unless it exists."""

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from rewardfleet import __version__
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
-    InvalidRequest,
+    MethodNotAllowed,
     NotFound,
     Overloaded,
     RewardFleetError,
@@ -35,6 +35,7 @@ from rewardfleet.wire.headers import (
     SERVICE_HEADER,
 )
 from rewardfleet.wire.in_flight import InFlight, merged
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.telemetry import new_request_id
 
 from .replicas import Fleet, Replica
@@ -65,6 +66,8 @@ _MAX_REFUSAL_BYTES = 64 * 1024
 #: The most bytes of a replica's samples in flight, and seconds to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_SECONDS = 2 * 2**20, 2.0
 
+#: The methods of what the gateway answers itself.
+_READS = ("GET", "HEAD")
 #: Why a replica does not report its samples in flight without a key.
 _NO_KEY = "it requires an API key"
 
@@ -92,10 +95,12 @@ class Gateway:
     Args:
         fleet: The replicas of each service. Whoever owns it sets `is_ready`; the gateway unsets it
             when a replica cannot be reached.
+        hosts: The names by which callers may address it.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, hosts: AllowedHosts) -> None:
         self._fleet = fleet
+        self._hosts = hosts
         self._pool = Pool()
         self._memory = Memory()
         self._in_progress = 0
@@ -126,9 +131,11 @@ class Gateway:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self._hosts.check(scope["headers"])
         path: bytes = scope["raw_path"]
-        if path in {b"/", b"/healthz", b"/readyz"} and scope["method"] in {"GET", "HEAD"}:
-            page = {b"/": self._index, b"/healthz": self._health, b"/readyz": self._readiness}[path]
+        page = {b"/": self._index, b"/healthz": self._health, b"/readyz": self._readiness}.get(path)
+        if page is not None:
+            _check_is_read(scope)
             await _send_json(send, 200, page())
             return
         prefix, _, rest = path[1:].partition(b"/")
@@ -158,11 +165,10 @@ class Gateway:
         """Send the samples in flight at some replicas; None for those at all of them.
 
         Raises:
-            InvalidRequest: The method is not GET.
+            MethodNotAllowed: The method is not GET.
             Unauthorized: No replica accepts the caller's key.
         """
-        if scope["method"] not in {"GET", "HEAD"}:
-            raise InvalidRequest(f"/inflight takes GET, not {scope['method'][:20]}")
+        _check_is_read(scope)
         if replicas is None:
             replicas = [each for some in self._fleet.values() for each in some]
         key = dict(scope["headers"]).get(b"authorization", b"")
@@ -337,6 +343,20 @@ class Gateway:
                 self._pool.release(replica.url, connection)
 
 
+def _check_is_read(scope: MutableMapping[str, Any]) -> None:
+    """Check the method of a request that the gateway answers itself.
+
+    Raises:
+        MethodNotAllowed: It is neither GET nor HEAD.
+    """
+    method = scope["method"]
+    if method not in _READS:
+        shown = scope["raw_path"][:100].decode("ascii")
+        error = MethodNotAllowed(f"{shown} takes {', '.join(_READS)}, not {method[:20]}")
+        error.allowed = _READS
+        raise error
+
+
 def _returned(headers: Headers) -> Headers:
     dropped = dropped_names(headers, _NOT_RETURNED)
     return [each for each in headers if each[0] not in dropped]
@@ -408,6 +428,8 @@ async def _send_problem(send: Send, error: RewardFleetError, request_id: str) ->
     headers = [(REQUEST_ID_HEADER.encode(), request_id.encode("ascii"))]
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode("ascii")))
     problem = error.problem(request_id).model_dump()
     await _send_json(send, error.status, problem, headers, b"application/problem+json")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
-from rewardfleet.wire.headers import PREFIX_HEADER, TIMEOUT_HEADER
+from rewardfleet.wire.headers import FORWARDED_HOST_HEADER, PREFIX_HEADER, TIMEOUT_HEADER
 
 from .upstream import Connection, Headers, UpstreamFailed
 
@@ -24,6 +24,7 @@ SILENCE_SECONDS = 30.0
 #: gets a little longer than that to report that it is too late.
 DEFAULT_TIMEOUT_SECONDS, _TIMEOUT_GRACE_SECONDS = 600.0, 5.0
 _PREFIX = PREFIX_HEADER.encode()
+_FORWARDED_HOST = FORWARDED_HOST_HEADER.encode()
 #: Headers that concern one connection (RFC 9110, 7.6.1), or that the gateway sets itself.
 NOT_FORWARDED = frozenset(
     {
@@ -36,7 +37,9 @@ NOT_FORWARDED = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"host",
         _PREFIX,
+        _FORWARDED_HOST,
     }
 )
 
@@ -103,6 +106,9 @@ class Request:
         dropped = dropped_names(scope["headers"], NOT_FORWARDED)
         lines = [scope["method"].encode("ascii") + b" " + target + b" HTTP/1.1"]
         lines += [b"%b: %b" % each for each in scope["headers"] if each[0] not in dropped]
+        # Replicas listen on loopback and accept its names only; the gateway has checked the given.
+        host = dict(scope["headers"]).get(b"host", b"")
+        lines += [b"host: localhost", b"%b: %b" % (_FORWARDED_HOST, host)]
         lines.append(b"%b: /%b" % (_PREFIX, service.encode("ascii")))
         if self._is_chunked:
             lines.append(b"transfer-encoding: chunked")

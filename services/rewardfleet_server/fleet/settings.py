@@ -1,10 +1,13 @@
 """Which services `rewardfleet up` starts, and with which settings: defaults, a TOML file, flags."""
 
 import difflib
+import itertools
 import os
+import secrets
 import socket
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,9 @@ from rewardfleet_server.settings import ServerSettings, is_loopback
 #: The ports of further replicas of a service: that of the first one plus a multiple of this.
 PORT_STEP = 10
 _MAX_REPLICAS = 100
+#: Ports for services whose port is 0: below those that Linux and macOS give to connections.
+_LOWEST_PORT, _PORT_COUNT = 20_000, 10_000
+_NUMBERS = itertools.count(secrets.randbelow(_PORT_COUNT))
 
 
 class FleetConfig(BaseModel):
@@ -30,6 +36,8 @@ class FleetConfig(BaseModel):
         only: The services to start.
         data_dir: Folder with caches, run state and logs.
         api_key_file: File of the API keys that all services accept.
+        allowed_host: Names by which callers may address the gateway, besides loopback names; if
+            there are none, any with an API key, and without one, IP addresses beyond loopback.
         allow_unauthenticated: Whether the gateway may listen beyond loopback without API keys.
         settings: Settings by service, e.g. `{"code": {"replicas": 2, "workers": 4}}`.
     """
@@ -41,6 +49,7 @@ class FleetConfig(BaseModel):
     only: list[str] = list(SERVICES)
     data_dir: Path = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")) / "rewardfleet"
     api_key_file: Path | None = None
+    allowed_host: list[str] = []
     allow_unauthenticated: bool = False
     settings: dict[str, dict[str, Any]] = {}
 
@@ -162,10 +171,18 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of loopback that is free now, and another one each time.
+
+    No outgoing connection gets it, so that it is still free when a service starts or restarts.
+
+    Raises:
+        OSError: No port is free.
+    """
+    for number in itertools.islice(_NUMBERS, _PORT_COUNT):
+        port = _LOWEST_PORT + number % _PORT_COUNT
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"no port from {_LOWEST_PORT} to {_LOWEST_PORT + _PORT_COUNT - 1} is free")
 
 
 def _defaults(

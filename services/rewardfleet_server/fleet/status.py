@@ -128,7 +128,7 @@ def run_status(
     key = (api_key or "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):
         raise ValueError("the API key is not one line of plain ASCII")
-    targets = [(None, _base_url(url)) for url in urls] + [_named(each) for each in services]
+    targets = [(None, base_url(url)) for url in urls] + [named_url(each) for each in services]
     if in_flight:
         found = asyncio.run(fleet_in_flight(targets, key))
         if as_json:
@@ -173,15 +173,25 @@ def _http(api_key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)  # noqa: S113 - `_get` limits complete requests
 
 
-def _named(text: str) -> tuple[str, str]:
+def named_url(text: str) -> tuple[str, str]:
+    """Return the service and the base URL of `NAME=URL`.
+
+    Raises:
+        ValueError: It is something else.
+    """
     name, separator, url = text.partition("=")
     if name not in SERVICES or not separator:
         known = ", ".join(SERVICES)
         raise ValueError(f"--service {redact(text)}: give NAME=URL; NAME is one of {known}")
-    return name, _base_url(url)
+    return name, base_url(url)
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        ValueError: It is not an HTTP URL.
+    """
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -304,7 +314,7 @@ def _is_local(gateway_url: str, replica: _Replica) -> bool:
     The loopback addresses of a remote gateway are not those of this machine.
     """
     try:
-        hosts = [urlsplit(url).hostname or "" for url in (gateway_url, _base_url(replica.url))]
+        hosts = [urlsplit(url).hostname or "" for url in (gateway_url, base_url(replica.url))]
     except ValueError:
         return False
     return all(is_loopback(host) for host in hosts)

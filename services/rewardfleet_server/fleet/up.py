@@ -13,7 +13,8 @@ import uvicorn
 from rich.console import Console
 from rich.table import Table
 
-from rewardfleet_server.doctor import Diagnosis
+from rewardfleet_server.allowed_hosts import AllowedHosts
+from rewardfleet_server.doctor import Diagnosis, check_redis_servers
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
@@ -79,6 +80,7 @@ def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
             yield Diagnosis("failed", f"{replica.name}: {error}", "end what listens there")
         if replica.number == 0:
             yield from SERVICES[replica.service].load_checks()(replica.settings)
+    yield from check_redis_servers((each.settings for each in replicas), unreachable="note")
 
 
 class _Server(uvicorn.Server):
@@ -118,7 +120,12 @@ class _Fleet:
         for process in self._processes:
             by_service.setdefault(process.planned.service, []).append(process.replica)
         self._url = url_of(self._listener)
-        self._gateway = Gateway(by_service)
+        hosts = AllowedHosts(
+            config.allowed_host,
+            listens_on=config.host,
+            has_keys=config.api_key_file is not None,
+        )
+        self._gateway = Gateway(by_service, hosts)
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:

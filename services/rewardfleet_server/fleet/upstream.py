@@ -5,6 +5,7 @@ refusal would wait for the upload. Here, responses are parsed by httptools as th
 """
 
 import asyncio
+import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -236,6 +237,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
+        self._tls: ssl.SSLContext | None = None  # slow to make, and not needed for replicas
 
     async def acquire(self, url: str) -> Connection:
         """Return a connection that is idle, or a new one.
@@ -251,11 +253,15 @@ class Pool:
                 return connection
             connection.abort(UpstreamFailed("idle"))
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or 80
+        is_secure = parts.scheme == "https"
+        host, port = parts.hostname or "", parts.port or (443 if is_secure else 80)
+        if is_secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if is_secure else None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                _, connection = await loop.create_connection(Connection, host, port)
+                _, connection = await loop.create_connection(Connection, host, port, ssl=tls)
         except OSError as error:  # TimeoutError is one
             reason = error.strerror or "it took too long"
             raise Unreachable(f"it cannot be connected to: {reason}") from None

@@ -36,6 +36,8 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
+from ...gateways import LOOPBACK
+
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 ITEM = {"response": ANSWER, "ground_truth": ANSWER}
 MIB = 2**20
@@ -96,7 +98,7 @@ Front = Callable[..., httpx.Client]
 @contextmanager
 def fronted(fleet: dict[str, list[Replica]]) -> Iterator[httpx.Client]:
     with (
-        serving(Gateway(fleet), BoundedHttpProtocol) as url,
+        serving(Gateway(fleet, LOOPBACK), BoundedHttpProtocol) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
     ):
         yield client
@@ -202,6 +204,28 @@ def test_the_documentation_page_finds_its_schema(fleet: httpx.Client):
     assert schema["servers"] == [{"url": "/video"}]
 
 
+def test_the_documentation_page_needs_no_other_server(fleet: httpx.Client):
+    for page in ("docs", "redoc"):
+        files = re.findall(r'(?:src|href)="([^"]+)"', fleet.get(f"/video/{page}").text)
+        assert files
+        for file in files:
+            assert file.startswith("/video/docs/static/")
+            assert fleet.get(file).status_code == 200
+
+
+def test_pages_of_the_gateway_itself_may_post(fleet: httpx.Client):
+    host = fleet.base_url.netloc.decode()
+    for origin, status in ((f"http://{host}", 200), ("http://evil.example", 403)):
+        answer = fleet.post("/tools/score", json=ITEM, headers={"origin": origin})
+        assert answer.status_code == status, answer.text
+
+
+def test_a_page_whose_name_resolves_to_the_gateway_is_refused(fleet: httpx.Client):
+    for path in ("/", "/readyz", "/video/healthz", "/inflight"):
+        answer = fleet.get(path, headers={"host": "evil.example"})
+        assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden")
+
+
 def test_a_prefix_that_a_caller_sends_is_removed(front: Front):
     stub = Stub()
     client = front(stub)
@@ -268,7 +292,8 @@ def test_headers_of_one_connection_are_not_passed_on(front: Front):
             "te": "trailers",
             "authorization": "Bearer key",
             "x-request-timeout": "7",
-            "host": "fleet.example",
+            "host": "localhost:80",
+            "x-forwarded-host": "evil.example",
         },
     )
     scope, _ = stub.requests[0]
@@ -276,13 +301,16 @@ def test_headers_of_one_connection_are_not_passed_on(front: Front):
     assert not {b"connection", b"x-private", b"te"} & headers.keys()
     assert headers[b"authorization"] == b"Bearer key"
     assert headers[b"x-request-timeout"] == b"7"
-    assert headers[b"host"] == b"fleet.example"
+    # A replica listens on loopback; it compares the origin of a page with the forwarded host.
+    assert headers[b"host"] == b"localhost"
+    forwarded = [each for each in scope["headers"] if each[0] == b"x-forwarded-host"]
+    assert forwarded == [(b"x-forwarded-host", b"localhost:80")]
     assert scope["raw_path"] == b"/x"
     assert scope["query_string"] == b"a=%0a&b=1"
     assert "keep-alive" not in answer.headers
 
 
-SMUGGLED = b"GET /tools/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+SMUGGLED = b"GET /tools/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +331,7 @@ SMUGGLED = b"GET /tools/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 def test_ambiguous_framing_is_refused_and_nothing_is_smuggled(front: Front, headers: bytes):
     stub = Stub()
     client = front(stub)
-    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     answer = exchange(client, head + headers + b"\r\n0\r\n\r\n" + SMUGGLED)
     assert answer.startswith(b"HTTP/1.1 400")
     assert stub.requests == []
@@ -313,7 +341,7 @@ def test_a_body_is_framed_again(front: Front):
     """What looks like another request inside a body arrives as a body."""
     stub = Stub()
     client = front(stub)
-    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     sized = b"Content-Length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
         len(SMUGGLED), SMUGGLED)  # fmt: skip
@@ -326,7 +354,9 @@ def test_encoded_line_breaks_stay_encoded(front: Front):
     stub = Stub()
     client = front(stub)
     path = b"/tools/a%0d%0aX-Injected:%201%0d%0a%0d%0aGET%20/b?c=%0d%0aX-Too:%201"
-    answer = exchange(client, b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+    answer = exchange(
+        client, b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path
+    )
     assert answer.startswith(b"HTTP/1.1 200")
     ((scope, _),) = stub.requests
     assert scope["raw_path"] == b"/a%0d%0aX-Injected:%201%0d%0a%0d%0aGET%20/b"
@@ -492,15 +522,17 @@ def test_bodies_are_not_stored_beyond_a_limit_for_all(front: Front, monkeypatch)
 
 
 def test_an_early_answer_arrives_while_the_body_is_still_being_sent(fleet: httpx.Client):
-    """The service refuses by Content-Length; the connection is usable afterwards."""
-    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    size = 8 * MIB
+    """The service refuses by Content-Length; what is sent afterwards is not read."""
+    head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    size = 800 * MIB
     with socket.create_connection(address(fleet), timeout=10) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size)
         assert response(connection) == 413
-        connection.sendall(b"x" * size)
-        connection.sendall(b"GET /tools/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert response(connection) == 200
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < size:
+                sent += connection.send(bytes(MIB))
+        assert sent < size
 
 
 def test_a_refusal_in_the_middle_of_a_small_body_is_not_seen(front: Front):
@@ -509,7 +541,9 @@ def test_a_refusal_in_the_middle_of_a_small_body_is_not_seen(front: Front):
     client = front(full, free)
     client.replicas[1].outstanding = 1
     with socket.create_connection(address(client), timeout=10) as connection:
-        connection.sendall(b"POST /tools/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+        connection.sendall(
+            b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc"
+        )
         wait_until(lambda: client.replicas[1].outstanding == 2)
         connection.sendall(b"defghi")
         assert response(connection) == 200
@@ -521,15 +555,16 @@ def test_an_answer_in_the_middle_of_a_small_body_arrives(front: Front):
     client = front(Stub(413, reads=False))
     with socket.create_connection(address(client), timeout=10) as connection:
         connection.sendall(
-            b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx"
+            b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
         )
         assert response(connection) == 413
     wait_until(lambda: client.replicas[0].outstanding == 0)
 
 
+@pytest.mark.slow
 def test_a_caller_that_waits_for_100_continue_gets_it_from_the_service(fleet: httpx.Client):
     body = json.dumps({**ITEM, "response": ANSWER + " " * MIB}).encode()
-    head = b"POST /tools/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(address(fleet), timeout=10) as connection:
         connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -615,7 +650,7 @@ def test_a_caller_that_disconnects_cancels_the_computation(
     cancelled = judge.cancelled
     seen = len(judge.seen)
     body = json.dumps(frames_request).encode()
-    head = b"POST /video/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /video/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(address(fleet)) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: len(judge.seen) > seen)
@@ -656,7 +691,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
     client = front(app)
     with socket.create_connection(address(client), timeout=0.4) as connection:
         connection.sendall(
-            b"POST /tools/x HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+            b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
         )
         sent = 0
         with suppress(TimeoutError):
@@ -685,29 +720,34 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypa
 
     client = front(app)
     with socket.create_connection(address(client), timeout=1) as connection:
-        connection.sendall(b"GET /tools/x HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: client.replicas[0].outstanding == 1)
+        connection.sendall(b"GET /tools/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: sent > 0)
         wait_until(lambda: client.replicas[0].outstanding == 0)
         assert 0 < sent < 64 * MIB
 
 
+@pytest.mark.slow
 def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
     for module in (gateway_module, request_module):
         monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
     stub = Stub()
     client = front(stub)
     with socket.create_connection(address(client), timeout=10) as connection:
-        connection.sendall(b"POST /tools/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nabc")
+        connection.sendall(
+            b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nabc"
+        )
         assert response(connection) == 504
     wait_until(lambda: client.replicas[0].outstanding == 0)
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch):
     monkeypatch.setattr(protocol, "_HEADER_SECONDS", 0.2)
     client = front(Stub())
-    assert exchange(client, b"POST /tools/x HTTP/1.1\r\nHost: x\r\nX: ") == b""
+    assert exchange(client, b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nX: ") == b""
 
 
+@pytest.mark.slow
 def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
     monkeypatch.setattr(request_module, "_TIMEOUT_GRACE_SECONDS", 0.1)
     stub = Stub(respond=threading.Event())
@@ -735,6 +775,7 @@ def test_requests_beyond_the_limit_get_429(front: Front, monkeypatch):
 # The real client
 
 
+@pytest.mark.slow
 async def test_a_429_of_one_replica_does_not_pause_the_client(front: Front):
     full, working = Stub(429, retry_after=60), create_tools_app(ToolsSettings())
     client = front(full, working)

@@ -1,10 +1,11 @@
 """What `rewardfleet up` starts: defaults, a file, flags."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.fleet.settings import plan, read_config
+from rewardfleet_server.fleet.settings import free_port, plan, read_config
 
 FILE = """
 port = 19000
@@ -59,12 +60,21 @@ def test_flags_come_before_the_file(file: Path):
     assert planned[0].settings.replicas == 3
 
 
-def test_port_0_is_a_free_port(tmp_path: Path):
+def test_port_0_is_a_free_port_that_no_connection_gets(tmp_path: Path):
     path = tmp_path / "fleet.toml"
-    path.write_text("[tools]\nport = 0\nreplicas = 2\n")
+    path.write_text("[tools]\nport = 0\nreplicas = 100\n")
     ports = {each.settings.port for each in plan(read_config(path, {"only": ["tools"]}))}
-    assert len(ports) == 2
-    assert min(ports) > 1024
+    assert len(ports) == 100
+    first_of_connections = int(
+        Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    )
+    assert min(ports) > 1024 and max(ports) < first_of_connections
+
+
+def test_free_ports_leave_out_those_in_use():
+    taken = free_port()
+    with socket.create_server(("127.0.0.1", taken + 1)):
+        assert free_port() not in {taken, taken + 1}
 
 
 @pytest.mark.parametrize(

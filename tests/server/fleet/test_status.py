@@ -20,7 +20,7 @@ from rewardfleet_server.fleet.status import fleet_status
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 
 from ...conftest import Serve
-from ...gateways import replica, reply, standin_gateway
+from ...gateways import LOOPBACK, replica, reply, standin_gateway
 from ..test_in_flight import body, posting
 
 #: An address at which nothing listens.
@@ -85,7 +85,7 @@ def test_the_replicas_behind_a_local_gateway_are_asked(serve: Serve, code_url: s
         "code": [Replica("code", code_url)],
         "tools": [Replica("tools", NOTHING, restarts=7, last_failure="ended with 1")],
     }
-    with serving(Gateway(replicas)) as url:
+    with serving(Gateway(replicas, LOOPBACK)) as url:
         exit_status, rows = status(url)
     assert exit_status == 1
     assert [(each["service"], each["url"], each["health"], each["reason"]) for each in rows] == [
@@ -122,6 +122,7 @@ def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
     assert not is_local(local, status_module._Replica(url="http://10.0.0.1:18080"))
 
 
+@pytest.mark.slow
 def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str, status):
     """It passes on what is below `/video` and `/code`, and answers 404 to the rest."""
     replicas = {"video": [replica(str(serve().base_url))], "code": [replica(code_url)]}
@@ -136,8 +137,9 @@ def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str,
         assert (exit_status, row["health"]) == (1, "unreachable")
 
 
+@pytest.mark.slow
 def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, monkeypatch):
-    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 2)
 
     async def silent(scope, receive, send):
         assert scope["type"] == "http"
@@ -157,7 +159,7 @@ def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, m
     assert "connection" in reasons[0]
     assert reasons[1:] == [
         "HTTP 200, not an answer of rewardfleet",
-        "no answer within 0.1 s",
+        "no answer within 2 s",
         "this is the code service",
     ]
 
@@ -248,6 +250,7 @@ def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatc
     assert [each["url"] for each in status("--service", f"code={code_url}")[1]] == [code_url]
 
 
+@pytest.mark.slow
 def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, tmp_path):
     """Of a fleet by its gateway, and of single services, also below an ingress."""
     keys = tmp_path / "keys"
@@ -275,7 +278,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
                     service.get("/inflight", headers=key).json()["total"] == total
                 )
             )
-        url = stack.enter_context(serving(Gateway(replicas)))
+        url = stack.enter_context(serving(Gateway(replicas, LOOPBACK)))
         exit_status, found = run(url)
         assert (exit_status, found["total"], list(found["failures"])) == (1, 3, [NOTHING])
         assert "cannot be connected to" in found["failures"][NOTHING]
@@ -309,7 +312,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
             assert "call-0" not in answer.text  # the code service here needs no key
             assert answer.json()["failures"][videos[0]] == "it requires an API key"
             assert gateway.get("/video/inflight").status_code == 401
-            assert gateway.post("/inflight").status_code == 422
+            assert gateway.post("/inflight").status_code == 405
             assert gateway.get("/nothing/inflight").status_code == 404
     assert main(["status", "--inflight", f"{code_url}/nothing"]) == 1
     assert "no endpoint" in capsys.readouterr().out

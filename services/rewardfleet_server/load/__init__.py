@@ -1,0 +1,1 @@
+"""`rewardfleet load`: an open-loop load generator for any fleet."""

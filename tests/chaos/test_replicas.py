@@ -1,0 +1,115 @@
+"""Three replicas under load: one is killed, one freezes, one is restarted in order."""
+
+import asyncio
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from rewardfleet import RewardFleet
+
+from .figures import Figures
+from .fleet import fleet_up, replicas_of
+from .processes import ServiceProcess
+from .trainers import BudgetTrainer, collect_group, score_episode
+
+_CALLS, _CALLERS = 2500, 16
+_GROUP = 8
+
+
+async def test_three_replicas_with_a_kill_a_freeze_and_a_restart(
+    tmp_path: Path, figures: Figures, factor: int
+):
+    """Scores, and groups in run state that the replicas share."""
+    state = ["--run-state-file", str(tmp_path / "runs.sqlite"), "--replicas", "3"]
+    with ExitStack() as stack:
+        replicas = [
+            stack.enter_context(ServiceProcess(tmp_path, "episode", *state)) for _ in range(3)
+        ]
+        for each in replicas:
+            each.wait_until_ready()
+        urls = [each.url for each in replicas]
+        async with RewardFleet(episode=urls, timeout_s=30) as fleet:
+            await _score(fleet, range(1, _CALLS), figures, "undisturbed")
+            for round_ in range(factor):
+                first = (2 * round_ + 1) * _CALLS
+                numbers = range(first, first + 2 * _CALLS)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_score(fleet, numbers, figures, "disturbed"))
+                    for n in range(20):
+                        run = f"run-{round_}-{n}"
+                        group.create_task(
+                            collect_group(fleet, run, 1, figures, size=_GROUP, pace_s=10)
+                        )
+                    await _disturb(replicas, figures, len(numbers))
+    figures.assert_all_right()
+    assert max(figures.seconds["disturbed"]) < 30
+
+
+async def _score(fleet: RewardFleet, numbers: range, figures: Figures, phase: str) -> None:
+    shared = iter(numbers)
+
+    async def caller() -> None:
+        for number in shared:
+            await score_episode(fleet, number, figures, phase)
+
+    await asyncio.gather(*(caller() for _ in range(_CALLERS)))
+
+
+async def _disturb(replicas: list[ServiceProcess], figures: Figures, calls: int) -> None:
+    """Kill, freeze and restart one replica each, as the calls go on."""
+    start = figures.made
+
+    async def until(share: float) -> None:
+        while figures.made - start < share * calls:
+            await asyncio.sleep(0.01)
+
+    killed, frozen, restarted = replicas
+    await until(0.1)
+    killed.kill()
+    await until(0.25)
+    killed.start()
+    await asyncio.to_thread(killed.wait_until_ready)
+    await until(0.4)
+    frozen.freeze()
+    await until(0.65)
+    frozen.thaw()
+    await until(0.75)
+    await asyncio.to_thread(restarted.terminate)
+    restarted.start()
+    await asyncio.to_thread(restarted.wait_until_ready)
+
+
+async def test_three_replicas_behind_the_gateway(tmp_path: Path, figures: Figures, factor: int):
+    """Its callers know one address. Budgets count each step once."""
+    config = "[tools]\nport = 0\nreplicas = 3\n"
+    with fleet_up(tmp_path, config, "--only", "tools") as (url, pids):
+        over = asyncio.Event()
+        async with RewardFleet(url, timeout_s=60) as fleet:
+            trainers = [BudgetTrainer(fleet, f"run-{n}", figures) for n in range(6)]
+            async with asyncio.TaskGroup() as group:
+                for each in trainers:
+                    group.create_task(each.train(over.is_set))
+                for _ in range(factor):
+                    await _settle(url, figures)
+                    os.kill(pids()[0], signal.SIGKILL)
+                    await _settle(url, figures)
+                    os.kill(frozen := pids()[1], signal.SIGSTOP)
+                    await asyncio.sleep(3)  # less than what the fleet waits before it kills it
+                    os.kill(frozen, signal.SIGCONT)
+                    await _settle(url, figures)
+                    os.kill(pids()[2], signal.SIGTERM)
+                    await _settle(url, figures)
+                over.set()
+        restarts = [each["restarts"] for each in replicas_of(url)]
+        figures.notes["restarts"] = sum(restarts)
+    figures.assert_all_right()
+    assert sum(restarts) >= 2 * factor
+
+
+async def _settle(url: str, figures: Figures) -> None:
+    """Wait until all replicas are ready, and some more calls have ended."""
+    await figures.more(150)
+    async with asyncio.timeout(90):
+        while not all(each["is_ready"] for each in await asyncio.to_thread(replicas_of, url)):
+            await asyncio.sleep(0.1)
