@@ -1,11 +1,58 @@
-"""A real code service, with its jail."""
+"""A real code service, with its jail, and programs for it."""
 
+from collections.abc import AsyncIterator
+
+import httpx
 import pytest
 
+from rewardfleet import DeadlineExceeded, RewardFleet, Unavailable
+from rewardfleet.event_loop_thread import EventLoopThread
+
 from ..server.code.conftest import served_code
+
+#: What a call to a dead service raises: on a busy machine, its short deadline may pass first.
+UNREACHABLE = (Unavailable, DeadlineExceeded)
+
+TESTS = {
+    "kind": "stdio",
+    "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],
+}
+#: An answer with a program that passes both tests, and a program that passes the second one.
+SUM = "So:\n```python\nprint(sum(map(int, input().split())))\n```\n"
+ECHO = "print(input())"
 
 
 @pytest.fixture(scope="session")
 def code_url():
     with served_code(workers=2) as service:
         yield str(service.client.base_url)
+
+
+def requests_to(url: str) -> int:
+    """Return how many requests to score programs a code service has answered successfully."""
+    line = 'rewardfleet_requests_total{kind="",service="code",status="200"} '
+    metrics = httpx.get(f"{url.rstrip('/')}/metrics", trust_env=False).text.splitlines()
+    return sum(int(float(each.removeprefix(line))) for each in metrics if each.startswith(line))
+
+
+@pytest.fixture
+async def closes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Close what adapters leave open until their process ends: connections, and event loops."""
+    made: dict[type, list] = {RewardFleet: [], EventLoopThread: []}
+    for kind, instances in made.items():
+
+        def init(self, *args, init=kind.__init__, instances=instances, **given) -> None:
+            instances.append(self)
+            init(self, *args, **given)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    yield
+
+    async def close() -> None:
+        for fleet in made[RewardFleet]:
+            if hasattr(fleet, "_pending"):  # else it raised when it was created
+                await fleet.aclose()
+
+    await close()
+    for loop in made[EventLoopThread]:
+        loop.close(close())

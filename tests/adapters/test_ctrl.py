@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import pickle
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -20,18 +19,14 @@ from rewardfleet.adapters.ctrl import (
     build_revision_messages,
     scatter_rewards,
 )
+from rewardfleet_server.testing import wait_until
 
-from .standin import CharTokenizer, batch, batch_of, compute_ref_log_prob
+from .conftest import ECHO, SUM, TESTS, requests_to
+from .standin import CharTokenizer, batch_of
 
 pytestmark = pytest.mark.slow
 
 CRITIQUE = "The sum is missing.\n\nOverall judgment: Incorrect"
-SUM = "```python\nprint(sum(map(int, input().split())))\n```"
-ECHO = "print(input())"
-TESTS = {
-    "kind": "stdio",
-    "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],
-}
 ROWS = [
     {"id": "a/0", "problem": "Add the numbers.", "solution": ECHO, "tests": TESTS},
     {"id": "a/1", "problem": "Add numbers.", "solution": ECHO, "tests": json.dumps(TESTS)},
@@ -177,34 +172,15 @@ def test_fields_that_are_not_given_are_not_sent():
     assert fields == {"revision": "x", "tests": TESTS, "limits": {"cpu_s": 1}}
 
 
-@pytest.mark.slow
 def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str):
-    """The steps of CTRL's driver: a task of an event loop that does not run in the meantime.
-
-    The programs sleep and the driver blocks, so the timing hardly depends on the machine's load.
-    """
-    fn = reward_fn(code_url)
-
-    def step(mark: int, log_prob_s: float) -> tuple[float, list[float]]:
-        # The mark makes the programs new, so that no cached score of an earlier step is used.
-        revisions = [f"import time\ntime.sleep(0.8)\nprint({mark} + {i} * 0)" for i in range(4)]
-        tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(mark)}]}
-        started = time.monotonic()
-        loop = asyncio.new_event_loop()
-        rewards = fn.get_reward_all([CRITIQUE] * 4, revisions, [{"tests": tests}] * 4)
-        task = loop.create_task(rewards)
-        compute_ref_log_prob(batch, log_prob_s)
-        result = loop.run_until_complete(task)
-        loop.close()
-        return time.monotonic() - started, result
-
-    step(0, 0.0)  # warm-up
-    alone, rewards = step(1, 0.0)
-    assert rewards == [1.0] * 4
-    assert alone >= 0.8, "four programs that sleep for 0.8 s at the same time"
-    overlapped, rewards = step(2, alone)
-    assert rewards == [1.0] * 4
-    assert overlapped < 1.5 * alone, "without overlap it would take twice as long"
+    """The steps of CTRL's driver: a task of an event loop that does not run in the meantime."""
+    answered = requests_to(code_url)
+    loop = asyncio.new_event_loop()
+    rewards = reward_fn(code_url).get_reward_all([CRITIQUE] * 4, [SUM] * 4, [{"tests": TESTS}] * 4)
+    task = loop.create_task(rewards)
+    wait_until(lambda: requests_to(code_url) == answered + 4)  # instead of log-probabilities
+    assert loop.run_until_complete(task) == [1.0] * 4
+    loop.close()
 
 
 def test_rewards_are_at_the_last_valid_token():

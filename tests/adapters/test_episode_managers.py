@@ -16,7 +16,11 @@ from rewardfleet.adapters.simplevla import (
     forward_test_time_rl,
     sample_temperatures,
 )
-from rewardfleet.adapters.verl_agent import EpisodeRewardManager, reward_manager_of
+from rewardfleet.adapters.verl_agent import (
+    EpisodeRewardManager,
+    filter_group_data,
+    reward_manager_of,
+)
 
 try:
     import torch
@@ -24,6 +28,7 @@ except ModuleNotFoundError:
     torch = SimpleNamespace(
         float32=np.float32,
         float64=np.float64,
+        bool=np.bool_,
         zeros_like=np.zeros_like,
         as_tensor=lambda values, dtype=None, device=None: np.asarray(values, dtype),
     )
@@ -98,7 +103,8 @@ def test_rows_without_a_response_get_no_reward_and_are_reported(caplog: pytest.L
     """The manager of verl-agent writes their reward at the last token, by the index -1."""
     answer = EpisodeRewardManager(None, 0)(rollouts(), return_dict=True)
     assert as_list(answer["reward_tensor"])[2:] == [[0] * 4, [0] * 4]
-    assert answer["reward_extra_info"] == {"reward_placed": [True, True, False, False]}
+    placed = {"reward_placed": [True, True, False, False], "reward_valid": [True] * 4}
+    assert answer["reward_extra_info"] == placed
     assert "rows [2, 3]" in caplog.text
 
 
@@ -142,9 +148,184 @@ def test_a_sample_of_each_source_is_printed_with_special_tokens(
 
 
 def test_the_config_names_the_reward_manager():
-    assert reward_manager_of(SimpleNamespace(reward_model={})) is EpisodeRewardManager
+    default = reward_manager_of(SimpleNamespace(reward_model={}))(None, num_examine=0)
+    assert (default.normalization_type, default.kind) == ("none", "return")
+    named = {"normalization_type": "running", "kind": "visual", "reward_manager": "episode"}
+    manager = reward_manager_of(SimpleNamespace(reward_model=named))(tokenizer=None, num_examine=1)
+    assert (manager.normalization_type, manager.kind) == ("running", "visual")
     with pytest.raises(NotImplementedError, match="naive"):
         reward_manager_of(SimpleNamespace(reward_model={"reward_manager": "naive"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"normalization_type": "std"}, "group_std, leave_one_out, running, not 'std'"),
+        ({"kind": "video"}, "return, visual, hybrid, not 'video'"),
+        ({"normalize_by_length": True, "normalization_type": "running"}, "is 'running'"),
+    ],
+)
+def test_unknown_settings_are_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeRewardManager(None, 0, **arguments)
+
+
+def steps_of(rewards: list[float], rows: list[int], group: list[str], **others: list):
+    """Return one row per step, as verl-agent does: each row has the reward of its episode."""
+    count = sum(rows)
+    tensors = {
+        "prompts": np.full((count, 2), 7),
+        "responses": np.zeros((count, 3), np.int64),
+        "attention_mask": np.ones((count, 5), np.int64),
+    }
+    columns = {"episode_rewards": rewards, "uid": group, "episode_lengths": rows, **others}
+    columns["traj_uid"] = [f"t{index}" for index in range(len(rows))]
+    repeated = {
+        name: [value for value, times in zip(column, rows, strict=True) for _ in range(times)]
+        for name, column in columns.items()
+    }
+    return proto(tensors, repeated)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("normalization", "expected"),
+    [
+        ("none", [1, 0, 0, 3]),
+        ("length", [1 / 3, 0, 0, 1.5]),
+        ("group_mean", [0.5, -0.5, -1.5, 1.5]),
+        ("group_std", [0.5 / 0.5**0.5, -0.5 / 0.5**0.5, -1.5 / 4.5**0.5, 1.5 / 4.5**0.5]),
+        ("leave_one_out", [1, -1, -3, 3]),
+        ("running", [0, -1 / 1.5**0.5, -1 / 1.5**0.5, 2 / 1.5**0.5]),
+    ],
+)
+def test_each_episode_counts_once_however_many_steps_it_has(normalization, expected):
+    data = steps_of([1, 0, 0, 3], rows=[3, 1, 1, 2], group=["a", "a", "b", "b"])
+    rewards = EpisodeRewardManager(None, 0, normalization_type=normalization)(data)
+    placed = as_list(rewards[:, 2])
+    assert placed == pytest.approx(np.repeat(expected, [3, 1, 1, 2]).tolist(), abs=1e-5)
+    assert not np.asarray(rewards)[:, :2].any()
+
+
+def test_running_statistics_go_on_over_batches():
+    manager = EpisodeRewardManager(None, 0, normalization_type="running")
+    manager(steps_of([0, 4], rows=[1, 1], group=["a", "a"]))
+    second = manager(steps_of([2, 2], rows=[1, 1], group=["b", "b"]))
+    assert as_list(second[:, 2]) == pytest.approx([0, 0], abs=1e-5), "the mean of all four is 2"
+
+
+@pytest.mark.parametrize("normalization", ["group_mean", "group_std", "leave_one_out"])
+def test_a_missing_reward_does_not_count_in_its_group(normalization, caplog):
+    manager = EpisodeRewardManager(None, 0, normalization_type=normalization)
+    group = ["a"] * 4
+    answer = manager(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group), return_dict=True)
+    valid = manager(steps_of([1, 0, 1], [2, 1, 1], group[:3]))
+    rewards = as_list(answer["reward_tensor"][:, 2])
+    assert rewards[:3] + rewards[5:] == as_list(valid[:, 2])
+    assert rewards[3:5] == [0, 0]
+    assert answer["reward_extra_info"]["reward_valid"] == [True] * 3 + [False] * 2 + [True]
+    assert "2 of 6 rows have no reward" in caplog.text
+    manager(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group))
+    quartiles = {"p0": 0, "p25": 0.75, "p50": 1, "p75": 1, "p100": 1}
+    named = {f"reward/{name}": value for name, value in quartiles.items()}
+    assert manager.metrics == pytest.approx({"reward/failed": 1 / 3, **named})
+    with pytest.raises(ValueError, match="row 3 is nan; drop it with filter_group_data"):
+        EpisodeRewardManager(None, 0)(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group))
+
+
+@pytest.mark.parametrize("normalization", ["group_mean", "group_std", "leave_one_out"])
+def test_the_trainers_own_mean_over_episodes_changes_nothing(normalization):
+    """As in `compute_grpo_outcome_advantage` of DrMAS without its standard deviation."""
+
+    def advantages(rewards: list[float], rows: list[int]) -> np.ndarray:
+        data = steps_of(rewards, rows, ["a"] * len(rows))
+        manager = EpisodeRewardManager(None, 0, normalization_type=normalization)
+        scores = np.asarray(manager(data)).sum(axis=1)
+        starts = np.cumsum([0, *rows[:-1]])
+        return scores - scores[starts].mean()
+
+    all_rows = advantages([1, 0, NAN, 1, NAN], [2, 1, 2, 1, 3])
+    assert all_rows[[0, 1, 2, 5]] == pytest.approx(advantages([1, 0, 1], [2, 1, 1]), abs=1e-6)
+    assert all_rows[[3, 4, 6, 7, 8]] == pytest.approx([0] * 5, abs=1e-6)
+
+
+def test_a_visual_reward_is_the_return_times_the_score_of_the_video():
+    scores = [0.5, 1.0, {"score": 0.25, "status": "ok"}, {"score": None, "status": "abstained"}]
+    data = steps_of([4, 4, 4, 4], [1] * 4, ["a"] * 4, visual_success=scores)
+    manager = EpisodeRewardManager(None, 0, kind="visual", normalization_type="group_mean")
+    mean = (2 + 4 + 1) / 3
+    assert as_list(manager(data)[:, 2]) == pytest.approx([2 - mean, 4 - mean, 1 - mean, 0])
+    with pytest.raises(ValueError, match="row 3 is nan"):
+        EpisodeRewardManager(None, 0, kind="visual")(data)
+    with pytest.raises(ValueError, match="in \\[0, 1\\]"):
+        manager(steps_of([4, 4], [1] * 2, ["a"] * 2, visual_success=[0.5, 1.5]))
+
+
+def test_a_hybrid_reward_places_steps_at_their_tokens_and_the_episode_at_the_last():
+    """The original analysis places steps at tokens 0, 1, 2 …, wherever they end."""
+    manager = EpisodeRewardManager(None, 0, kind="hybrid")
+    own = steps_of([10, 20], [2, 1], ["a", "a"])
+    own.non_tensor_batch["rewards"] = np.array([1, 1, 2], dtype=object)
+    assert as_list(manager(own)) == [[0, 0, 11], [0, 0, 11], [0, 0, 22]]
+    given = {"step_rewards": [[1, 2], [3, 4, 5]], "step_token_ends": [[0, 2], [0, 1, 2]]}
+    data = steps_of([10, 20], [1, 1], ["a", "a"])
+    for name, lists in given.items():
+        data.non_tensor_batch[name] = np.array(lists, dtype=object)
+    assert as_list(manager(data)) == [[1, 0, 12], [3, 4, 25]]
+    data.non_tensor_batch["step_token_ends"][1] = [0, 1, 3]
+    with pytest.raises(ValueError, match="row 1 has 3 steps, at the tokens \\[0, 1, 3\\]"):
+        manager(data)
+
+
+def filtered(rewards: list[float], groups: str, *, last_try: bool = False, **settings: float):
+    """Return the indices of the episodes that `filter_group_data` keeps."""
+    count = len(rewards)
+    config = SimpleNamespace(algorithm=SimpleNamespace(filter_groups=settings))
+    names = np.array([f"t{index}" for index in range(count)], dtype=object)
+    kept = filter_group_data(
+        batch_list=[
+            [{"uid": group, "traj_uid": name}] * 2
+            for group, name in zip(groups, names, strict=True)
+        ],
+        episode_rewards=np.array(rewards, np.float32),
+        episode_lengths=np.arange(count, dtype=np.float32),
+        success={"success_rate": np.arange(count), "other": np.zeros(1)},
+        traj_uid=names,
+        tool_callings=np.arange(count),
+        config=config,
+        last_try=last_try,
+    )
+    batch_list, _, lengths, success, traj_uid, calls = kept
+    indices = lengths.astype(int).tolist()
+    assert (
+        [each[0]["traj_uid"] for each in batch_list]
+        == traj_uid.tolist()
+        == [f"t{i}" for i in indices]
+    )
+    assert success["success_rate"].tolist() == calls.tolist() == indices
+    assert list(success) == ["success_rate"], "upstream drops other lengths, too"
+    return indices
+
+
+def test_groups_with_equal_rewards_are_dropped():
+    """Upstream needs contiguous groups, and compares exactly."""
+    assert filtered([1, 1, 0, 1, 0, 0], "aabbcc") == [2, 3]
+    assert filtered([1, 0, 1, 1, 0, 0], "abacbc") == [3, 5]
+    assert filtered([1, 0, 0, 1], "abab") == [0, 1, 2, 3]
+    close = [0.9, 0.9004, 0.5, 0.9]
+    assert filtered(close, "aabb") == [2, 3]
+    assert filtered(close, "aabb", tolerance=0) == [0, 1, 2, 3]
+    assert filtered([1, 1, 0, 1], "aabb", last_try=True) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("last_try", [False, True])
+def test_a_missing_reward_neither_counts_nor_stays(last_try):
+    assert filtered([1, NAN, 0, 1, NAN, 1, NAN, NAN], "aaabbbcc", last_try=last_try) == (
+        [0, 2, 3, 5] if last_try else [0, 2]
+    )
+    assert filtered([1, NAN, 0, 1], "aabb", last_try=last_try) == [2, 3], "one left has no other"
 
 
 # SimpleVLA-RL
@@ -178,7 +359,11 @@ def test_the_reward_is_at_the_last_action_token_times_its_coefficient():
     expected[0, 3] = expected[1, 15] = 1.0
     assert as_list(rewards["gt_scores"]) == expected.tolist()
     assert as_list(rewards["all"]) == (5 * expected).tolist()
-    assert metrics == {"all": 0.5, "verifier": 0.5, "reward_all": 2.5}
+    upstream = {"all": 0.5, "verifier": 0.5, "reward_all": 2.5}
+    quartiles = {"p0": 0, "p25": 0.5, "p50": 1, "p75": 1, "p100": 1}
+    assert metrics == upstream | {"reward/failed": 0.25} | {
+        f"reward/{name}": value for name, value in quartiles.items()
+    }
     assert as_list(data.batch["acc"]) == [1, 1, 0, 0]
     assert as_list(data.batch["format_correctness"]) == [1] * 4
 
@@ -187,11 +372,9 @@ def test_test_time_rl_rewards_efficiency_relative_to_each_tasks_limit():
     manager = RobRewardManager(0, config(test_time_rl=True))
     scores, accuracy, _, _ = manager.verify(robot_rollouts())
     assert scores == pytest.approx([0.8, 0.5, 0, 0])
-    assert accuracy == {"all": 0.5}
+    assert accuracy["all"] == 0.5
     own = robot_rollouts({"max_steps": [2, 16, 8, 8]})
     assert manager.verify(own)[0] == pytest.approx([0.5, 1 / 1.5, 0, 0])
-    with pytest.raises(ValueError, match="steps are 0 to max_steps"):
-        manager.verify(robot_rollouts({"max_steps": [1, 8, 8, 8]}))
 
 
 def test_the_settings_of_test_time_rl_are_forwarded():
@@ -214,6 +397,7 @@ def test_each_sample_gets_its_own_temperature():
     scaled = np.asarray(at_temperatures(logits, temperatures))
     assert scaled[:, 0, 0] == pytest.approx([1 / each for each in temperatures])
     assert len(set(scaled[:4, 0, 0].tolist())) == 4
+    assert (np.asarray(at_temperatures(logits, 0.5)) == 2).all(), "one for all rows"
     assert sample_temperatures({"n_samples": 4}, 8) is None
     with pytest.raises(ValueError, match="7 rows"):
         sample_temperatures(meta_info, 7)

@@ -56,7 +56,7 @@ def test_an_image_is_copied_as_environments_reuse_their_buffers():
         (np.zeros((4, 5), np.uint8), r"uint8 \[4, 5\]"),
         (np.zeros((0, 5, 3), np.uint8), r"uint8 \[0, 5, 3\]"),
         (None, r"object \[\]"),
-        (SCENE / 255, r"float64 \[4, 5, 3\] from 0 to 0.23.*one in \[0, 1\]"),
+        (SCENE / 255, r"float64 \[4, 5, 3\] from 0 to 0.23.*if it is in \[0, 1\], give"),
         (SCENE - 10.0, "values from 0 to 255; got float64 .* from -10 to 49"),
         (SCENE.astype(np.int32) * 9, "from 0 to 531"),
         (np.full((4, 5, 3), np.nan), "from nan to nan"),

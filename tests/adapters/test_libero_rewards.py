@@ -16,9 +16,12 @@ from rewardfleet.adapters.libero import (
     EpisodeReward,
     LiberoRewards,
     MissingRewardError,
+    episode_metrics,
     score_episodes,
 )
 from rewardfleet.adapters.libero import rewards as rewards_module
+from rewardfleet.wire.score import Status
+from rewardfleet.wire.video import VideoScore
 from rewardfleet_server.testing import wait_until
 
 from .libero_envs import GatedJudge, SeeingJudge, gray, judged_by
@@ -32,6 +35,7 @@ class Tensor:
 
     def __init__(self, array):
         self._array = array
+        self.dtype = array.dtype
 
     def __len__(self):
         return len(self._array)
@@ -133,6 +137,7 @@ def test_finish_and_collect_do_not_wait():
         assert len(rewards.collect(timeout=None)) == 3
 
 
+@pytest.mark.slow
 def test_finish_waits_while_too_many_are_pending():
     judge = GatedJudge()
     with (
@@ -168,9 +173,28 @@ def test_a_service_that_answers_abstentions_with_an_error_counts_as_well():
         rewards.finish()
         (each,) = rewards.collect(timeout=None)
         assert (each.status, rewards.stats.abstained) == ("abstained", 1)
+        assert rewards.stats.metrics() == {
+            "reward/failed": 0.0, "reward/abstained": 1.0, "reward/pending": 0.0
+        }  # fmt: skip
         assert isinstance(each.error, Abstained)
 
 
+def test_metrics_of_what_arrived_are_finite():
+    answer = VideoScore(score=0.5, status=Status.OK, cached=True)
+    arrived = [
+        EpisodeReward(0, 0, "", 1.0, "ok", score=0.5, answer=answer),
+        EpisodeReward(1, 0, "", math.nan, "error"),
+        EpisodeReward(2, 0, "", math.nan, "abstained"),
+        EpisodeReward(3, 0, "", math.nan, "discarded"),
+    ]
+    shares = {f"reward/{name}": 1 / 3 for name in ("failed", "abstained", "cached")}
+    quartiles = {f"reward/p{at}": 0.5 for at in (0, 25, 50, 75, 100)}
+    assert episode_metrics(arrived) == shares | quartiles
+    assert episode_metrics(arrived[1:2]) == dict.fromkeys(shares, 0.0) | {"reward/failed": 1.0}
+    assert episode_metrics(arrived[3:]) == {}
+
+
+@pytest.mark.slow
 def test_failures_have_the_fallback_and_one_warning(caplog):
     error = BackendFailed("out of memory")
     options = {"fallback_score": 0.2, "reward_coef": 5.0, "timeout": 0.4}
@@ -189,6 +213,7 @@ def test_failures_have_the_fallback_and_one_warning(caplog):
     assert "out of memory" in warning.message
 
 
+@pytest.mark.slow
 def test_a_silent_service_times_out():
     """Every episode ends within the timeout, and `collect` does not hang."""
     judge = GatedJudge()

@@ -277,6 +277,7 @@ def test_a_disabled_reward_model_is_refused():
         wrap({"enable": False})
 
 
+@pytest.mark.slow
 def test_without_gymnasium_the_rest_works_and_the_package_is_named():
     program = """
 import json, sys

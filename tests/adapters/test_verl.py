@@ -12,20 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
-from rewardfleet import DeadlineExceeded, InvalidRequest, RewardFleet, Unavailable
+from rewardfleet import Abstained, InvalidRequest, RewardFleet
 from rewardfleet.adapters import verl
-from rewardfleet.adapters.verl import compute_score, compute_score_async
+from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters.verl import (
+    compute_score,
+    compute_score_async,
+    compute_score_prime,
+    compute_scores,
+)
+from rewardfleet.video import _png as png
+from rewardfleet_server.testing import FakeJudge
+
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 pytestmark = pytest.mark.slow
 
-TESTS = {
-    "kind": "stdio",
-    "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],
-}
-SUM = "So:\n```python\nprint(sum(map(int, input().split())))\n```\n"
-ECHO = "print(input())"
+MARKS = {"reward/failed": 0.0, "reward/abstained": 0.0, "reward/cached": 0.0}
 
 T = TypeVar("T")
 
@@ -65,9 +71,9 @@ both = pytest.mark.parametrize("score", [sync, awaited])
 @both
 def test_a_score_is_the_pass_rate(score, code_url: str):
     result = score("code", SUM, TESTS, None, url=code_url)
-    assert (result["score"], result["pass_rate"], result["failed"]) == (1.0, 1.0, 0.0)
+    assert (result["score"], result["reward/pass_rate"], result["reward/failed"]) == (1.0, 1.0, 0.0)
     result = score("code", ECHO, json.dumps(TESTS), {"index": 3}, url=[code_url])
-    assert (result["score"], result["pass_rate"], result["failed"]) == (0.5, 0.5, 0.0)
+    assert (result["score"], result["reward/pass_rate"], result["reward/failed"]) == (0.5, 0.5, 0.0)
     result = score("code", ECHO, TESTS, {"mode": "all_pass"}, url=code_url)
     assert result["score"] == 0.0
 
@@ -84,13 +90,21 @@ def test_a_critique_is_scored_by_its_revision(score, code_url: str):
 def test_the_judgment_of_a_critique_is_reported(score, code_url: str):
     extra = {"revision": SUM, "original_passed": True}
     result = score("critic", "Overall judgment: Incorrect", TESTS, extra, url=code_url)
-    assert (result["score"], result["critique_valid"], result["judgment_correct"]) == (
+    assert (
+        result["score"],
+        result["reward/critique_valid"],
+        result["reward/judgment_correct"],
+    ) == (
         1.0,
         1.0,
         0.0,
     )
     result = score("critic", "Nice.", TESTS, extra, url=code_url)
-    assert (result["score"], result["critique_valid"], result["failed"]) == (0.0, 0.0, 0.0)
+    assert (result["score"], result["reward/critique_valid"], result["reward/failed"]) == (
+        0.0,
+        0.0,
+        0.0,
+    )
     assert score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url)["score"] == 0.0
 
 
@@ -99,13 +113,13 @@ def test_a_failure_is_raised_or_replaced_and_never_silently_0(
     score, unused_tcp_port: int, code_url: str, caplog
 ):
     dead = f"http://127.0.0.1:{unused_tcp_port}"
-    with pytest.raises((Unavailable, DeadlineExceeded)):
+    with pytest.raises(UNREACHABLE):
         score("code", SUM, TESTS, url=dead, timeout_s=0.5)
     with pytest.raises(InvalidRequest, match="tests"):
         score("code", SUM, "no tests", url=code_url)
     assert not caplog.messages
     result = score("code", SUM, TESTS, url=dead, timeout_s=0.5, on_failure=-1.0)
-    assert (result["score"], result["failed"]) == (-1.0, 1.0)
+    assert (result["score"], result["reward/failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
     with pytest.raises(InvalidRequest, match="tests"):  # on_failure is for the fleet's failures
         score("code", SUM, None, url=code_url, on_failure=math.nan)
@@ -114,10 +128,10 @@ def test_a_failure_is_raised_or_replaced_and_never_silently_0(
 
 
 @both
-def test_all_results_have_the_same_keys_and_float_values(
+def test_all_results_have_the_same_keys_and_no_value_is_nan(
     score, code_url: str, unused_tcp_port: int
 ):
-    """verl collects the keys of the first sample."""
+    """verl collects the keys of the first sample, and its validation leaves out None."""
     results = [
         score("code", SUM, TESTS, url=code_url),
         score("code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url),
@@ -132,7 +146,12 @@ def test_all_results_have_the_same_keys_and_float_values(
         ),
     ]
     assert len({tuple(each) for each in results}) == 1
-    assert all(type(value) is float for each in results for value in each.values())
+    values = [value for each in results for value in each.values()]
+    assert all(
+        value is None or (type(value) is float and not math.isnan(value)) for value in values
+    )
+    assert [each["reward/pass_rate"] for each in results] == [1.0, 0.0, 0.0, None]
+    assert [each["reward/critique_valid"] for each in results] == [None, 1.0, None, None]
 
 
 @both
@@ -143,6 +162,79 @@ def test_the_arguments_of_verl_are_accepted_and_unknown_ones_are_refused(score, 
         score("code", SUM, TESTS, url=code_url, on_faliure=0.0)
     with pytest.raises(TypeError, match="url"):
         score("code", SUM, TESTS)
+
+
+def test_verl_before_0_9_gets_nan_where_there_is_no_value(code_url: str, monkeypatch):
+    monkeypatch.setattr(verl, "_NO_VALUE", math.nan)
+    result = compute_score("code", SUM, TESTS, url=code_url)
+    assert math.isnan(result["reward/critique_valid"]) and result["reward/pass_rate"] == 1.0
+
+
+def test_a_batch_is_scored_in_one_request(code_url: str, unused_tcp_port: int):
+    given = (["code"] * 3, [SUM, "", "Sum them."], [TESTS, json.dumps(TESTS), TESTS])
+    infos = [None, {"mode": "all_pass"}, {"revision": ECHO}]
+    results = compute_scores(*given, infos, url=code_url)
+    assert [each["score"] for each in results] == [1.0, 0.0, 0.0]
+    assert [each["reward/critique_valid"] for each in results] == [None, None, 0.0]
+    assert [each["score"] for each in compute_scores(*given, url=code_url)] == [1.0, 0.0, 0.0]
+    assert compute_scores([], [], [], url=code_url) == []
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    results = compute_scores(*given, url=dead, timeout_s=0.3, on_failure=-1.0)
+    assert [(each["score"], each["reward/failed"]) for each in results] == [(-1.0, 1.0)] * 3
+    with pytest.raises(UNREACHABLE):
+        compute_scores(*given, url=dead, timeout_s=0.3)
+    with pytest.raises(InvalidRequest, match="stdout"):
+        compute_scores(["code"], [SUM], [{"kind": "stdio", "cases": [{}]}], url=code_url)
+
+
+def test_the_prime_manager_gets_a_number_or_what_is_no_exception(
+    code_url: str, unused_tcp_port: int
+):
+    """It reads `result[0]`, and turns each `Exception` into 0."""
+    assert compute_score_prime("code", ECHO, TESTS, None, url=code_url) == 0.5
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
+        compute_score_prime("code", ECHO, TESTS, None, url=dead, timeout_s=0.3)
+    with pytest.raises(MissingReward, match="TypeError: .*on_faliure"):
+        compute_score_prime("code", ECHO, TESTS, None, url=code_url, on_faliure=0.0)
+    assert not issubclass(MissingReward, Exception)
+    with pytest.raises(MissingReward, match="compute_score_prime"):
+        _ = compute_score("code", ECHO, TESTS, None, url=code_url)[0]
+
+
+def list_of_images(clip: np.ndarray) -> list[bytes]:
+    return [png(frame) for frame in clip]
+
+
+def array_of_images(clip: np.ndarray) -> np.ndarray:
+    """Return them as a parquet file does."""
+    return np.array(list_of_images(clip), dtype=object)
+
+
+@pytest.mark.parametrize("make", [list_of_images, array_of_images, np.asarray])
+@both
+def test_clips_are_scored_for_the_task_in_the_ground_truth(score, make, serve):
+    service = serve(FakeJudge(0.7))
+    options = {"url": str(service.base_url), "service": "video"}
+    task, clip = "put the bowl on the plate", make(np.zeros((4, 32, 32, 3), np.uint8))
+    result = score("robot", "", task, {"clip": clip, "index": 3}, **options, binary_reward=False)
+    assert result == {"score": 0.7, **MARKS}
+    binary = score("robot", "", task, {"clip": clip, "nframes": 2}, **options)
+    assert binary["score"] == 1.0
+    with pytest.raises(InvalidRequest, match="no 'clip'"):
+        score("robot", "", task, {}, **options)
+
+
+@both
+def test_an_abstention_is_a_failure_that_is_marked(score, serve):
+    service = serve(FakeJudge(score=None))
+    clip = np.zeros((4, 32, 32, 3), np.uint8)
+    given = ("robot", "", "put the bowl on the plate", {"clip": clip})
+    options = {"url": str(service.base_url), "service": "video"}
+    result = score(*given, **options, on_failure=-1.0)
+    assert result == {"score": -1.0, **MARKS, "reward/abstained": 1.0}
+    with pytest.raises(Abstained):
+        score(*given, **options)
 
 
 def test_verl_loads_the_file_by_its_path(code_url: str):

@@ -1,21 +1,340 @@
 """Code that several adapters share: reading a trainer's tensors and rows."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Any, Literal
 
 import numpy as np
+
+from rewardfleet.client import RewardFleet
+from rewardfleet.code import code_request
+from rewardfleet.service import BatchClient, OnFailure, ScoreT
+from rewardfleet.tools import tools_request
+from rewardfleet.video import video_request
+from rewardfleet.wire.code import as_tests
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score, Status
 
 #: A row of a trainer's dataset.
 Row = Mapping[str, Any]
 
 #: Fields of a row, besides the tests, that a request has as well.
 _OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
+#: The same for answers that call tools, and for clips.
+_TOOLS_OPTIONS = ("step", "run", "options", "tools", "tool_families")
+_VIDEO_OPTIONS = ("fps", "nframes", "max_pixels", "backend", "backend_kwargs")
+
+#: A service whose items are independent.
+ServiceName = Literal["code", "tools", "video"]
+#: The column with what a response is scored by, unless another one is given.
+COLUMNS: dict[ServiceName, str] = {"code": "tests", "tools": "ground_truth", "video": "clip"}
+_BUILDERS = {"code": code_request, "tools": tools_request, "video": video_request}
+
+#: Seconds in which the calls of a trainer that scores one sample per call are collected.
+COALESCE_SECONDS = 0.005
+
+
+class MissingReward(BaseException):
+    """A failure for trainers that turn each `Exception` into a reward of 0.
+
+    It is a `BaseException`, so they do not catch it.
+    """
+
+
+class Result(dict[str, Any]):
+    """What a reward function of verl returns for a sample: `score`, and values to log."""
+
+    def __missing__(self, key: object) -> float:
+        """Refuse to be read as a list, as the reward manager `prime` does.
+
+        Raises:
+            MissingReward: It would have turned a `KeyError` into scores of 0 for the whole batch.
+            KeyError: Another key is missing.
+        """
+        if key == 0:
+            raise MissingReward("the reward manager `prime` needs `name: compute_score_prime`")
+        raise KeyError(key)
+
+
+def refuse_nan(
+    on_failure: OnFailure, trainer: str, *, effect: str = "spread over its group"
+) -> None:
+    """Refuse NaN for a trainer that does not treat it as a missing reward.
+
+    Args:
+        on_failure: The reward that replaces a missing one, or "raise".
+        trainer: The name of the trainer.
+        effect: What NaN would do there.
+
+    Raises:
+        ValueError: `on_failure` is NaN.
+    """
+    if isinstance(on_failure, float) and math.isnan(on_failure):
+        raise ValueError(
+            f"on_failure: NaN would {effect} in {trainer}; give 'raise' or another number"
+        )
+
+
+def module_of_trainer(name: str, install: str) -> Any:
+    """Import a module of a trainer.
+
+    Raises:
+        ImportError: The trainer is not installed; the message has the command.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != name.partition(".")[0]:
+            raise
+        raise ImportError(f"{name} is not installed: {install}") from None
 
 
 def to_array(tensor: Any) -> Any:
     """Return a tensor of any device as a numpy array. An array is returned as it is."""
-    return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else np.asarray(tensor)
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
+        tensor = tensor.float()
+    return tensor.numpy()
+
+
+def is_before(package: str, *version: int) -> bool:
+    """Return whether a version of a trainer before this one is installed."""
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, re.findall(r"\d+", installed)[: len(version)])) < version
+
+
+def text_of(completion: Any) -> str:
+    """Return the text of a completion: a text, or the last message of the assistant.
+
+    Raises:
+        InvalidRequest: It is neither a text nor a list of messages. It would be scored as empty.
+    """
+    if isinstance(completion, str):
+        return completion
+    messages = list(completion) if isinstance(completion, Iterable) else [completion]
+    if any(_part(message, "role") is None for message in messages):
+        got = str(completion)[:60]
+        raise InvalidRequest(f"a completion is a text or a list of messages (got {got!r})")
+    for message in reversed(messages):
+        if _part(message, "role") == "assistant":
+            content = _part(message, "content")
+            if isinstance(content, str):
+                return content
+            return "".join(_part(part, "text") or "" for part in content or ())
+    return ""
+
+
+def _part(message: Any, name: str) -> Any:
+    """Return a field of a message, which is a mapping or an object."""
+    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+
+
+def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> list[Row]:
+    """Return the rows of some columns of a dataset.
+
+    Raises:
+        InvalidRequest: A column is missing, or has another number of values than `count`.
+    """
+    for name in names:
+        if columns.get(name) is None:
+            present = ", ".join(sorted(columns))
+            raise InvalidRequest(f"the dataset has no column {name!r}; it has: {present}")
+        if len(columns[name]) != count:
+            raise InvalidRequest(f"{name}: {len(columns[name])} values for {count} completions")
+    return [{name: columns[name][index] for name in names} for index in range(count)]
+
+
+def fields_of(service: ServiceName, text: str, truth: Any, row: Row) -> dict[str, Any]:
+    """Return the fields of a request, as the service's client takes them.
+
+    Args:
+        service: Which service scores the sample.
+        text: The response of the policy. The video service ignores it.
+        truth: The tests of the code service, or their JSON as text; the ground truth of the tools
+            service; the clip of the video service.
+        row: Options of the request, taken where they are not None; for video also `task`.
+    """
+    if service == "code":
+        return request_fields(text, truth, row)
+    if service == "tools":
+        return {"response": text, "ground_truth": truth, **_given(row, _TOOLS_OPTIONS)}
+    if isinstance(truth, np.ndarray) and truth.dtype == object:
+        truth = list(truth)  # images from a parquet file
+    return {"task_text": row.get("task"), "clip": truth, **_given(row, _VIDEO_OPTIONS)}
+
+
+class DatasetReward:
+    """A reward function over completions and the columns of their rows; it can be pickled.
+
+    Args:
+        service: Which service scores a completion: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The column with what a completion is scored by; None: `tests` for code,
+            `ground_truth` for tools, `clip` for video.
+        columns: Further columns that are fields of the request.
+        options: Options of `RewardFleet`.
+    """
+
+    def __init__(
+        self,
+        service: ServiceName,
+        url: str | Sequence[str],
+        column: str | None,
+        columns: Sequence[str],
+        **options: Any,
+    ) -> None:
+        urls: Any = {service: url}
+        self._service = service
+        self._fleet = RewardFleet(**urls, **options)
+        self._truth = column or COLUMNS[service]
+        task = ("task",) if service == "video" else ()
+        self._columns = (self._truth, *task, *columns)
+
+    def subclass_of(self, base: type) -> type:
+        """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
+        name = f"{self._service.capitalize()}Reward"
+        doc = f"Rewards of the {self._service} service."
+        return type(name, (base,), {"scorer": self, "__doc__": doc})
+
+    async def rewards(
+        self,
+        completions: Sequence[Any],
+        columns: Mapping[str, Any],
+        log_metric: Callable[[str, float], object] | None = None,
+    ) -> list[float]:
+        """Return one reward per completion, which is a text or a conversation.
+
+        Args:
+            completions: The completions.
+            columns: The columns of their rows, by name.
+            log_metric: Called with the name and value of each of `metrics_of`.
+
+        Raises:
+            InvalidRequest: A column is missing, or has an invalid value.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        rows = rows_of(columns, self._columns, len(completions))
+        texts = [text_of(each) for each in completions]
+        truths = [row[self._truth] for row in rows]
+        # In a thread: it encodes the frames of clips.
+        requests = await asyncio.to_thread(requests_of, self._service, texts, truths, rows)
+        client = getattr(self._fleet, self._service)
+        scores = await scores_of(client, requests)
+        if log_metric is not None:
+            for name, value in metrics_of(scores).items():
+                log_metric(name, value)
+        return [client.policy.reward(score) for score in scores]
+
+
+async def scores_of(client: BatchClient[Any, ScoreT], requests: Sequence[Any]) -> list[ScoreT]:
+    """Score items, in order. An item that fails has its own `error`, even if all of them fail."""
+    if not requests:
+        return []
+    try:
+        return await client.score_batch(requests)
+    except RewardFleetError as error:
+        failed = client.score_type(score=None, status=Status.ERROR, error=error.problem())
+        return [failed] * len(requests)
+
+
+def metrics_of(scores: Sequence[Score]) -> dict[str, float]:
+    """Return what a trainer logs of a batch: `reward/failed`, `reward/abstained`, ….
+
+    The shares of samples that failed, on which the judge abstained, and whose score was cached; and
+    the quartiles of the scores there are, `reward/p0` to `reward/p100`. None of them is NaN.
+    """
+    marks = [marks_of(score) for score in scores]
+    names = marks[0] if marks else ()
+    shares = {name: float(np.mean([each[name] for each in marks])) for name in names}
+    return shares | quartiles_of([score.score for score in scores if score.score is not None])
+
+
+def marks_of(score: Score | None) -> dict[str, float]:
+    """Return what a trainer logs of a sample: `reward/failed`, `reward/abstained`, `reward/cached`.
+
+    Each is 1.0 or 0.0, so that their means are shares.
+
+    Args:
+        score: The score of the sample; None if the call failed.
+    """
+    return {
+        "reward/failed": float(score is None or score.status is Status.ERROR),
+        "reward/abstained": float(score is not None and score.status is Status.ABSTAINED),
+        "reward/cached": float(score is not None and score.cached),
+    }
+
+
+def quartiles_of(rewards: Sequence[float]) -> dict[str, float]:
+    """Return the quartiles of rewards, as `reward/p0` to `reward/p100`; none of no rewards."""
+    if not rewards:
+        return {}
+    percents = (0, 25, 50, 75, 100)
+    quartiles = np.percentile(rewards, percents)
+    return {f"reward/p{at}": float(each) for at, each in zip(percents, quartiles, strict=True)}
+
+
+class SampleReward:
+    """Rewards for a trainer that scores one response per call; it can be pickled.
+
+    Concurrent calls are collected into batches.
+
+    Args:
+        service: Which service scores a response: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The field of a row with what a response is scored by; None: `tests` for code,
+            `ground_truth` for tools, `clip` for video.
+        options: Options of `RewardFleet`.
+    """
+
+    def __init__(
+        self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
+    ) -> None:
+        urls: Any = {service: url}
+        self._service = service
+        self._fleet = RewardFleet(**urls, **{"coalesce_s": COALESCE_SECONDS, **options})
+        self._truth = column or COLUMNS[service]
+
+    async def score(self, text: str, row: Row) -> tuple[float, Score | None]:
+        """Return the reward of a response, and its score; None if the call failed.
+
+        Args:
+            text: The response. The video service ignores it.
+            row: The row of the dataset. Its other fields are read as fields of the request.
+
+        Raises:
+            InvalidRequest: The row has no such field, or an invalid value.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        if row.get(self._truth) is None:
+            raise InvalidRequest(f"no {self._truth!r}; there are: {', '.join(sorted(row))}")
+        client = getattr(self._fleet, self._service)
+        fields = fields_of(self._service, text, row[self._truth], row)
+        try:
+            score: Score = await client.score(**fields)
+        except RewardFleetError as error:
+            return client.policy.failed(error), None
+        return client.policy.reward(score), score
+
+
+def requests_of(
+    service: ServiceName, texts: Sequence[str], truths: Sequence[Any], rows: Sequence[Row]
+) -> list[Any]:
+    """Return the requests of samples. The arguments are lists of those of `fields_of`.
+
+    Raises:
+        InvalidRequest: What the caller wrote is invalid.
+    """
+    build: Any = _BUILDERS[service]
+    return [build(**fields_of(service, *each)) for each in zip(texts, truths, rows, strict=True)]
 
 
 def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
@@ -23,17 +342,13 @@ def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
 
     Args:
         revision: The program, plain or in a fenced block of a text.
-        tests: The tests of the request, or their JSON as text (a parquet file keeps text as it
-            is, but changes nested columns).
+        tests: The tests of the request or a ground truth of another form, see `as_tests`; or
+            their JSON as text (a parquet file keeps text as it is, but changes nested columns).
         options: Fields of the request are taken from it where they are not None: `critique`,
             `original_program`, `original_passed`, `mode` and `limits`.
     """
-    given = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    return {"revision": revision, "tests": _parse_json(tests), **given}
+    return {"revision": revision, "tests": as_tests(tests), **_given(options, _OPTIONS)}
 
 
-def _parse_json(tests: Any) -> Any:
-    try:
-        return json.loads(tests) if isinstance(tests, str) else tests
-    except ValueError:
-        return tests  # refused where the request is built, as the failure of this one sample
+def _given(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names if row.get(name) is not None}

@@ -2,107 +2,388 @@
 
 ```python
 from rewardfleet.adapters import simplevla
-simplevla.forward_test_time_rl(config, gen_batch.meta_info)              # in the trainer
 reward_fn = simplevla.RobRewardManager(num_examine=0, config=config)     # in main_ppo.py
-temperatures = simplevla.sample_temperatures(meta_info, len(logits))     # in the rollout
-if temperatures is not None:
-    logits = simplevla.at_temperatures(logits, temperatures)
+simplevla.forward_test_time_rl(config, gen_batch.meta_info, reward_fn)   # in the trainer
+batch = simplevla.keep_selected(batch, n_gpus)                           # before the advantages
+temperature = simplevla.sample_temperatures(prompts, len(idx)) or temperature    # in the rollout
+scaled_logits = simplevla.at_temperatures(action_logits_last256, temperature)    # in the model
 ```
+
+Read in SimpleVLA-RL at 7c51662.
 """
 
-from collections.abc import MutableMapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import to_array
-from rewardfleet.episodes import efficiency, spread_temperatures, success
+from rewardfleet.adapters._batch import quartiles_of, to_array
+from rewardfleet.episodes import (
+    BatchResult,
+    Grouping,
+    Rewards,
+    TemperatureSchedule,
+    aggregate,
+    by_temperature,
+    compute_rewards,
+    diversity_signal,
+    spread_temperatures,
+    success,
+    success_signal,
+    validate_batch,
+)
+from rewardfleet.episodes.clustering import cluster_batch
+from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import validate
+
+log = logging.getLogger(__name__)
+
+#: Step limits of the tasks that differ from those of their suites, as in `RobHFRollout`.
+_TASK_STEPS = {
+    "shake_bottle": 75, "pick_dual_bottles": 100, "place_container_plate": 150, "click_bell": 200,
+    "move_can_pot": 200, "place_phone_stand": 200, "place_a2b_left": 200, "place_a2b_right": 200,
+    "handover_mic": 200, "lift_pot": 200, "place_empty_cup": 200, "move_stapler_pad": 200,
+    "beat_block_hammer": 200, "place_mouse_pad": 200, "move_pillbottle_pad": 200,
+    "place_shoe": 250, "stack_blocks_two": 400, "stack_bowls_two": 400, "handover_block": 400,
+    "blocks_ranking_rgb": 600,
+}  # fmt: skip
+_SUITE_STEPS = {"libero": 512, "robotwin": 800}
+
+#: The tokens of actions are the last 256 of OpenVLA's 32000, for bins from 1 to -1.
+_VOCABULARY, _BINS = 32000, 255
+#: The objectives that are computed from actions.
+_MOTION = {"smoothness", "low_energy", "short_path"}
 
 
 class RobRewardManager:
     """A reward manager that puts each rollout's reward at its last action token.
 
-    The reward is success, 0 or 1; with test-time RL it is the efficiency.
+    The reward is success, 0 or 1; with test-time RL it is the efficiency. `episode_reward` in the
+    config replaces it by another kind of `rewardfleet.episodes`.
 
     Args:
         num_examine: Accepted as upstream; nothing is printed.
-        config: `actor_rollout_ref.model.action_token_len` and `verifier.reward_coef` as upstream;
-            `test_time_rl` (False: rewards are 0 or 1), and `actor_rollout_ref.model.max_steps`,
-            which `non_tensor_batch["max_steps"]` overrides per row, as the tasks' limits differ.
+        config: `actor_rollout_ref.model.action_token_len`, `verifier.reward_coef` and
+            `data.task_suite_name` as upstream. `test_time_rl` (False). The step limit is
+            `non_tensor_batch["max_steps"]` of a row, else `actor_rollout_ref.model.max_steps`, else
+            that of the suite. `base_temperature` (0.6) and `temperature_range` (0.3), which
+            `target_success_rate` or `target_diversity` adapt. `episode_reward`: the fields of
+            `EpisodeOptions`; `kind`: success, efficiency or objectives; and `vote` (False): the
+            largest cluster of a group counts as its successes.
+
+    Attributes:
+        schedule: The temperatures of the next rollouts.
+        clamped: The rollouts so far that took more steps than their limit.
+
+    Raises:
+        InvalidRequest: `episode_reward` is not valid.
     """
 
     def __init__(self, num_examine: int, config: Any) -> None:
         self.num_examine = num_examine
         self.config = config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
+        self.schedule = TemperatureSchedule(
+            float(config.get("base_temperature", 0.6)), float(config.get("temperature_range", 0.3))
+        )
+        self.clamped = 0
+        fields = _plain(config.get("episode_reward") or {})
+        self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
+        self._kind = fields.pop("kind", self._default_kind)
+        self._vote = bool(fields.pop("vote", False))
+        fields["filter"] = {"drop_all_equal": False, **fields.get("filter", {})}
+        self._options = validate(EpisodeOptions, fields, prefix="episode_reward: ")
+        if self._kind not in {"success", "efficiency", "objectives"}:
+            raise InvalidRequest(f"episode_reward.kind: success, efficiency or objectives, "
+                                 f"not {self._kind!r}")  # fmt: skip
+        self._target_success = config.get("target_success_rate")
+        self._target_diversity = config.get("target_diversity")
+        clustering = {"vote": self._vote, "target_diversity": self._target_diversity is not None}
+        if self._options.clusters is None and (needs := [k for k, v in clustering.items() if v]):
+            raise InvalidRequest(
+                f"{needs[0]}: needs episode_reward.clusters, e.g. {{over: actions}}"
+            )
+        self._signals: list[tuple[float, int]] = []
 
     def verify(self, data: Any) -> tuple[list[float], dict[str, float], dict[str, float],
                                          dict[str, float]]:  # fmt: skip
         """Return scores, and the metrics of reward, format and both, as upstream.
 
-        `batch["acc"]` is success, 0 or 1, in both modes: upstream filters on this accuracy.
+        `batch["acc"]` is success, 0 or 1, on whose mean upstream filters; with `vote`, the vote. A
+        rollout whose environment failed has the mean of its group, so that it does not change it.
+        `batch["episode_reward"]` is the score, and `batch["keep"]` whether to train on a rollout.
+        A rollout without steps has the score 0 and is not kept: its environment failed. The groups
+        are the rows with the same `uid`. In validation there are none: the score is then success
+        or efficiency.
 
         Raises:
-            ValueError: A rollout took more steps than its task allows, or `max_steps` is missing.
+            ValueError: There is no step limit for a suite.
+            InvalidRequest: `episode_reward` cannot be computed for these rollouts.
         """
         import torch  # noqa: PLC0415 - the trainer's package
 
         completes = success(to_array(data.batch["complete"]))
+        labels, rewards, result = self._score(data, completes)
+        scores = np.where(np.isnan(result.scores), 0.0, result.scores)
         device = data.batch["responses"].device
-        data.batch["acc"] = torch.as_tensor(completes, dtype=torch.float32, device=device)
-        ones = np.ones_like(completes)
-        data.batch["format_correctness"] = torch.as_tensor(ones, dtype=torch.float32, device=device)
-        scores = completes
-        if self.test_time_rl_mode:
-            steps = to_array(data.batch["finish_step"])
-            scores = efficiency(completes, steps, self._max_steps(data))
+        columns = {
+            "acc": _accuracy(labels, result.batch.ok, _column(data, "uid")),
+            "format_correctness": np.ones_like(labels),
+            "episode_reward": scores,
+        }
+        for name, values in columns.items():
+            data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
+        keep = _with_another(result)
+        data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
         accuracy = {"all": float(completes.mean())}
-        return scores.tolist(), accuracy, {"all": 1.0}, dict(accuracy)
+        metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
+        return scores.tolist(), metrics, {"all": 1.0}, accuracy
 
     def __call__(self, data: Any) -> tuple[dict[str, Any], dict[str, float]]:
         """Return `{"gt_scores", "all"}`, each [B, T] float32, and metrics, as upstream.
 
-        The reward is at token `finish_step x action_token_len - 1` of the flattened responses.
-        A rollout without steps has no such token: upstream writes at -1, here its row is 0.
+        The reward is at token `finish_step x action_token_len - 1` of the flattened responses, at
+        most the last one. A rollout without steps has no such token: upstream writes at -1, here
+        its row is 0. Rollouts that `verify` has scored are not scored again, as upstream. The
+        temperatures are adapted to all rollouts that it has scored since the last call.
 
         Raises:
-            ValueError: A rollout took more steps than allowed, `max_steps` is missing, or, as
-                upstream, the batch has `rm_scores`.
+            ValueError: As in `verify`; or, as upstream, the batch has `rm_scores`.
         """
         import torch  # noqa: PLC0415 - the trainer's package
 
-        if "rm_scores" in data.batch.keys():  # noqa: SIM118 - TensorDict has another `in`
+        names = set(data.batch.keys())
+        if "rm_scores" in names:
             raise ValueError("rm_scores: this manager computes the rewards itself")
-        scores, accuracy, _, _ = self.verify(data)
+        metrics = {} if "episode_reward" in names else self.verify(data)[1]
         responses = data.batch["responses"]
         flat = responses.reshape((responses.shape[0], -1))
         rewards = torch.zeros_like(flat, dtype=torch.float32)
         action_tokens = self.config.actor_rollout_ref.model.action_token_len
-        ends = to_array(data.batch["finish_step"]) * action_tokens - 1
-        for row, (end, score) in enumerate(zip(ends.tolist(), scores, strict=True)):
-            if end >= flat.shape[1]:
-                raise ValueError(f"row {row}: token {end} is beyond its {flat.shape[1]} tokens")
-            if end >= 0:
-                rewards[row, int(end)] = score
+        ends = np.minimum(
+            to_array(data.batch["finish_step"]) * action_tokens, flat.shape[1]
+        ).astype(int)
+        for row, score in enumerate(to_array(data.batch["episode_reward"]).tolist()):
+            if ends[row]:
+                rewards[row, int(ends[row]) - 1] = score
         coefficient = self.config.verifier.reward_coef
         tensors = {"gt_scores": rewards, "all": coefficient * rewards}
-        metrics = dict(accuracy)
         if coefficient != 0:
             metrics["verifier"] = float(to_array(rewards).sum(axis=1).mean())
         metrics["reward_all"] = float(to_array(tensors["all"]).sum(axis=1).mean())
+        self._adapt()
         return tensors, metrics
 
-    def _max_steps(self, data: Any) -> Any:
-        per_row = getattr(data, "non_tensor_batch", {}).get("max_steps")
+    def _score(self, data: Any, completes: Any) -> tuple[Any, Rewards, BatchResult]:
+        """Return the labels that count as success, [B], the rewards, and the scored batch."""
+        uids = _column(data, "uid")
+        kind, options = self._kind, self._options
+        if uids is None:  # validation
+            kind, options = self._default_kind, EpisodeOptions()
+        fields = self._fields(data, kind, options)
+        fields["success"] = completes.tolist()
+        if uids is not None:
+            fields["group"] = [str(uid) for uid in uids]
+            if self.test_time_rl_mode:
+                fields["temperature"] = self._temperatures(fields["group"])
+        labels = completes
+        if uids is not None and self._vote and options.clusters is not None:
+            batch = validate_batch(_items("success", fields), EpisodeOptions())
+            labels = cluster_batch(batch, options.clusters, options).is_majority.astype(float)
+            fields["success"] = labels.tolist()
+        batch = validate_batch(_items(kind, fields), options)
+        for error in batch.reasons.values():
+            if error is not None:  # the configuration, which no rollout is to blame for
+                raise error
+        rewards = compute_rewards(batch, options)
+        result = aggregate(rewards, options)
+        if uids is not None:
+            self._note_signal(labels, result)
+        return labels, rewards, result
+
+    def _fields(self, data: Any, kind: str, options: EpisodeOptions) -> dict[str, list[Any]]:
+        steps = to_array(data.batch["finish_step"]).astype(float)
+        fields = {name: list(column) for name in ("path", "progress")
+                  if (column := _column(data, name)) is not None}  # fmt: skip
+        if kind != "success" or options.filter.select == "efficient":
+            limits = self._max_steps(data, len(steps))
+            steps = self._clamp(steps, limits)
+            fields["max_steps"] = limits.tolist()
+        if options.clusters is not None or (
+            kind == "objectives" and _MOTION & set(options.weights)
+        ):
+            width = int(self.config.actor_rollout_ref.model.action_token_len)
+            actions = normalized_actions(to_array(data.batch["responses"]), width)
+            taken = to_array(data.batch["finish_step"]).tolist()
+            fields["actions"] = [
+                each[: int(count)] if count else None
+                for each, count in zip(actions, taken, strict=True)
+            ]
+        fields["steps"] = steps.tolist()
+        fields["masked"] = (steps == 0).tolist()
+        return fields
+
+    def _clamp(self, steps: Any, limits: Any) -> Any:
+        over = int((steps > limits).sum())
+        if over and not self.clamped:
+            row = int(np.flatnonzero(steps > limits)[0])
+            log.warning(
+                "%d rollouts of this batch took more steps than max_steps (row %d: %g, %g), which "
+                "then count as max_steps; is actor_rollout_ref.model.max_steps that of the suite? "
+                "Further ones are counted, not logged", over, row, steps[row], limits[row],
+            )  # fmt: skip
+        self.clamped += over
+        return np.minimum(steps, limits)
+
+    def _max_steps(self, data: Any, count: int) -> Any:
+        per_row = _column(data, "max_steps")
         if per_row is not None:
             return np.asarray(per_row, float)
         limit = self.config.actor_rollout_ref.model.get("max_steps")
-        if limit is None:
-            raise ValueError("max_steps: give it in the config's model, or per rollout")
-        return float(limit)
+        if limit is not None:
+            return np.full(count, float(limit))
+        suites = _column(data, "task_suite_name")
+        if suites is None:
+            suites = [self.config.data.task_suite_name] * count
+        return np.array([suite_max_steps(str(suite)) for suite in suites])
+
+    def _temperatures(self, groups: Sequence[str]) -> list[float | None]:
+        """Return the temperature of each rollout: the i-th of a prompt has the i-th temperature."""
+        sizes, seen = Counter(groups), Counter[str]()
+        temperatures: list[float | None] = []
+        for group in groups:
+            spread = spread_temperatures(sizes[group], self.schedule.base, self.schedule.width)
+            temperatures.append(float(spread[seen[group]]) if sizes[group] > 1 else None)
+            seen[group] += 1
+        return temperatures
+
+    def _note_signal(self, labels: Any, result: BatchResult) -> None:
+        """Note the outcome of the valid rollouts of a batch, for the temperatures."""
+        valid = result.batch.ok
+        if not valid.any():
+            return
+        if self._target_success is not None:
+            signal = success_signal(float(labels[valid].mean()), float(self._target_success))
+        elif self._target_diversity is not None and result.clusters is not None:
+            diversity = float(np.nanmean(result.clusters.diversity))
+            signal = diversity_signal(diversity, float(self._target_diversity))
+        else:
+            return
+        self._signals.append((signal, int(valid.sum())))
+
+    def _adapt(self) -> None:
+        """Move the temperatures once, by the outcomes of all rollouts since the last step."""
+        if self._signals:
+            signals, weights = zip(*self._signals, strict=True)
+            self.schedule = self.schedule.after(float(np.average(signals, weights=weights)))
+            self._signals = []
+
+    def _metrics(
+        self, rewards: Rewards, result: BatchResult, keep: Any, is_right: Any
+    ) -> dict[str, float]:
+        """Return what is logged in addition to upstream's metrics; never NaN."""
+        metrics: dict[str, float] = {}
+        if self._kind != "success":
+            metrics["reward/clamped_total"] = self.clamped
+        metrics["reward/failed"] = float((~result.batch.ok).mean())
+        metrics |= quartiles_of(result.scores[result.batch.ok].tolist())
+        for each in by_temperature(rewards):
+            prefix = f"reward/temperature_{each.temperature}"
+            metrics[f"{prefix}/success"] = each.success_rate
+            metrics[f"{prefix}/steps"] = each.steps
+            metrics[f"{prefix}/mean"] = each.reward_mean
+            metrics[f"{prefix}/variance"] = each.reward_variance
+        if result.clusters is not None and result.batch.ok.any():
+            metrics["reward/clusters"] = float(result.clusters.counts.mean())
+            metrics["reward/majority_ratio"] = float(np.nanmean(result.clusters.majority_ratio))
+            metrics["reward/diversity"] = float(np.nanmean(result.clusters.diversity))
+        if result.batch.columns.has("group").any():  # in training
+            metrics["reward/kept"] = float(keep.mean())
+            if self._vote:
+                metrics["reward/label_accuracy"] = float(is_right.mean())
+        if self._target_success is not None or self._target_diversity is not None:
+            metrics["reward/base_temperature"] = self.schedule.base
+            metrics["reward/temperature_range"] = self.schedule.width
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
-def forward_test_time_rl(config: Any, meta_info: MutableMapping[str, Any]) -> None:
+def suite_max_steps(suite: str) -> float:
+    """Return the step limit of a suite, or of a task of RoboTwin, as SimpleVLA-RL's rollout has it.
+
+    Args:
+        suite: `data.task_suite_name`, e.g. `libero_10` or `robotwin2_lift_pot`.
+
+    Raises:
+        ValueError: The suite is neither of LIBERO nor of RoboTwin.
+    """
+    family, _, task = suite.partition("_")
+    limit = _TASK_STEPS.get(task) or _SUITE_STEPS.get(family.rstrip("0123456789"))
+    if limit is None:
+        raise ValueError(f"max_steps: not known for the suite {suite!r}; "
+                         "give actor_rollout_ref.model.max_steps")  # fmt: skip
+    return float(limit)
+
+
+def normalized_actions(responses: Any, width: int) -> Any:
+    """Return the actions that OpenVLA's tokens stand for, [B, T, width] in [-1, 1].
+
+    Args:
+        responses: Tokens, [B, ...]; flattened, each action has `width` of them.
+        width: `action_token_len`.
+    """
+    tokens = np.asarray(responses).reshape(len(responses), -1, width)
+    bins = np.clip(_VOCABULARY - tokens - 1, 0, _BINS - 1)
+    return (2 * bins + 1) / _BINS - 1
+
+
+def keep_selected(data: Any, multiple_of: int = 1) -> Any:
+    """Return the rows of a DataProto that `verify` keeps: those to train on.
+
+    Call it before reference log-probabilities and advantages are computed, so that a rollout that
+    is not kept does not count in its group.
+
+    The trainer needs as many rows for each GPU. Other rows fill up to the next multiple: each is
+    then alone in its group with a reward of 0, so its advantage is 0. If none is kept, all rows of
+    the result are such rows.
+
+    Args:
+        data: A batch that `verify` has scored.
+        multiple_of: The number of GPUs, or of rows per optimizer step.
+    """
+    import torch  # noqa: PLC0415 - the trainer's package
+
+    keep = to_array(data.batch["keep"]).astype(bool)
+    if keep.all():
+        return data
+    missing = -int(keep.sum()) % multiple_of if keep.any() else multiple_of
+    fill = np.flatnonzero(~keep)[:missing]
+    rows = keep.copy()
+    rows[fill] = True
+    selected = data.slice(torch.as_tensor(rows))
+    added = ~keep[rows]
+    # Without steps, the trainer would divide the loss of the row by 0.
+    steps = to_array(selected.batch["finish_step"])
+    columns = {
+        "episode_reward": np.where(added, 0, to_array(selected.batch["episode_reward"])),
+        "finish_step": np.where(added, np.maximum(steps, 1), steps),
+    }
+    for name, values in columns.items():
+        selected.batch[name] = torch.as_tensor(
+            values, dtype=selected.batch[name].dtype, device=selected.batch[name].device
+        )
+    if added.any():
+        uids = np.array([str(uid) for uid in selected.non_tensor_batch["uid"]], dtype=object)
+        uids[added] = [f"{uids[row]}, not kept {row}" for row in np.flatnonzero(added)]
+        selected.non_tensor_batch["uid"] = uids
+    return selected
+
+
+def forward_test_time_rl(
+    config: Any, meta_info: MutableMapping[str, Any], reward_fn: RobRewardManager | None = None
+) -> None:
     """Copy the settings of test-time RL to `meta_info`, for the rollout, if it is enabled.
 
     The defaults are those of the original TTRL integration: `base_temperature` 0.6,
@@ -111,11 +392,15 @@ def forward_test_time_rl(config: Any, meta_info: MutableMapping[str, Any]) -> No
     Args:
         config: Has `test_time_rl` (False), and the two above.
         meta_info: Gets `enable_test_time_rl`, `base_temperature` and `temperature_range`.
+        reward_fn: Its adapted temperatures are used instead.
     """
     if config.get("test_time_rl", False):
         meta_info["enable_test_time_rl"] = True
         meta_info["base_temperature"] = config.get("base_temperature", 0.6)
         meta_info["temperature_range"] = config.get("temperature_range", 0.3)
+        if reward_fn is not None:
+            meta_info["base_temperature"] = reward_fn.schedule.base
+            meta_info["temperature_range"] = reward_fn.schedule.width
 
 
 def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) -> list[float] | None:
@@ -142,9 +427,54 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
     return [float(temperature) for temperature in temperatures] * (batch_size // n_samples)
 
 
-def at_temperatures(logits: Any, temperatures: Sequence[float]) -> Any:
-    """Return the logits, [B, ...], of each row divided by its temperature, [B], above 0."""
+def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
+    """Return the logits, [B, ...], of each row divided by its temperature.
+
+    Args:
+        logits: [B, ...].
+        temperatures: Of each row, [B], or one for all; above 0.
+    """
     import torch  # noqa: PLC0415 - the trainer's package
 
     divisors = torch.as_tensor(temperatures, dtype=logits.dtype, device=logits.device)
     return logits / divisors.reshape((-1, *[1] * (logits.ndim - 1)))
+
+
+def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeRequest]:
+    """Return one episode per row of columns, whose lists may be arrays."""
+    return [
+        EpisodeRequest.model_construct(
+            **{"uid": str(row), "kind": kind, **dict(zip(fields, values, strict=True))}
+        )
+        for row, values in enumerate(zip(*fields.values(), strict=True))
+    ]
+
+
+def _accuracy(labels: Any, valid: Any, uids: Iterable[Any] | None) -> Any:
+    """Return the labels, [B], with the mean of the valid ones of its group for one not valid."""
+    if uids is None:  # validation
+        return labels
+    grouping, _ = Grouping.by_name([str(uid) for uid in uids])
+    means = grouping.where(valid).mean(labels)
+    return np.where(valid, labels, grouping.broadcast(means))
+
+
+def _with_another(result: BatchResult) -> Any:
+    """Return which rollouts to keep, [B]: none that would be the only one of its group."""
+    kept = result.batch.grouping.where(result.keep)
+    sizes = kept.broadcast(kept.sizes.astype(float))
+    return result.keep & (sizes != 1)
+
+
+def _column(data: Any, name: str) -> Iterable[Any] | None:
+    column: Iterable[Any] | None = getattr(data, "non_tensor_batch", {}).get(name)
+    return column
+
+
+def _plain(config: Any) -> Any:
+    """Return a node of OmegaConf as dictionaries and lists."""
+    if isinstance(config, Mapping):
+        return {str(name): _plain(value) for name, value in config.items()}
+    if isinstance(config, Sequence) and not isinstance(config, str):
+        return [_plain(value) for value in config]
+    return config

@@ -1,9 +1,9 @@
-"""verl: rewards of the code service as a `custom_reward_function`.
+"""verl: rewards of the code service, or of another one, as a `custom_reward_function`.
 
 ```yaml
 custom_reward_function:   # newer versions: below `reward`
   path: pkg://rewardfleet.adapters.verl   # older versions: the path of this file
-  name: compute_score     # or compute_score_async, for reward managers that await
+  name: compute_score     # see docs/trainers/verl.md for other reward managers
   reward_kwargs: {url: "http://127.0.0.1:18081", timeout_s: 60}
 ```
 
@@ -14,21 +14,37 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import request_fields
+from rewardfleet.adapters._batch import (
+    COALESCE_SECONDS,
+    MissingReward,
+    Result,
+    Row,
+    ServiceName,
+    fields_of,
+    is_before,
+    marks_of,
+    requests_of,
+    scores_of,
+)
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import OnFailure, RewardPolicy
-from rewardfleet.wire.code import CodeScore
-from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.service import BatchClient, OnFailure
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score
 
-#: Reported with each score. verl collects the keys of the first sample, so all have the same.
-_REPORTED_FIELDS = ("pass_rate", "critique_valid", "judgment_correct")
+#: Reported with each score of a service. verl collects the keys of the first sample, so all samples
+#: have the same.
+_REPORTED: dict[ServiceName, tuple[str, ...]] = {
+    "code": ("pass_rate", "critique_valid", "judgment_correct"),
+    "tools": ("cost",),
+    "video": (),
+}
+#: What is reported where there is no value: verl's validation leaves out None since version 0.9.
+_NO_VALUE = math.nan if is_before("verl", 0, 9) else None
 #: Arguments that verl passes to every such function, for judges that it runs itself.
 _FROM_VERL = {"reward_router_address", "reward_model_tokenizer", "reward_model"}
-#: verl makes one call per sample; concurrent calls are collected into batches.
-_COALESCE_SECONDS = 0.005
 
-#: The fleets of this process, by URL and options; they share connections.
+#: The fleets of this process, by service, URL and options; they share connections.
 _fleets: dict[tuple[Any, ...], RewardFleet] = {}
 #: Where synchronous calls run.
 _loop = EventLoopThread()
@@ -41,27 +57,36 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     *,
     url: str | Sequence[str],
+    service: ServiceName = "code",
     on_failure: OnFailure = "raise",
     **options: Any,
-) -> dict[str, float]:
-    """Score one program, or one critique by the program revised from it.
+) -> dict[str, Any]:
+    """Score one sample: a program, a critique, an answer that calls tools, or a clip.
 
     Args:
         data_source: Ignored.
         solution_str: The response: a text with a program; or, if `extra_info` has `revision`, the
-            critique from which that program was revised.
-        ground_truth: The tests, or their JSON as text (a parquet file keeps text as it is, but
-            changes nested columns).
-        extra_info: `revision`, `critique`, `original_program`, `original_passed`, `mode` and
-            `limits` are read where they are not None; see `CodeRequest`.
-        url: The base URL of the code service, or the base URLs of its replicas.
-        on_failure: As in `RewardFleet`. verl cannot represent a missing reward, and NaN spreads
-            over its group; with a number, `failed` marks the samples that have it.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+            critique from which that program was revised. The video service ignores it.
+        ground_truth: For code, the tests, or their JSON as text (a parquet file keeps text as it
+            is, but changes nested columns); for tools, the ground truth; for video, the task.
+        extra_info: Further fields of the request, read where they are not None. For code
+            `revision`, `critique`, `original_program`, `original_passed`, `mode` and `limits`; for
+            video `clip` (see `rewardfleet.video_request`), `fps`, `nframes`, `backend`, ….
+        url: The base URL of the service, or the base URLs of its replicas.
+        service: "code", "tools" or "video".
+        on_failure: As in `RewardFleet`. The trainer of `trainer.use_v1=true` (verl 0.9) leaves out
+            a sample for which an error is raised; others end the run. In verl's own estimators NaN
+            spreads over its group; with those of `rewardfleet.adapters.verl_advantages` it does not
+            count. With a number, `reward/failed` or `reward/abstained` marks the samples that have
+            it.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `binary_reward`.
 
     Returns:
-        `score`; `failed`, 1.0 where `score` is `on_failure`, else 0.0; and `pass_rate`,
-        `critique_valid` and `judgment_correct`, NaN where there is none.
+        `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
+        where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
+        and for code `reward/pass_rate`, `reward/critique_valid` and `reward/judgment_correct`, for
+        tools `reward/cost`. These are None where there is none, which verl's validation leaves out;
+        NaN before verl 0.9.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
@@ -74,6 +99,7 @@ def compute_score(
             ground_truth,
             extra_info,
             url=url,
+            service=service,
             on_failure=on_failure,
             **options,
         )
@@ -87,10 +113,11 @@ async def compute_score_async(
     extra_info: Mapping[str, Any] | None = None,
     *,
     url: str | Sequence[str],
+    service: ServiceName = "code",
     on_failure: OnFailure = "raise",
     **options: Any,
-) -> dict[str, float]:
-    """Score one program or critique: `compute_score` for reward managers that await.
+) -> dict[str, Any]:
+    """Score one sample: `compute_score` for reward managers that await.
 
     It has the arguments and the result of `compute_score`.
 
@@ -98,45 +125,97 @@ async def compute_score_async(
         RewardFleetError: There is no score, and `on_failure` is "raise".
         TypeError: An option is unknown.
     """
-    fleet = _fleet(url, options)
-    policy = RewardPolicy(
-        on_failure,
-        binary_reward=False,
-        success_threshold=0.0,
-        on_fallback=fleet.code.count_fallback,
-    )
+    client = _client(service, url, on_failure, options)
     try:
-        score = await fleet.code.score(**_request(solution_str, ground_truth, extra_info or {}))
+        text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
+        score = await client.score(**fields_of(service, text, truth, row))
     except RewardFleetError as error:
-        return _result(policy.failed(error))
-    return _result(policy.reward(score), score)
+        return _result(client, service, error)
+    return _result(client, service, score)
 
 
-def _fleet(url: str | Sequence[str], options: dict[str, Any]) -> RewardFleet:
-    urls = url if isinstance(url, str) else tuple(url)
+def compute_scores(
+    data_sources: Sequence[str],  # noqa: ARG001 - verl's signature
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+    *,
+    url: str | Sequence[str],
+    service: ServiceName = "code",
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Score a batch in one request, for the reward manager `batch`.
+
+    The arguments are lists of those of `compute_score`, and so is the result.
+
+    Raises:
+        RewardFleetError: There is no score, and `on_failure` is "raise".
+        TypeError: An option is unknown.
+    """
+    client = _client(service, url, on_failure, options)
+    infos = extra_infos if extra_infos is not None else [None] * len(solution_strs)
+    samples = [
+        _sample(service, *each[:2], each[2] or {})
+        for each in zip(solution_strs, ground_truths, infos, strict=True)
+    ]
+    requests = requests_of(service, *map(list, zip(*samples, strict=True))) if samples else []
+    scores = _loop.run(scores_of(client, requests))
+    return [_result(client, service, score) for score in scores]
+
+
+def compute_score_prime(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> float:
+    """Return the score alone, for the reward manager `prime`. The arguments are those above.
+
+    Raises:
+        MissingReward: There is no score. `prime` turns any `Exception` into a score of 0, so this
+            is a `BaseException`.
+    """
+    try:
+        score = compute_score(data_source, solution_str, ground_truth, extra_info, **given)
+    except Exception as error:
+        raise MissingReward(f"{type(error).__name__}: {error}") from error
+    return float(score["score"])
+
+
+def _client(
+    service: ServiceName, url: str | Sequence[str], on_failure: OnFailure, options: dict[str, Any]
+) -> Any:
+    urls: Any = {service: url if isinstance(url, str) else tuple(url)}
     given = {name: options[name] for name in options.keys() - _FROM_VERL}
-    key = (urls, *sorted(given.items()))
+    key = (service, urls[service], repr(on_failure), *sorted(given.items()))
     if key not in _fleets:  # setdefault is atomic, so all threads use the same fleet
-        _fleets.setdefault(
-            key, RewardFleet(code=urls, **{"coalesce_s": _COALESCE_SECONDS, **given})
-        )
-    return _fleets[key]
+        given = {"coalesce_s": COALESCE_SECONDS, "on_failure": on_failure, **given}
+        _fleets.setdefault(key, RewardFleet(**urls, **given))
+    return getattr(_fleets[key], service)
 
 
-def _request(solution: str, tests: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _sample(service: ServiceName, solution: str, truth: Any, extra: Row) -> tuple[str, Any, Row]:
+    """Return the arguments of `fields_of` for a sample of verl."""
+    if service == "video":
+        if extra.get("clip") is None:
+            raise InvalidRequest("extra_info has no 'clip': a path, bytes, frames or images")
+        return solution, extra["clip"], {"task": truth, **extra}
     revision = extra.get("revision")
-    if revision is None:
-        return request_fields(solution, tests, extra)
-    return request_fields(revision, tests, {**extra, "critique": solution})
+    if service == "tools" or revision is None:
+        return solution, truth, extra
+    return revision, truth, {**extra, "critique": solution}
 
 
-def _result(reward: float, score: CodeScore | None = None) -> dict[str, float]:
-    fields: dict[str, Any] = {}
-    if score is not None:
-        fields = {**score.model_dump(include=set(_REPORTED_FIELDS)), **score.components}
-    reported = {name: fields.get(name) for name in _REPORTED_FIELDS}
-    return {
-        "score": reward,
-        "failed": float(score is None or score.score is None),
-        **{name: math.nan if value is None else float(value) for name, value in reported.items()},
-    }
+def _result(
+    client: BatchClient[Any, Any], service: ServiceName, score: Score | RewardFleetError
+) -> dict[str, Any]:
+    if isinstance(score, RewardFleetError):
+        reward, fields, marks = client.policy.failed(score), {}, marks_of(None)
+    else:
+        reward, marks = client.policy.reward(score), marks_of(score)
+        fields = {**score.model_dump(include=set(_REPORTED[service])), **score.components}
+    values = {f"reward/{name}": fields.get(name) for name in _REPORTED[service]}
+    reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
+    return Result({"score": reward, **marks, **reported})

@@ -1,24 +1,54 @@
-"""verl-agent: its reward manager for episodes.
+"""verl-agent: its reward manager for episodes, and its filter of groups.
 
 ```yaml
 reward_model:
-  reward_manager: episode    # the default; see `reward_manager_of`
+  reward_manager: episode          # the default; see `reward_manager_of`
+  normalization_type: group_std    # none, length, group_mean, group_std, leave_one_out, running
+  kind: visual                     # return, visual, hybrid
 ```
+
+Read in langfengQ/AgentOCR at 529caf9 and langfengQ/DrMAS at 19c632b, by the author of verl-agent
+and with its loop.
 """
 
+import functools
 import logging
 import random
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rewardfleet.adapters._batch import to_array
-from rewardfleet.episodes import by_length
+from rewardfleet.adapters._batch import quartiles_of, to_array
+from rewardfleet.episodes import (
+    Grouping,
+    RunningMeanStd,
+    all_equal,
+    by_length,
+    leave_one_out,
+    normalize,
+    visual,
+)
+from rewardfleet.episodes.batch import visual_score
+from rewardfleet.wire.episode import FilterOptions
 
 log = logging.getLogger(__name__)
 
 #: The fraction of episodes that are printed, so that not only the first of each batch are seen.
 _PRINT_FRACTION = 0.1
+
+#: Normalizations of `rewardfleet.episodes`; see docs/episodes.md.
+NormalizationType = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
+#: The reward of an episode: its return; times a score of its video; or with rewards of its steps.
+Kind = Literal["return", "visual", "hybrid"]
+
+#: Normalizations to a mean of 0 in each group, in which a missing reward has no advantage.
+_WITHIN_GROUP: dict[str, Callable[..., Any]] = {
+    "group_mean": functools.partial(normalize, by_std=False),
+    "group_std": functools.partial(normalize, by_std=True),
+    "leave_one_out": leave_one_out,
+}
 
 
 class EpisodeRewardManager:
@@ -27,26 +57,65 @@ class EpisodeRewardManager:
     Args:
         tokenizer: Decodes the episodes that are printed, with their special tokens.
         num_examine: The most episodes printed per data source and batch; a tenth is sampled.
-        normalize_by_length: Divide each reward by the episode's length.
+        normalize_by_length: As `normalization_type="length"`.
+        normalization_type: Of the episode rewards. Each episode counts once, however many rows it
+            has; `running` is over all batches of this manager.
+        kind: The kind of reward.
+
+    Attributes:
+        metrics: Of the last batch, for the trainer's log: `reward/failed`, the share of rows
+            without a reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
+
+    Raises:
+        ValueError: An argument is none of its values, or the two normalizations differ.
     """
 
-    def __init__(self, tokenizer: Any, num_examine: int, normalize_by_length: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        normalize_by_length: bool = False,
+        *,
+        normalization_type: NormalizationType = "none",
+        kind: Kind = "return",
+    ) -> None:
         self.tokenizer = tokenizer
         self.num_examine = num_examine
-        self.normalize_by_length = normalize_by_length
+        if normalization_type not in get_args(NormalizationType):
+            known = ", ".join(get_args(NormalizationType))
+            raise ValueError(f"normalization_type: {known}, not {normalization_type!r}")
+        if kind not in get_args(Kind):
+            raise ValueError(f"kind: {', '.join(get_args(Kind))}, not {kind!r}")
+        if normalize_by_length and normalization_type not in {"none", "length"}:
+            raise ValueError(f"normalize_by_length: normalization_type is {normalization_type!r}")
+        self.normalization_type = "length" if normalize_by_length else normalization_type
+        self.kind = kind
+        self.metrics: dict[str, float] = {}
+        self._running = RunningMeanStd()
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """Return the rewards of a `DataProto`: [B, T] float32 on the device of its responses.
 
         It reads `responses` [B, T], `prompts` [B, P] and `attention_mask` [B, P + T] of
-        `data.batch`, and `episode_rewards` [B] of `data.non_tensor_batch`; to normalize, also
-        `episode_lengths` [B]. If `data.batch` has `rm_scores`, these are returned unchanged.
+        `data.batch`. Of `data.non_tensor_batch` it reads, each [B]:
+
+        - `episode_rewards`;
+        - to normalize, `episode_lengths`, or `uid` (of the group) and `traj_uid` (of the episode);
+        - for `visual`, `visual_success`: a number in [0, 1], or a response of the video service;
+        - for `hybrid`, `step_rewards` and `step_token_ends`: lists of rewards, and of the tokens of
+          the response at which they are placed. Without these lists, each row is one step, as in
+          verl-agent, and its reward in `rewards` is placed at its last valid token.
+
+        If `data.batch` has `rm_scores`, these are returned unchanged.
 
         A row without a valid response token has no position for a reward and stays all zeros. The
         log reports it; with `return_dict`, `reward_extra_info["reward_placed"]` is False for it.
+        NaN is a missing reward. Normalized within its group, it does not count there, and becomes
+        0: no advantage. `reward_extra_info["reward_valid"]` is then False.
 
         Raises:
-            ValueError: A length to divide by is not above 0, or a reward is not finite.
+            ValueError: A length to divide by is not above 0; a reward is not finite, or missing
+                without normalization within groups; or the tokens of steps are invalid.
         """
         if "rm_scores" in data.batch.keys():  # noqa: SIM118 - TensorDict has another `in`
             scores = data.batch["rm_scores"]
@@ -56,32 +125,64 @@ class EpisodeRewardManager:
         responses = data.batch["responses"]
         rewards = torch.zeros_like(responses, dtype=torch.float32)
         last = _last_valid(data)
-        episode_rewards = self._episode_rewards(data, last)
+        episode_rewards, valid = self._episode_rewards(data, last)
         if (last < 0).any():
             missing = np.flatnonzero(last < 0).tolist()
             log.warning("no reward for rows %s: their responses have no valid token", missing)
         for row in np.flatnonzero(last >= 0).tolist():
             rewards[row, int(last[row])] = float(episode_rewards[row])
+            if self.kind == "hybrid" and valid[row]:
+                for token, reward in _step_rewards(data.non_tensor_batch, row, int(last[row])):
+                    rewards[row, token] += reward
         if self.num_examine > 0:
             self._print_some(data, episode_rewards)
         if return_dict:
-            extra = {"reward_placed": (last >= 0).tolist()}
+            extra = {"reward_placed": (last >= 0).tolist(), "reward_valid": valid.tolist()}
             return {"reward_tensor": rewards, "reward_extra_info": extra}
         return rewards
 
-    def _episode_rewards(self, data: Any, last: Any) -> Any:
+    def _episode_rewards(self, data: Any, last: Any) -> tuple[Any, Any]:
+        """Return the normalized rewards, [B], and which of them are valid, [B]."""
         fields = data.non_tensor_batch
         rewards = np.asarray(fields["episode_rewards"], float)
         if rewards.shape != last.shape:
             raise ValueError(f"episode_rewards: {rewards.shape}, for {last.shape} responses")
-        if not np.isfinite(rewards).all():
-            row = np.flatnonzero(~np.isfinite(rewards))[0]
-            raise ValueError(f"episode_rewards: row {row} is {rewards[row]}")
-        if not self.normalize_by_length:
+        if self.kind == "visual":
+            rewards = _visual(rewards, fields["visual_success"])
+        valid = ~np.isnan(rewards)
+        accepted = valid | (self.normalization_type in _WITHIN_GROUP)
+        if not (accepted & ~np.isinf(rewards)).all():
+            row = np.flatnonzero(~accepted | np.isinf(rewards))[0]
+            raise ValueError(
+                f"episode_rewards: row {row} is {rewards[row]}; drop it with filter_group_data, or "
+                f"set normalization_type to {', '.join(_WITHIN_GROUP)}"
+            )
+        if not valid.all():
+            log.warning(
+                "%d of %d rows have no reward, and no advantage", (~valid).sum(), len(valid)
+            )
+        self.metrics = {"reward/failed": float((~valid).mean())}
+        self.metrics |= quartiles_of(rewards[valid].tolist())
+        return self._normalized(rewards, fields, last), valid
+
+    def _normalized(self, rewards: Any, fields: Any, last: Any) -> Any:
+        if self.normalization_type == "none":
             return rewards
-        lengths = np.asarray(fields["episode_lengths"], float)
-        # The length of a row that gets no reward is not used.
-        return by_length(rewards, np.where(last >= 0, lengths, 1))
+        if self.normalization_type == "length":
+            lengths = np.asarray(fields["episode_lengths"], float)
+            # The length of a row that gets no reward is not used.
+            return by_length(rewards, np.where(last >= 0, lengths, 1))
+        names = fields.get("traj_uid", np.arange(len(rewards)))
+        _, first, episode = np.unique(
+            np.asarray(names, str), return_index=True, return_inverse=True
+        )
+        values = rewards[first]
+        if self.normalization_type == "running":
+            self._running = self._running.updated(values)
+            return self._running.normalize(rewards)
+        grouping, _ = Grouping.by_name([str(uid) for uid in np.asarray(fields["uid"])[first]])
+        advantages = _WITHIN_GROUP[self.normalization_type](values, grouping)
+        return np.nan_to_num(advantages)[episode]
 
     def _print_some(self, data: Any, episode_rewards: Any) -> None:
         printed: dict[str, int] = {}
@@ -104,8 +205,12 @@ class EpisodeRewardManager:
             print(f"[{source}][score]", float(episode_rewards[row]))
 
 
-def reward_manager_of(config: Any) -> type[EpisodeRewardManager]:
-    """Return the class that `reward_model.reward_manager` names; `episode` is the default.
+def reward_manager_of(config: Any) -> Callable[..., EpisodeRewardManager]:
+    """Return the reward manager that `reward_model` names, with its settings.
+
+    Args:
+        config: `reward_model.reward_manager` (episode), `reward_model.normalization_type` (none)
+            and `reward_model.kind` (return).
 
     Raises:
         NotImplementedError: It names another reward manager, which the trainer has itself.
@@ -113,7 +218,91 @@ def reward_manager_of(config: Any) -> type[EpisodeRewardManager]:
     name = config.reward_model.get("reward_manager", "episode")
     if name != "episode":
         raise NotImplementedError(f"reward_manager {name!r}: this package has `episode`")
-    return EpisodeRewardManager
+    given = {key: config.reward_model.get(key) for key in ("normalization_type", "kind")}
+    settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return functools.partial(EpisodeRewardManager, **settings)
+
+
+def filter_group_data(  # noqa: PLR0917 - the trainer's signature
+    batch_list: Sequence[Any],
+    episode_rewards: Any,
+    episode_lengths: Any,
+    success: dict[str, Any],
+    traj_uid: Any,
+    tool_callings: Any,
+    config: Any,
+    last_try: bool = False,
+) -> tuple[list[Any], Any, Any, dict[str, Any], Any, Any]:
+    """Drop groups whose episodes all have the same reward: DAPO's dynamic sampling.
+
+    It replaces verl-agent's function of this name, with these differences:
+
+    - Rewards are equal up to `config.algorithm.filter_groups.tolerance` (0.001): with a term for
+      efficiency in the reward, no two successes are exactly equal.
+    - An episode with the reward NaN, a missing one, is dropped and does not count in its group; nor
+      is a group left with one episode. That holds for the last try as well.
+    - Groups are those with the same `uid`, in any order.
+
+    Args:
+        batch_list: [N], the steps of each episode; each step has the `uid` of its group.
+        episode_rewards: [N].
+        episode_lengths: [N].
+        success: By name, [N]; others are left out, as upstream does.
+        traj_uid: [N].
+        tool_callings: [N].
+        config: The trainer's config.
+        last_try: Keep groups with equal rewards: there is no further round of sampling.
+
+    Returns:
+        The first six arguments, with the episodes that are kept.
+    """
+    rewards = np.asarray(episode_rewards, float)
+    grouping, _ = Grouping.by_name([str(steps[0]["uid"]) for steps in batch_list])
+    scored = grouping.where(~np.isnan(rewards))
+    dropped = (scored.sizes == 1) & (grouping.sizes > 1)
+    if not last_try:
+        default = FilterOptions().tolerance
+        tolerance = config.algorithm.filter_groups.get("tolerance", default)
+        dropped |= all_equal(rewards, grouping, tolerance)
+    keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
+    kept = {name: values[keep] for name, values in success.items() if len(values) == len(rewards)}
+    return (
+        [batch_list[index] for index in keep.tolist()],
+        episode_rewards[keep],
+        episode_lengths[keep],
+        kept,
+        traj_uid[keep],
+        tool_callings[keep],
+    )
+
+
+def _visual(rewards: Any, scores: Sequence[Any]) -> Any:
+    """Return episode reward x video score, [B]; NaN where there is no video score."""
+    column = [visual_score(SimpleNamespace(visual_success=score)) for score in scores]
+    values = np.array(column, float)
+    given = ~np.isnan(values)
+    products = np.full(len(rewards), np.nan)
+    products[given] = visual(rewards[given], values[given])
+    return products
+
+
+def _step_rewards(fields: Any, row: int, last: int) -> list[tuple[int, float]]:
+    """Return the tokens and rewards of the steps of a row.
+
+    Raises:
+        ValueError: The tokens are not one per step, or not those of the response.
+    """
+    if "step_rewards" not in fields:
+        return [(last, float(np.asarray(fields["rewards"][row], float)))]
+    rewards = np.atleast_1d(np.asarray(fields["step_rewards"][row], float))
+    ends = fields["step_token_ends"][row] if "step_token_ends" in fields else [last]
+    tokens = np.atleast_1d(np.asarray(ends, int))
+    if len(tokens) != len(rewards) or (tokens < 0).any() or (tokens > last).any():
+        raise ValueError(
+            f"step_token_ends: row {row} has {len(rewards)} steps, at the tokens "
+            f"{tokens.tolist()}; one per step, in [0, {last}]"
+        )
+    return list(zip(tokens.tolist(), rewards.tolist(), strict=True))
 
 
 def _last_valid(data: Any) -> Any:

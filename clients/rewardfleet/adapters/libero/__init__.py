@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .config import SUITES, RewardModelConfig
-from .episode_reward import EpisodeReward, MissingRewardError, RewardStats
+from .episode_reward import EpisodeReward, MissingRewardError, RewardStats, episode_metrics
 from .images import Orientation
 from .rewards import LiberoRewards, score_episodes
 from .step_rewards import StepRewards
@@ -24,6 +24,7 @@ __all__ = [
     "RewardModelConfig",
     "RewardStats",
     "StepRewards",
+    "episode_metrics",
     "score_episodes",
 ]
 

@@ -4,9 +4,10 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from typing_extensions import Self
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.validation import format_validation_error

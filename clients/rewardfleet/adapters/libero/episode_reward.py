@@ -1,8 +1,10 @@
 """What became of an episode: a reward, or the reason why there is none."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from rewardfleet.adapters._batch import quartiles_of
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.video import VideoScore
 
@@ -61,6 +63,24 @@ class EpisodeReward:
         return self.status == "ok"
 
 
+def episode_metrics(arrived: Sequence[EpisodeReward]) -> dict[str, float]:
+    """Return what a trainer logs of the episodes that `collect` returned; none of it is NaN.
+
+    The shares `reward/failed`, `reward/abstained` and `reward/cached`, and the quartiles of the
+    scores, `reward/p0` to `reward/p100`. Discarded episodes do not count.
+    """
+    judged = [each for each in arrived if each.status != "discarded"]
+    if not judged:
+        return {}
+    shares = {
+        "reward/failed": [each.status == "error" for each in judged],
+        "reward/abstained": [each.status == "abstained" for each in judged],
+        "reward/cached": [each.answer is not None and each.answer.cached for each in judged],
+    }
+    metrics = {name: sum(each) / len(judged) for name, each in shares.items()}
+    return metrics | quartiles_of([each.score for each in judged if each.score is not None])
+
+
 class MissingRewardError(RewardFleetError):
     """A finished episode has no score. The failure of the request is its `__cause__`.
 
@@ -90,3 +110,15 @@ class RewardStats:
     failed: int
     discarded: int
     pending: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a trainer logs: `reward/failed`, `reward/abstained` and `reward/pending`.
+
+        The first two are shares of the episodes that have been judged; none is NaN.
+        """
+        judged = max(self.scored + self.abstained + self.failed, 1)
+        return {
+            "reward/failed": self.failed / judged,
+            "reward/abstained": self.abstained / judged,
+            "reward/pending": float(self.pending),
+        }

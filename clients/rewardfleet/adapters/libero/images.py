@@ -52,7 +52,8 @@ def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
         if image.shape[2] == 3:
             return image
         if image.shape[0] == 3:
-            return image.transpose(1, 2, 0)
+            transposed: NDArray[Any] = image.transpose(1, 2, 0)
+            return transposed
     raise ValueError(f"give an image [H, W, 3] or [3, H, W]; got {_describe(image)}")
 
 
@@ -70,7 +71,7 @@ def _as_uint8(image: NDArray[Any]) -> Image:
     if is_float and high <= 1:
         raise ValueError(
             f"give uint8 from 0 to 255; got {_describe(image)} from {low:g} to {high:g}, "
-            "which may be a dark image, or one in [0, 1]"
+            "which may be a dark image; if it is in [0, 1], give (image * 255).round()"
         )
     rounded: Image = np.rint(image).astype(np.uint8)
     return rounded

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import Self
 
 from .config import RewardModelConfig, check_suite
 from .episode_reward import Episode, EpisodeReward, RewardStats

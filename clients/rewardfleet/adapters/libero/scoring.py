@@ -13,15 +13,15 @@ import numpy as np
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import CALLER_ERRORS
+from rewardfleet.timeouts import timeout_at
 from rewardfleet.transport import in_thread
 from rewardfleet.video import VideoOptions, video_request
 from rewardfleet.wire.errors import (
     Abstained,
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     RewardFleetError,
-    TooLarge,
     Unavailable,
 )
 from rewardfleet.wire.score import abstained
@@ -146,7 +146,7 @@ class EpisodeScoring:
         }
         encode = partial(self._encode, episode, frames, options)
         del frames
-        async with asyncio.timeout_at(deadline + _GRACE_SECONDS):
+        async with timeout_at(deadline + _GRACE_SECONDS):
             images = await in_thread(encode, deadline)
             del encode
             return await self._fleet.video.score(episode.task, images, **options)
@@ -225,7 +225,7 @@ def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
     missing = [each for each in arrived if not each.valid]
     if missing:
         counts = Counter(each.status for each in missing)
-        refused = [each for each in missing if isinstance(each.error, InvalidRequest | TooLarge)]
+        refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
         log.log(
             logging.ERROR if refused else logging.WARNING,
             "no reward for %d of %d episodes (%s); the first is %s",

@@ -1,4 +1,4 @@
-"""CTRL (HKUNLP/critic-rl): a critique's reward is the pass rate of the program revised from it.
+"""A critique's reward is the pass rate of the program revised from it.
 
 One step of the trainer:
 
@@ -9,7 +9,8 @@ One step of the trainer:
     the revisions are run           `get_reward_all`, while the trainer computes log-probabilities
     rewards per token               `scatter_rewards`: [B] to [B, T]
 
-`CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`.
+`CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`, and
+`RewardModelForCritic` also the arguments of CTRL's own class. Read in HKUNLP/critic-rl at 13dc710.
 """
 
 import asyncio
@@ -17,12 +18,19 @@ import re
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rewardfleet.adapters._batch import Row, request_fields
+from rewardfleet.adapters._batch import Row, metrics_of, request_fields
 from rewardfleet.client import RewardFleet
+from rewardfleet.wire.code import CodeScore
+from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.score import Status
+
+from .progress import ProgressBar
+from .rows import read_rows, without_nulls
 
 #: A turn of a chat: `role` and `content`.
 Message = dict[str, str]
@@ -91,14 +99,30 @@ class CritiqueReward:
             (a mapping, or JSON as text: see `request_fields`). It may have `mode`, `limits`,
             `original_program` and `original_passed`; see `CodeRequest`.
         tokenizer: The tokenizer of the policy.
+        num_examine: How many critiques of each batch are printed.
+        progress: Show a progress bar while revisions run, if tqdm is installed.
+
+    Attributes:
+        metrics: Of the last batch, for the trainer's log: `reward/failed`, `reward/p50`, …
 
     Raises:
         ValueError: Two rows have the same id.
     """
 
-    def __init__(self, fleet: RewardFleet, rows: Iterable[Row], tokenizer: Decoder) -> None:
+    def __init__(
+        self,
+        fleet: RewardFleet,
+        rows: Iterable[Row],
+        tokenizer: Decoder,
+        *,
+        num_examine: int = 0,
+        progress: bool = False,
+    ) -> None:
         self._fleet = fleet
         self._tokenizer = tokenizer
+        self._num_examine = num_examine
+        self._progress = progress
+        self.metrics: dict[str, float] = {}
         self._rows: dict[str, Row] = {}
         for row in rows:
             if self._rows.setdefault(str(row["id"]), row) is not row:
@@ -112,7 +136,8 @@ class CritiqueReward:
         ids = [str(problem_id) for problem_id in data.non_tensor_batch["problem_id"]]
         responses = data.batch["responses"]
         mask = data.batch["attention_mask"]
-        critiques, lengths = [], []
+        critiques: list[str] = []
+        lengths: list[int] = []
         for tokens, valid in zip(
             responses.tolist(), mask[:, mask.shape[1] - responses.shape[1] :].tolist(), strict=True
         ):
@@ -120,6 +145,8 @@ class CritiqueReward:
             text = self._tokenizer.decode(
                 [tokens[position] for position in positions], skip_special_tokens=True
             )
+            if len(critiques) < self._num_examine:
+                print(text)
             critiques.append(text)
             lengths.append(positions[-1] + 1 if positions else 0)
         return ids, critiques, lengths
@@ -171,15 +198,60 @@ class CritiqueReward:
     async def _rewards(self, rows: list[tuple[str, str, Row]]) -> list[float]:
         async with self._fleet:
             tasks = [asyncio.create_task(self._reward(*row)) for row in rows]
+            bar = ProgressBar("Generating rewards", len(rows), shown=self._progress)
+            for task in tasks:
+                task.add_done_callback(lambda _: bar.advance())
             try:
-                return await asyncio.gather(*tasks)
+                scored = await asyncio.gather(*tasks)
             finally:
+                bar.close()
                 for task in tasks:
                     task.cancel()
+        self.metrics = metrics_of([score for _, score in scored])
+        return [reward for reward, _ in scored]
 
-    async def _reward(self, critique: str, revision: str, sample: Row) -> float:
-        request = request_fields(revision, sample.get("tests"), {**sample, "critique": critique})
-        return await self._fleet.code.reward(**request)
+    async def _reward(self, critique: str, revision: str, sample: Row) -> tuple[float, CodeScore]:
+        tests = without_nulls(sample.get("tests"))
+        request = request_fields(revision, tests, {**sample, "critique": critique})
+        code = self._fleet.code
+        try:
+            score = await code.score(**request)
+        except RewardFleetError as error:
+            failed = CodeScore(score=None, status=Status.ERROR, error=error.problem())
+            return code.policy.failed(error), failed
+        return code.policy.reward(score), score
+
+
+class RewardModelForCritic(CritiqueReward):
+    """`CritiqueReward` with the arguments of CTRL's class of this name.
+
+    ```python
+    RewardModelForCritic = functools.partial(RewardModelForCritic, fleet=fleet)  # in run_rl.py
+    ```
+
+    Args:
+        file: The training file, or several; see `read_rows`.
+        tokenizer: The tokenizer of the policy.
+        num_examine: How many critiques of each batch are printed.
+        run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not.
+        fleet: A fleet with a code service.
+
+    Raises:
+        ValueError: A row is none of CTRL's, or two have the same id.
+    """
+
+    def __init__(
+        self,
+        file: str | Path | Iterable[str | Path],
+        tokenizer: Decoder,
+        num_examine: int = 0,
+        run_all_cases: bool = True,
+        *,
+        fleet: RewardFleet,
+    ) -> None:
+        mode = "pass_rate" if run_all_cases else "all_pass"
+        rows = [{**row, "mode": mode} for row in read_rows(file)]
+        super().__init__(fleet, rows, tokenizer, num_examine=num_examine, progress=True)
 
 
 def build_revision_messages(problem: str, code: str, critique: str) -> list[Message]:
@@ -194,10 +266,8 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[Mess
         critique: The critique of the answer. Text before a </think> is left out; if there is a
             <format>…</format>, only its content is used.
     """
-    answer = code if "```" in code else f"```python\n{code.strip()}\n```"
-    visible = critique.rpartition("</think>")[2]
-    formatted = _FORMAT.search(visible)
-    review = (formatted[1] if formatted else visible).strip()
+    answer = as_block(code)
+    review = visible_critique(critique)
     task = f"A review of your program:\n\n{review}\n\nWrite the program again, with this in mind."
     form = "Give all of it in one block fenced by ```."
     return [
@@ -205,6 +275,18 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[Mess
         {"role": "assistant", "content": answer},
         {"role": "user", "content": f"{task} {form}"},
     ]
+
+
+def as_block(answer: str) -> str:
+    """Return an answer with its program in a fenced block."""
+    return answer if "```" in answer else f"```python\n{answer.strip()}\n```"
+
+
+def visible_critique(text: str) -> str:
+    """Return a critique without what was thought before, and without <format> around it."""
+    visible = text.rpartition("</think>")[2]
+    formatted = _FORMAT.search(visible)
+    return (formatted[1] if formatted else visible).strip()
 
 
 def scatter_rewards(

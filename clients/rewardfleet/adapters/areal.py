@@ -1,0 +1,72 @@
+"""AReaL: rewards for `RLVRWorkflow`, and for workflows of your own.
+
+```python
+from areal.workflow.rlvr import RLVRWorkflow
+from rewardfleet.adapters.areal import reward_function
+
+class CodeWorkflow(RLVRWorkflow):
+    def __init__(self, **given):
+        super().__init__(reward_fn=None, **given)
+        self.async_reward_fn = reward_function("code", "http://127.0.0.1:18081")
+```
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rewardfleet.adapters._batch import SampleReward, ServiceName, marks_of, refuse_nan
+from rewardfleet.service import OnFailure
+from rewardfleet.wire.query import without_special_tokens
+from rewardfleet.wire.score import Score
+
+
+def reward_function(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    column: str | None = None,
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> Callable[..., Awaitable[float]]:
+    """Return a coroutine function with the arguments of AReaL's reward functions.
+
+    It replaces a workflow's `AsyncRewardWrapper`. That runs blocking functions in a few processes,
+    and gives a reward of 0 to a sample that has waited 15 s for one of them, four times.
+
+    Args:
+        service: Which service scores a completion: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The field of the row with what a completion is scored by; by default `tests` for
+            code, `ground_truth` for tools, `clip` for video. Other fields of the row are read as
+            fields of the request, e.g. `mode` for code and `task` for video.
+        on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. AReaL
+            rejects the rollout for which an error is raised, with its group.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+    refuse_nan(on_failure, "AReaL")
+    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+
+    async def reward(
+        prompt: str,  # noqa: ARG001 - AReaL's signature
+        completions: str,
+        prompt_ids: Sequence[int],  # noqa: ARG001 - AReaL's signature
+        completion_ids: Sequence[int],  # noqa: ARG001 - AReaL's signature
+        **row: Any,
+    ) -> float:
+        value, score = await scorer.score(without_special_tokens(completions), row)
+        _log(score)
+        return value
+
+    return reward
+
+
+def _log(score: Score | None) -> None:
+    """Report a score to AReaL's statistics, if the function is called by one of its workflows."""
+    areal, tracker = sys.modules.get("areal"), sys.modules.get("areal.utils.stats_tracker")
+    if areal is not None and tracker is not None:
+        tracker.get(areal.workflow_context.stat_scope()).scalar(**marks_of(score))

@@ -1,0 +1,328 @@
+"""Critiques for supervised fine-tuning, written by a model that sees how the programs ran.
+
+CTRL's first stage: a program is run, and a model writes a critique from a prompt with the outcome
+as a hint. The critic is fine-tuned on that critique without the hint. `run_sft.py` reads the file
+with `--instruction_field critic_instruction --output_field critique`.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rewardfleet.adapters._batch import Row, request_fields
+from rewardfleet.client import RewardFleet
+from rewardfleet.wire.backoff import backoff_with_jitter
+from rewardfleet.wire.code import CodeScore, Outcome, Verdict
+from rewardfleet.wire.errors import RewardFleetError
+
+from .progress import ProgressBar
+from .reward import as_block, visible_critique
+from .rows import without_nulls
+
+log = logging.getLogger(__name__)
+
+#: Attempts per request to the model, and the longest waits before them, in seconds.
+_ATTEMPTS = 5
+_FIRST_WAIT, _MAX_WAIT = 0.5, 20.0
+#: Statuses of a prompt that the model refuses; other prompts may be answered.
+_REFUSED = {400, 413, 422}
+#: Characters of an input or an output that a hint shows.
+_SHOWN = 500
+
+_FORM = """Answer in this form:
+
+Analysis:
+{what the program does, and where it goes wrong}
+
+Improvement suggestions:
+{what to change}
+
+Overall judgment: {Correct or Incorrect}"""
+_HINT = """What happened when the program was run, which its author does not know:
+<hint>
+{}
+</hint>
+Let this guide your review, but do not mention that you know it."""
+_LIMITS = {
+    Outcome.TIME_LIMIT: "It exceeds the time limit; a faster algorithm is needed.",
+    Outcome.MEMORY_LIMIT: "It exceeds the memory limit.",
+    Outcome.OUTPUT_LIMIT: "It prints far too much.",
+    Outcome.EXITED_EARLY: "It ends before it has answered.",
+}
+
+
+@dataclass(frozen=True)
+class CritiqueReport:
+    """What became of the rows.
+
+    Attributes:
+        written: Critiques written by this call.
+        present: Rows that were in the file already.
+        failed: Rows without a verdict or without an answer of the model; a later call tries again.
+        rejected: Critiques that were not written, by reason: `mentions_hint`; `no_judgment`;
+            `wrong_judgment`, which contradicts the tests.
+    """
+
+    written: int = 0
+    present: int = 0
+    failed: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+async def write_critiques(
+    fleet: RewardFleet,
+    rows: Iterable[Row],
+    path: str | Path,
+    *,
+    url: str,
+    model: str,
+    api_key: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    max_concurrency: int = 64,
+    timeout_s: float = 300.0,
+    progress: bool = True,
+) -> CritiqueReport:
+    """Run programs, let a model criticize them, and append the critiques to a file of JSON lines.
+
+    A line has the `id` of its row, `critic_instruction` and `critique`. The instruction is the last
+    message of the user in the row's `prompt`, as CTRL's training files have it, so that both stages
+    see the same; else it is `critique_instruction`. Rows whose id is in the file are left out: an
+    interrupted call can be repeated.
+
+    Args:
+        fleet: A fleet with a code service.
+        rows: As for `CritiqueReward`, e.g. of `read_rows`.
+        path: The file.
+        url: The base URL of an OpenAI-compatible API, e.g. `http://127.0.0.1:8000/v1`.
+        model: The name of the model there.
+        api_key: Sent as a bearer token.
+        sampling: Further fields of its requests, e.g. `{"temperature": 0.7, "max_tokens": 1024}`.
+        max_concurrency: Rows at once.
+        timeout_s: Seconds until the model must have answered, at each attempt.
+        progress: Show a progress bar, if tqdm is installed.
+
+    Raises:
+        httpx.HTTPStatusError: The model's server refuses every request: a wrong key, model or URL.
+    """
+    target = Path(path)
+    present = _ids(target)
+    listed = list(rows)
+    missing = [row for row in listed if str(row["id"]) not in present]
+    counts: Counter[str] = Counter()
+    limit = asyncio.Semaphore(max_concurrency)
+    bar = ProgressBar("Writing critiques", len(missing), shown=progress)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    connections = httpx.Limits(max_connections=max_concurrency)
+    async with (
+        fleet,
+        httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout_s, limits=connections
+        ) as client,
+    ):
+        chat = _Chat(client, {"model": model, **(sampling or {})})
+
+        async def run(row: Row) -> None:
+            async with limit:
+                counts[await _write_one(fleet, chat, row, target)] += 1
+            bar.advance()
+
+        tasks = [asyncio.create_task(run(row)) for row in missing]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            bar.close()
+            for task in tasks:
+                task.cancel()
+    written, failed = counts.pop("written", 0), counts.pop("failed", 0)
+    return CritiqueReport(written, len(listed) - len(missing), failed, dict(counts))
+
+
+def critique_instruction(problem: str, answer: str) -> str:
+    """Return the prompt that asks for a critique of an answer.
+
+    Args:
+        problem: The problem statement.
+        answer: A program, plain or in a fenced block of a text.
+    """
+    task = "Review this answer to the problem below. Give constructive feedback, not a solution."
+    return f"{task}\n\nProblem:\n{problem.strip()}\n\nAnswer:\n{as_block(answer)}\n\n{_FORM}"
+
+
+def execution_feedback(score: CodeScore, tests: Any) -> str:
+    """Return what happened when a program was run, as a hint for its critic.
+
+    Args:
+        score: The score of the program.
+        tests: Its tests, as in the request. The first test that fails is shown.
+    """
+    if score.pass_rate == 1:
+        return "It passes all tests: it is correct. A short positive review is enough."
+    failed = [
+        (index, each) for index, each in enumerate(score.verdicts)
+        if each.verdict not in {Outcome.ACCEPTED, Outcome.SKIPPED}
+    ]  # fmt: skip
+    if not failed:
+        return "It fails."
+    index, verdict = failed[0]
+    total = len(score.verdicts)
+    share = f"It fails {len(failed)} of {total} tests." if total > 1 else "It fails its test."
+    if len(failed) == total > 1:
+        share = f"It fails all {total} tests: another approach may be needed."
+    return f"{share}\n{_what_happened(verdict, _test(tests, index))}"
+
+
+def _what_happened(verdict: Verdict, test: str) -> str:
+    if verdict.verdict in _LIMITS:
+        return _LIMITS[verdict.verdict]
+    if verdict.verdict == Outcome.COMPILE_ERROR:
+        return f"It is not a valid program:\n{_tail(verdict.stderr)}"
+    if verdict.stderr.strip() and verdict.verdict == Outcome.RUNTIME_ERROR:
+        return f"{test}It raises an error:\n{_tail(verdict.stderr)}"
+    return f"{test}What it printed:\n{_cut(verdict.stdout)}" if test else "It gives a wrong answer."
+
+
+def _test(tests: Any, index: int) -> str:
+    """Return a test as text; empty if it has another form than those of CTRL and of requests."""
+    cases: Any
+    if isinstance(tests, Mapping) and tests.get("kind") == "dataset":
+        row = tests.get("row") or {}
+        cases = row.get("selected_uts", row.get("all_uts"))
+    else:
+        cases = tests.get("cases") if isinstance(tests, Mapping) else None
+    try:
+        return _case_text((json.loads(cases) if isinstance(cases, str) else cases)[index])
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return ""
+
+
+def _case_text(case: Any) -> str:
+    if isinstance(case, str):
+        return f"The test that fails:\n{_cut(case)}\n"
+    if "args" in case:
+        return (
+            f"Arguments:\n{_cut(repr(case['args']))}\nExpected:\n{_cut(repr(case['expected']))}\n"
+        )
+    stdin = case["input"]["stdin"] if "input" in case else case.get("stdin", "")
+    stdout = case["output"]["stdout"] if "output" in case else case["stdout"]
+    return f"Input:\n{_cut(stdin)}\nExpected output:\n{_cut(stdout)}\n"
+
+
+def _cut(text: str) -> str:
+    stripped = str(text).strip()
+    return stripped if len(stripped) <= _SHOWN else f"{stripped[:_SHOWN]}…"
+
+
+def _tail(stderr: str) -> str:
+    """Return the end of a traceback: where, and what."""
+    return "\n".join(line.strip()[:_SHOWN] for line in stderr.strip().splitlines()[-2:])
+
+
+async def _write_one(fleet: RewardFleet, chat: "_Chat", row: Row, path: Path) -> str:
+    """Write one critique, or return why there is none."""
+    tests = without_nulls(row.get("tests"))
+    options = {name: row[name] for name in ("limits",) if name in row}
+    request = request_fields(row["solution"], tests, options)
+    instruction = _instruction(row)
+    try:
+        score = await fleet.code.score(**request)
+        feedback = execution_feedback(score, request["tests"])
+        text = await chat.complete(f"{instruction}\n\n{_HINT.format(feedback)}")
+        critique = visible_critique(text)
+        judged = await fleet.code.score(**request, critique=critique)  # the run is cached
+    except (RewardFleetError, _NoAnswer) as error:
+        log.warning("no critique of row %s: %s", row["id"], error)
+        return "failed"
+    if "the hint" in critique.lower():
+        return "mentions_hint"
+    if judged.judgment is None:
+        return "no_judgment"
+    if (judged.judgment == "correct") != (score.pass_rate == 1):
+        return "wrong_judgment"
+    line = {"id": str(row["id"]), "critic_instruction": instruction, "critique": critique}
+    _append(path, line)
+    return "written"
+
+
+def _instruction(row: Row) -> str:
+    prompt = row.get("prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        users = [turn["content"] for turn in prompt if turn["role"] == "user"]
+        if users:
+            return str(users[-1])
+    return critique_instruction(row["problem"], row["solution"])
+
+
+def _append(path: Path, line: Mapping[str, str]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _ids(path: Path) -> set[str]:
+    """Return the ids of the rows in the file; remove a last line whose writing was interrupted."""
+    if not path.exists():
+        return set()
+    content = path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    if complete != content:
+        os.truncate(path, len(complete))
+    return {json.loads(line)["id"] for line in complete.splitlines() if line.strip()}
+
+
+class _NoAnswer(Exception):
+    """The model gave no answer to one prompt."""
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A model behind `POST /chat/completions`.
+
+    Attributes:
+        client: Has its base URL.
+        fields: Sent with each request.
+    """
+
+    client: httpx.AsyncClient
+    fields: Mapping[str, Any]
+
+    async def complete(self, prompt: str) -> str:
+        """Return the answer to a prompt.
+
+        Raises:
+            _NoAnswer: There is none, also after retries.
+            httpx.HTTPStatusError: The server refuses every request.
+        """
+        body = {**self.fields, "messages": [{"role": "user", "content": prompt}]}
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                response = await self.client.post("chat/completions", json=body)
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__} {error}"
+            else:
+                if response.status_code in _REFUSED:
+                    raise _NoAnswer(f"the model refused the prompt: {response.text[:200]}")
+                if response.is_success:
+                    return _content(response)
+                problem = f"status {response.status_code}"
+                if response.status_code != 429 and not response.is_server_error:
+                    response.raise_for_status()
+            if attempt < _ATTEMPTS:
+                await asyncio.sleep(backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT))
+        raise _NoAnswer(f"{_ATTEMPTS} attempts failed, the last with {problem}")
+
+
+def _content(response: httpx.Response) -> str:
+    try:
+        content = response.json()["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        content = None
+    if not isinstance(content, str) or not content.strip():
+        raise _NoAnswer(f"no text in the answer of the model: {response.text[:200]}")
+    return content

@@ -1,0 +1,113 @@
+"""CTRL's training files: from Parquet or JSON lines to rows.
+
+CTRL's `cleanup_rl.py` writes a row per program: `id`, `problem`, `solution`, `prompter_type`, and
+the tests in `selected_uts`. Each becomes a row of `CritiqueReward`, whose `tests` are a dataset row
+that the code service reads. Rows with a column `tests` keep it.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.adapters._batch import Row
+
+#: The values of `prompter_type`, which are also the names of the datasets of the tests.
+_DATASETS = ("code_contests", "mbppplus", "livecodebench")
+#: The columns that the code service reads in such rows; others may be large.
+_TEST_COLUMNS = ("selected_uts", "all_uts", "test", "labels", "content", "time_limit")
+#: The columns that a row keeps.
+_COLUMNS = (
+    "id", "problem", "solution", "tests", "prompt", "mode", "limits", "original_program",
+    "original_passed",
+)  # fmt: skip
+#: Arguments and results of calls, in which a null is a value.
+_VALUES = {"args", "expected"}
+
+
+def read_rows(files: str | Path | Iterable[str | Path]) -> list[Row]:
+    """Read training files of CTRL.
+
+    Args:
+        files: One or more, `.parquet` (needs pyarrow) or `.jsonl`.
+
+    Returns:
+        Rows for `CritiqueReward`, with plain lists, and without missing values.
+
+    Raises:
+        ValueError: A row has neither `tests` nor a `prompter_type` of CTRL, a column is missing, or
+            a line is not JSON.
+    """
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    return [
+        _row(record, f"{path}, row {number}")
+        for path in paths
+        for number, record in enumerate(_records(Path(path)))
+    ]
+
+
+def without_nulls(value: Any) -> Any:
+    """Return lists for arrays, and dictionaries without missing fields, nested ones included.
+
+    Parquet gives each dictionary of a column all fields of the others. pandas has arrays for its
+    lists, and NaN for a null among numbers.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: field if name in _VALUES and not isinstance(field, np.ndarray)
+            else without_nulls(field)
+            for name, field in value.items()
+            if name in _VALUES or not _is_missing(field)
+        }  # fmt: skip
+    if isinstance(value, np.ndarray | np.generic):
+        return without_nulls(value.tolist())
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def _is_missing(field: Any) -> bool:
+    """Return whether a field is null, or NaN, as pandas has it for a null among numbers."""
+    return field is None or (isinstance(field, float) and math.isnan(field))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - optional
+
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+        return
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
+            if not isinstance(record, dict):
+                message = f"{path}, line {number}: not a JSON object"
+                raise ValueError(message)  # noqa: TRY004 - of the content of a file
+            yield record
+
+
+def _row(record: dict[str, Any], place: str) -> dict[str, Any]:
+    row = {name: record[name] for name in _COLUMNS if record.get(name) is not None}
+    for name in ("id", "problem", "solution"):
+        if name not in row:
+            raise ValueError(f"{place}: `{name}` is missing")
+    if "tests" in row:
+        return {**row, "tests": without_nulls(row["tests"])}
+    kind = record.get("prompter_type")
+    if kind not in _DATASETS:
+        raise ValueError(f"{place}: has no `tests`, and prompter_type is {kind!r}, "
+                         f"not {', '.join(_DATASETS)}")  # fmt: skip
+    columns = without_nulls({name: record.get(name) for name in _TEST_COLUMNS})
+    if kind == "livecodebench":  # whose tests CTRL moves to `selected_uts` when it writes the file
+        columns.setdefault("test", columns.pop("selected_uts", None))
+    return {**row, "tests": {"kind": "dataset", "dataset": kind, "row": columns}}

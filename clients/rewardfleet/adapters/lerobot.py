@@ -1,0 +1,188 @@
+"""LeRobot: the video service as a reward model.
+
+```python
+import rewardfleet.adapters.lerobot as rewardfleet_lerobot
+from lerobot.rewards.factory import make_reward_model
+
+config = rewardfleet_lerobot.RewardFleetConfig(url="http://127.0.0.1:18080")
+reward_model = make_reward_model(config)
+rewards = reward_model.compute_reward(batch)
+```
+"""
+
+import asyncio
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.adapters._batch import module_of_trainer, to_array
+from rewardfleet.client import RewardFleet
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.video import video_request
+from rewardfleet.wire.errors import InvalidRequest
+
+_INSTALL = "pip install 'lerobot>=0.6'"
+
+
+@functools.cache
+def _config_class() -> type:
+    base: Any = module_of_trainer("lerobot.configs.rewards", _INSTALL).RewardModelConfig
+
+    @base.register_subclass("rewardfleet")
+    @dataclass
+    class RewardFleetConfig(base):  # type: ignore[misc] # a class of LeRobot
+        """The configuration of the reward model, registered in LeRobot as `rewardfleet`.
+
+        Attributes:
+            url: The base URL of the video service.
+            image_key: The key of a batch with frames, [B, T, C, H, W] or [B, C, H, W].
+            task_key: The key with the task of each sample, or with one for all.
+            default_task: The task of samples without one.
+            fps: Frames per second of the frames.
+            nframes: How many frames the judge sees, 1 to 128.
+            backend: The judge; None means the service's default.
+            binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`,
+                else 0.0. If False, it is the score.
+            success_threshold: In [0, 1].
+            on_failure: The reward of a sample without one; None: the error is raised.
+            timeout_s: Seconds for the samples of a batch.
+        """
+
+        url: str = "http://127.0.0.1:18080"
+        image_key: str = "observation.images.top"
+        task_key: str = "task"
+        default_task: str | None = None
+        fps: float | None = None
+        nframes: int = 16
+        backend: str | None = None
+        binary_reward: bool = True
+        success_threshold: float = 0.5
+        on_failure: float | None = math.nan
+        timeout_s: float = 120.0
+
+        def validate_features(self) -> None:
+            """Accept any features: the batch is checked when it is scored."""
+
+    RewardFleetConfig.__module__, RewardFleetConfig.__qualname__ = __name__, "RewardFleetConfig"
+    return RewardFleetConfig
+
+
+@functools.cache
+def _model_class() -> type:
+    base: Any = module_of_trainer("lerobot.rewards.pretrained", _INSTALL).PreTrainedRewardModel
+    torch = module_of_trainer("torch", _INSTALL)
+
+    class RewardFleetRewardModel(base):  # type: ignore[misc] # a class of LeRobot
+        """A reward model without weights, whose rewards are those of the video service.
+
+        Args:
+            config: A `RewardFleetConfig`.
+            api_key: Sent as a bearer token; it is not saved with the configuration.
+        """
+
+        name = "rewardfleet"
+        config_class = _config_class()
+
+        def __init__(self, config: Any, *, api_key: str | None = None, **_: Any) -> None:
+            super().__init__(config)
+            self._fleet = RewardFleet(
+                video=config.url,
+                api_key=api_key,
+                timeout_s=config.timeout_s,
+                on_failure="raise" if config.on_failure is None else config.on_failure,
+                binary_reward=config.binary_reward,
+                success_threshold=config.success_threshold,
+            )
+            self._loop = EventLoopThread()
+
+        def compute_reward(self, batch: Mapping[str, Any]) -> Any:
+            """Return the reward of each clip in a batch, a tensor [B] of float32.
+
+            Raises:
+                InvalidRequest: The batch has no frames or no tasks, or they are invalid.
+                RewardFleetError: There is no reward, and `on_failure` is None.
+            """
+            config = self.config
+            clips = _clips(batch.get(config.image_key), config.image_key)
+            tasks = _tasks(batch.get(config.task_key), config.default_task, len(clips))
+            options = {"fps": config.fps, "nframes": config.nframes, "backend": config.backend}
+            rewards = self._loop.run(self._rewards(clips, tasks, options))
+            return torch.tensor(rewards, dtype=torch.float32)
+
+        async def _rewards(
+            self, clips: Any, tasks: Sequence[str], options: dict[str, Any]
+        ) -> list[float]:
+            def build() -> list[Any]:
+                samples = zip(tasks, clips, strict=True)
+                return [video_request(task, as_uint8(clip), **options) for task, clip in samples]
+
+            return await self._fleet.video.rewards(await asyncio.to_thread(build))
+
+    RewardFleetRewardModel.__qualname__ = "RewardFleetRewardModel"
+    return RewardFleetRewardModel
+
+
+def _clips(frames: Any, key: str) -> Any:
+    """Return frames as clips, [B, T, 3, H, W]; single frames are clips of one."""
+    if frames is None:
+        raise InvalidRequest(f"the batch has no {key!r}; set `image_key`")
+    if len(frames.shape) not in {4, 5}:
+        raise InvalidRequest(f"{key}: give [B, T, 3, H, W] or [B, 3, H, W], not {[*frames.shape]}")
+    return frames[:, None] if len(frames.shape) == 4 else frames
+
+
+def as_uint8(frames: Any) -> Any:
+    """Return the frames of a clip as an array of uint8.
+
+    Args:
+        frames: A tensor or an array of uint8, or of floats in [0, 1], as LeRobot has them.
+
+    Raises:
+        InvalidRequest: The values are of another type or range.
+    """
+    array = to_array(frames)
+    if array.dtype == np.uint8:
+        return array
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    if not (np.issubdtype(array.dtype, np.floating) and low >= 0 and high <= 1):
+        raise InvalidRequest(
+            "give frames of uint8 or of floats in [0, 1], without normalization; "
+            f"got {array.dtype} in [{low:g}, {high:g}]"
+        )
+    return np.rint(array * 255).astype(np.uint8)
+
+
+def _tasks(given: Any, default: str | None, count: int) -> list[str]:
+    tasks = default if given is None else given
+    if tasks is None:
+        raise InvalidRequest("the batch has no task; set `task_key` or `default_task`")
+    each = [tasks] * count if isinstance(tasks, str) else list(tasks)
+    if len(each) == 1:
+        each *= count
+    if len(each) != count:
+        raise InvalidRequest(f"{len(each)} tasks for {count} clips")
+    return each
+
+
+def make_rewardfleet_pre_post_processors(
+    config: Any,  # noqa: ARG001 - LeRobot's signature
+    dataset_stats: Any = None,  # noqa: ARG001 - LeRobot's signature
+) -> tuple[Any, Any]:
+    """Return LeRobot's pipelines around the model, which change nothing.
+
+    Raises:
+        ImportError: LeRobot is not installed.
+    """
+    pipeline = module_of_trainer("lerobot.processor", _INSTALL).PolicyProcessorPipeline
+    return pipeline(steps=[]), pipeline(steps=[])
+
+
+def __getattr__(name: str) -> Any:
+    classes = {"RewardFleetConfig": _config_class, "RewardFleetRewardModel": _model_class}
+    if name not in classes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return classes[name]()

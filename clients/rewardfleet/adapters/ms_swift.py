@@ -1,0 +1,58 @@
+"""ms-swift: an outcome reward model (ORM) for `--reward_funcs`.
+
+```python
+from rewardfleet.adapters.ms_swift import orm
+from swift.rewards import orms
+
+orms["code_reward"] = orm("code", "http://127.0.0.1:18081")
+```
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rewardfleet.adapters._batch import DatasetReward, ServiceName, refuse_nan
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+
+
+def orm(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    column: str | None = None,
+    columns: Sequence[str] = (),
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> type:
+    """Return a class for ms-swift's `orms`, which it logs as `CodeReward`, `ToolsReward`, ….
+
+    Args:
+        service: Which service scores a completion: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The column of the dataset with what a completion is scored by; by default `tests`
+            for code, `ground_truth` for tools, `clip` for video, which also reads `task`.
+        columns: Further columns that are fields of the request, e.g. `mode` for code.
+        on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+    refuse_nan(on_failure, "ms-swift", effect="count as 0")
+    scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
+    return scorer.subclass_of(_Orm)
+
+
+class _Orm:
+    """An ORM that blocks: ms-swift would run a coroutine in a new event loop each time."""
+
+    scorer: DatasetReward
+
+    def __init__(self, args: Any = None, **_: Any) -> None:
+        self.args = args
+        self._loop = EventLoopThread()
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
+        return self._loop.run(self.scorer.rewards(completions, columns))

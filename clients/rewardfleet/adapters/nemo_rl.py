@@ -1,0 +1,131 @@
+"""NeMo-RL: an environment that scores the last response of each conversation.
+
+```python
+from rewardfleet.adapters.nemo_rl import register
+
+register()  # before the training script creates its environments
+```
+
+```yaml
+env:
+  rewardfleet: {service: code, url: "http://127.0.0.1:18081", column: ground_truth}
+data:
+  env_name: rewardfleet
+```
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rewardfleet.adapters._batch import DatasetReward, module_of_trainer, refuse_nan
+from rewardfleet.wire.errors import InvalidRequest
+
+_INSTALL = "see https://github.com/NVIDIA-NeMo/RL"
+
+
+class EnvironmentReturn(NamedTuple):
+    """What NeMo-RL unpacks: the fields of its own `EnvironmentReturn`, in the same order.
+
+    Attributes:
+        observations: An empty message of the environment per sample.
+        metadata: As given.
+        next_stop_strings: None per sample.
+        rewards: Tensor [B], float32.
+        terminateds: Tensor [B], all 1: the episode ends with the response.
+        answers: None.
+    """
+
+    observations: list[dict[str, str]]
+    metadata: list[Any]
+    next_stop_strings: list[None]
+    rewards: Any
+    terminateds: Any
+    answers: None
+
+
+class ScoringEnvironment:
+    """The environment, without Ray: `Environment` is the actor class for it.
+
+    Args:
+        cfg: `service` ("code", "tools" or "video") and `url`, one or several. Optional: `column`,
+            the key of a sample's `extra_env_info` with what its response is scored by (default
+            `ground_truth`); `columns`, further keys that are fields of the request; and options of
+            `RewardFleet`. `on_failure` must not be NaN, which would spread over the group.
+
+    Raises:
+        InvalidRequest: `service` or `url` is missing.
+        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        given = {"column": "ground_truth", "columns": (), "on_failure": "raise", **cfg}
+        if missing := {"service", "url"} - given.keys():
+            raise InvalidRequest(f"env.rewardfleet: give {' and '.join(sorted(missing))}")
+        refuse_nan(given["on_failure"], "NeMo-RL")
+        self._rewards = DatasetReward(**given)
+        self._names = (given["column"], *given["columns"], "task")
+
+    async def step(
+        self,
+        message_log_batch: Sequence[Sequence[Mapping[str, Any]]],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> EnvironmentReturn:
+        """Score the last message of the assistant in each conversation, and end the episodes.
+
+        Raises:
+            InvalidRequest: A sample has no such metadata, or it is invalid.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        import torch  # noqa: PLC0415 - the trainer has it
+
+        columns = {name: [(row or {}).get(name) for row in metadata] for name in self._names}
+        columns = {name: each for name, each in columns.items() if any(v is not None for v in each)}
+        rewards = torch.tensor(
+            await self._rewards.rewards(message_log_batch, columns), dtype=torch.float32
+        )
+        return EnvironmentReturn(
+            observations=[{"role": "environment", "content": ""} for _ in metadata],
+            metadata=list(metadata),
+            next_stop_strings=[None] * len(metadata),
+            rewards=rewards,
+            terminateds=torch.ones_like(rewards),
+            answers=None,
+        )
+
+    def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
+        """Return the batch as it is, and no metrics: NeMo-RL logs the rewards itself."""
+        return batch, {}
+
+    def shutdown(self) -> None:
+        """Do nothing: the connections end with the process."""
+
+
+def register(name: str = "rewardfleet") -> None:
+    """Register the environment under a name for `env` and `data.env_name`.
+
+    Its actor runs with the Python of the training script, in which rewardfleet is installed.
+
+    Raises:
+        ImportError: NeMo-RL is not installed.
+        ValueError: There is an environment of that name.
+    """
+    registry = module_of_trainer("nemo_rl.distributed.ray_actor_environment_registry", _INSTALL)
+    utils = module_of_trainer("nemo_rl.environments.utils", _INSTALL)
+    actor = f"{__name__}.Environment"
+    utils.register_env(name, actor)
+    registry.ACTOR_ENVIRONMENT_REGISTRY[actor] = registry.PY_EXECUTABLES.SYSTEM
+
+
+@functools.cache
+def _actor() -> Any:
+    ray = module_of_trainer("ray", _INSTALL)
+    # A task that is lost with its process is computed again; one that raises is not.
+    return ray.remote(max_restarts=-1, max_task_retries=-1)(ScoringEnvironment)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Environment":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _actor()

@@ -1,0 +1,79 @@
+"""OpenRLHF: the `reward_func` of a file that `--reward.remote_url` names.
+
+```python
+from rewardfleet.adapters.openrlhf import reward_function
+
+reward_func = reward_function("code", "http://127.0.0.1:18081")
+```
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rewardfleet.adapters._batch import COLUMNS, SampleReward, ServiceName, marks_of
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.query import response_of, without_special_tokens
+
+log = logging.getLogger(__name__)
+
+
+def reward_function(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> Callable[[Sequence[str], Sequence[str], Sequence[Any]], dict[str, Any]]:
+    """Return a function of queries, prompts and labels, which OpenRLHF calls in threads.
+
+    A response is what follows the prompt in its query, without special tokens at its end. Its label
+    has the tests (code) or the ground truth (tools).
+
+    Args:
+        service: Which service scores a response: "code" or "tools".
+        url: The base URL of that service, or the base URLs of its replicas.
+        on_failure: As in `RewardFleet`. OpenRLHF logs an exception and goes on without this reward,
+            which ends the step. With dynamic filtering, NaN drops the group and draws another one.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: A value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+    scorer = SampleReward(service, url, None, on_failure=on_failure, **options)
+    loop = EventLoopThread()
+
+    async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:
+        row = {COLUMNS[service]: label}
+        value, score = await scorer.score(_response(query, prompt), row)
+        return value, marks_of(score)
+
+    async def rewards(samples: Iterable[tuple[str, str, Any]]) -> list[Any]:
+        return await asyncio.gather(*(reward(*each) for each in samples))
+
+    def reward_func(
+        queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
+    ) -> dict[str, Any]:
+        import torch  # noqa: PLC0415 - the trainer has it
+
+        try:
+            scored = loop.run(rewards(zip(queries, prompts, labels, strict=True)))
+        except Exception as error:  # OpenRLHF logs it below the level that it shows
+            log.error("no reward: %s", error)  # noqa: TRY400 - it is raised
+            raise
+        values = torch.tensor([value for value, _ in scored])
+        logs = {name: torch.tensor([marks[name] for _, marks in scored]) for name in marks_of(None)}
+        return {"rewards": values, "scores": values, "extra_logs": logs}
+
+    return reward_func
+
+
+def _response(query: str, prompt: str) -> str:
+    response = response_of(query, prompt)
+    if response is None:
+        raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
+    return without_special_tokens(response)

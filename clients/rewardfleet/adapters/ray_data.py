@@ -1,0 +1,132 @@
+"""Ray Data: score a dataset on a Ray cluster.
+
+```python
+from rewardfleet.adapters.ray_data import Scorer
+
+scored = dataset.map_batches(
+    Scorer,
+    fn_constructor_kwargs={"service": "code", "url": "http://127.0.0.1:18081"},
+    batch_size=64,
+    concurrency=4,
+)
+```
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.adapters._batch import (
+    COLUMNS,
+    Row,
+    ServiceName,
+    requests_of,
+    rows_of,
+    scores_of,
+    text_of,
+)
+from rewardfleet.client import RewardFleet
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score, abstained
+
+log = logging.getLogger(__name__)
+
+
+class Scorer:
+    """A class for `map_batches`, which adds columns with rewards and errors to batches.
+
+    Each actor has its own connections and sends one request per batch of rows.
+
+    Args:
+        service: Which service scores a row: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        text: The column with the responses: texts, or lists of messages. Not read for video.
+        column: The column with what a response is scored by; by default `tests` for code,
+            `ground_truth` for tools, `clip` for video, which also reads `task`.
+        columns: Further columns that are fields of the request, e.g. `mode` for code.
+        reward: The name of the new column with rewards; the errors, as texts or None, are in a
+            column of that name and `_error`.
+        on_failure: As in `RewardFleet`. By default, a row without a reward has NaN. This includes
+            rows that are invalid, unless it is "raise".
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `binary_reward`.
+
+    Raises:
+        ValueError: A value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+
+    def __init__(
+        self,
+        service: ServiceName,
+        url: str | Sequence[str],
+        *,
+        text: str = "response",
+        column: str | None = None,
+        columns: Sequence[str] = (),
+        reward: str = "reward",
+        on_failure: OnFailure = math.nan,
+        **options: Any,
+    ) -> None:
+        urls: Any = {service: url}
+        self._service = service
+        self._client = getattr(RewardFleet(**urls, on_failure=on_failure, **options), service)
+        self._loop = EventLoopThread()
+        self._text = None if service == "video" else text
+        self._truth = column or COLUMNS[service]
+        task = ("task",) if service == "video" else ()
+        self._columns = (self._truth, *task, *columns)
+        self._reward = reward
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with two more columns, of float64 and of texts or None.
+
+        Raises:
+            InvalidRequest: A column is missing.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        count = len(next(iter(batch.values()), ()))
+        rows = rows_of(batch, self._columns, count)
+        texts = rows_of(batch, [] if self._text is None else [self._text], count)
+        rewards = np.empty(count)
+        errors = np.full(count, None, dtype=object)
+        requests: dict[int, Any] = {}
+        for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            try:
+                requests[index] = self._request(row, text)
+            except InvalidRequest as error:
+                rewards[index], errors[index] = self._failed(error), str(error)
+        results = self._results(list(requests.values()))
+        for index, result in zip(requests, results, strict=True):
+            rewards[index], errors[index] = result
+        return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
+
+    def _request(self, row: Row, text: Row) -> Any:
+        response = text[self._text] if self._text is not None else None
+        response = "" if response is None else text_of(response)
+        return requests_of(self._service, [response], [row[self._truth]], [row])[0]
+
+    def _results(self, requests: list[Any]) -> list[tuple[float, str | None]]:
+        """Return the reward and the error of each request."""
+        scores = self._loop.run(scores_of(self._client, requests))
+        return [self._result(score) for score in scores]
+
+    def _result(self, score: Score) -> tuple[float, str | None]:
+        if score.score is not None:
+            return self._client.policy.reward(score), None
+        problem = score.error
+        error = abstained(score) if problem is None else RewardFleetError.from_problem(problem)
+        return self._failed(error), str(error)
+
+    def _failed(self, error: RewardFleetError) -> float:
+        """Return the reward of a row that has none; an invalid row does not end the job."""
+        on_failure: OnFailure = self._client.policy.on_failure
+        if on_failure == "raise":
+            raise error
+        log.warning("no reward, %s is used instead: %s", on_failure, error)
+        self._client.count_fallback()
+        return on_failure

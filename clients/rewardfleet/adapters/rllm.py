@@ -1,0 +1,131 @@
+"""rLLM: an evaluator of episodes, which is also the reward function of a workflow.
+
+```python
+from rewardfleet.adapters.rllm import evaluator
+
+code_reward = evaluator("code", "http://127.0.0.1:18081")
+trainer = AgentTrainer(agent_flow=solver, evaluator=code_reward, ...)
+```
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rewardfleet.adapters._batch import (
+    Row,
+    SampleReward,
+    ServiceName,
+    marks_of,
+    module_of_trainer,
+    refuse_nan,
+)
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+from rewardfleet.wire.score import Score
+
+_INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
+
+
+def evaluator(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    column: str | None = None,
+    correct_from: float = 1.0,
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> "RewardFleetEvaluator":
+    """Return an evaluator for `AgentTrainer` and `rllm eval`, and for a workflow's reward function.
+
+    Args:
+        service: Which service scores an answer: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The field of the task's metadata with what an answer is scored by; by default
+            `tests` for code, `ground_truth` for tools, `clip` for video. Other fields are read as
+            fields of the request, e.g. `mode` for code and `task` for video.
+        correct_from: The least reward of an answer that counts as correct.
+        on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
+            error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
+            group if `rllm.workflow.raise_on_error` is false.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+    refuse_nan(on_failure, "rLLM")
+    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+    return RewardFleetEvaluator(scorer, correct_from)
+
+
+class RewardFleetEvaluator:
+    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it.
+
+    Args:
+        scorer: Scores an answer by the metadata of its task.
+        correct_from: The least reward of an answer that counts as correct.
+    """
+
+    def __init__(self, scorer: SampleReward, correct_from: float) -> None:
+        self._scorer = scorer
+        self._correct_from = correct_from
+        self._loop = EventLoopThread()
+
+    def evaluate(self, task: Any, episode: Any) -> Any:
+        """Return rLLM's `EvalOutput` of an episode, with its signals, e.g. `reward/pass_rate`.
+
+        The answer is `episode.artifacts["answer"]`, else the output of the last trajectory, or the
+        last response of the model in it.
+
+        Raises:
+            ImportError: rLLM is not installed.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        types = module_of_trainer("rllm.eval.types", _INSTALL)
+        row = getattr(task, "metadata", task)  # a task, or only its metadata
+        reward, signals = self._score(_answer(episode), row)
+        return types.EvalOutput(
+            reward=reward,
+            is_correct=reward >= self._correct_from,
+            signals=[types.Signal(name=name, value=value) for name, value in signals.items()],
+        )
+
+    def __call__(self, task_info: Row, action: Any) -> Any:
+        """Return rLLM's `RewardOutput` of an action, which is a text or rLLM's `Action`.
+
+        Raises:
+            ImportError: rLLM is not installed.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        types = module_of_trainer("rllm.rewards.reward_types", _INSTALL)
+        reward, signals = self._score(_text(getattr(action, "action", action)), task_info)
+        return types.RewardOutput(
+            reward=reward, metadata=signals, is_correct=reward >= self._correct_from
+        )
+
+    def _score(self, text: str, row: Row) -> tuple[float, dict[str, float]]:
+        reward, score = self._loop.run(self._scorer.score(text, row))
+        return reward, _signals(score)
+
+
+def _signals(score: Score | None) -> dict[str, float]:
+    """Return what rLLM logs, with the components of the score."""
+    components = {} if score is None else score.components
+    return marks_of(score) | {f"reward/{name}": float(each) for name, each in components.items()}
+
+
+def _answer(episode: Any) -> str:
+    if "answer" in episode.artifacts:
+        return _text(episode.artifacts["answer"])
+    if not episode.trajectories:
+        return ""
+    trajectory = episode.trajectories[-1]
+    if trajectory.output:
+        return _text(trajectory.output)
+    # A turn that only calls a tool has no text of its own.
+    texts = (_text(step.output or step.model_response) for step in reversed(trajectory.steps))
+    return next(filter(None, texts), "")
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,100 @@
+"""TRL: reward functions of `GRPOTrainer`, and of the trainers with the same interface.
+
+```python
+from rewardfleet.adapters.trl import reward_function
+
+reward = reward_function("code", "http://127.0.0.1:18081")
+trainer = GRPOTrainer(model, reward_funcs=reward, train_dataset=dataset)
+```
+"""
+
+import functools
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from rewardfleet.adapters._batch import DatasetReward, ServiceName, is_before, refuse_nan
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+
+#: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
+RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]
+
+
+def reward_function(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    column: str | None = None,
+    columns: Sequence[str] = (),
+    is_async: bool = True,
+    on_failure: OnFailure = math.nan,
+    **options: Any,
+) -> RewardFunction:
+    """Return a reward function, which TRL logs as `code_reward`, `tools_reward` or `video_reward`.
+
+    It can be pickled, as `AsyncGRPOTrainer` requires.
+
+    Args:
+        service: Which service scores a completion: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: The column of the dataset with what a completion is scored by; by default `tests`
+            for code, `ground_truth` for tools, `clip` for video, which also reads `task`.
+        columns: Further columns that are fields of the request, e.g. `mode` and `limits` for code;
+            see `rewardfleet.code_request`, `tools_request` and `video_request`.
+        is_async: Whether the function is a coroutine function. If False, it blocks, for forks and
+            old versions of TRL that do not await.
+        on_failure: As in `RewardFleet`. TRL leaves NaN out of its group's mean and deviation, and
+            gives such a completion no advantage. Versions before 1.6 count it as 0, so it is
+            refused there.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: A value is out of range, a URL is not valid, or TRL is too old for NaN.
+        TypeError: There is no such service or option.
+    """
+    if is_before("trl", 1, 6):
+        trainer = f"TRL {metadata.version('trl')} (install trl>=1.6)"
+        refuse_nan(on_failure, trainer, effect="count as 0")
+    scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
+    function = functools.partial(_FUNCTIONS[service], scorer=scorer)
+    reward: Any = function if is_async else _Blocking(function)
+    reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
+    return reward  # type: ignore[no-any-return] # a callable
+
+
+# TRL unwraps a partial function, and names the metrics after the function in it.
+async def code_reward(
+    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
+) -> list[float]:
+    """Return the rewards of programs; `reward_function` gives the `scorer`."""
+    return await scorer.rewards(completions, columns, columns.get("log_metric"))
+
+
+async def tools_reward(
+    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
+) -> list[float]:
+    """Return the rewards of answers that call tools; `reward_function` gives the `scorer`."""
+    return await scorer.rewards(completions, columns, columns.get("log_metric"))
+
+
+async def video_reward(
+    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
+) -> list[float]:
+    """Return the rewards of clips; `reward_function` gives the `scorer`."""
+    return await scorer.rewards(completions, columns, columns.get("log_metric"))
+
+
+_FUNCTIONS = {"code": code_reward, "tools": tools_reward, "video": video_reward}
+
+
+class _Blocking:
+    """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._loop = EventLoopThread()
+
+    def __call__(self, *args: Any, **given: Any) -> list[float]:
+        return self._loop.run(self._function(*args, **given))

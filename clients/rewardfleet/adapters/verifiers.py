@@ -1,0 +1,71 @@
+"""verifiers and prime-rl: a reward function for a `Rubric`, or for a `Task`.
+
+```python
+from rewardfleet.adapters.verifiers import reward_function
+
+code_reward = reward_function("code", "http://127.0.0.1:18081")
+rubric = vf.Rubric(funcs=[code_reward])  # verifiers up to 0.3
+```
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rewardfleet.adapters._batch import (
+    MissingReward,
+    SampleReward,
+    ServiceName,
+    marks_of,
+    text_of,
+)
+from rewardfleet.service import OnFailure
+
+
+def reward_function(
+    service: ServiceName,
+    url: str | Sequence[str],
+    *,
+    column: str = "answer",
+    on_failure: OnFailure = "raise",
+    **options: Any,
+) -> Callable[..., Awaitable[float]]:
+    """Return a reward function, named `code_reward`, `tools_reward` or `video_reward`.
+
+    Args:
+        service: Which service scores a rollout: "code", "tools" or "video".
+        url: The base URL of that service, or the base URLs of its replicas.
+        column: Where the row, its `info` or the task has what the response is scored by. Their
+            other fields are read as fields of the request, e.g. `mode` for code and `task` for
+            video.
+        on_failure: As in `RewardFleet`. A task of verifiers 0.4 gets the error, and
+            prime-rl leaves the rollout out of its group. A `Rubric` turns each `Exception` into 0,
+            so a failure raises `MissingReward` there, which ends the run.
+        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+    Raises:
+        ValueError: A value is out of range, or a URL is not valid.
+        TypeError: There is no such service or option.
+    """
+    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+
+    # Neither kind passes all of these: verifiers reads the names in the signature.
+    async def reward(
+        task: Any = None,
+        trace: Any = None,
+        completion: Any = "",
+        info: Any = None,
+        **row: Any,
+    ) -> float:
+        if trace is not None:
+            value, score = await scorer.score(trace.last_reply, task.model_dump())
+            trace.record_metrics(marks_of(score))
+            return value
+        info = json.loads(info) if isinstance(info, str) and info else info or {}
+        try:
+            return (await scorer.score(text_of(completion), {**row, "task": task, **info}))[0]
+        except Exception as error:
+            raise MissingReward(f"{type(error).__name__}: {error}") from error
+
+    reward.__name__ = f"{service}_reward"
+    return reward

@@ -1,0 +1,99 @@
+"""verl: GRPO and RLOO advantages in which a sample without a reward does not count.
+
+```sh
+export VERL_USE_EXTERNAL_MODULES=rewardfleet.adapters.verl_advantages   # before training starts
+python -m verl.trainer.main_ppo algorithm.adv_estimator=rewardfleet_grpo …
+```
+
+verl's own estimators take a NaN reward into the mean of its group, and give the only sample of a
+group its plain reward as the advantage. This module registers `rewardfleet_grpo` and
+`rewardfleet_rloo`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.adapters._batch import module_of_trainer
+from rewardfleet.episodes import Grouping, leave_one_out, normalize
+from rewardfleet.episodes.arrays import Floats
+
+
+def grpo(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], config: Any = None, **_: Any
+) -> tuple[Any, Any]:
+    """Return GRPO's advantages and returns, each [B, T].
+
+    A sample without a reward, and one that is left alone in its group, have advantages of 0.
+    In `token_level_rewards` the rows without a reward get the mean of the others: the means that a
+    trainer logs of this tensor are then those of the samples with a reward.
+
+    Args:
+        token_level_rewards: [B, T]; a row with NaN has no reward.
+        response_mask: [B, T], 1 for tokens of the response.
+        index: [B], the prompt of each sample; samples of the same prompt are a group.
+        config: With `norm_adv_by_std_in_grpo` False, rewards are not divided by the standard
+            deviation of their group, as in Dr. GRPO.
+        _: What verl passes to other estimators.
+
+    Raises:
+        ValueError: A reward is infinite.
+    """
+    by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
+    return _advantages(
+        lambda rewards, grouping, mask: normalize(rewards, grouping, by_std=by_std, mask=mask),
+        token_level_rewards,
+        response_mask,
+        index,
+    )
+
+
+def rloo(
+    token_level_rewards: Any, response_mask: Any, index: Sequence[Any], **_: Any
+) -> tuple[Any, Any]:
+    """Return RLOO's advantages and returns, each [B, T]: reward - mean of the others of its group.
+
+    The arguments, and what becomes of missing rewards, are those of `grpo`.
+    """
+    return _advantages(
+        lambda rewards, grouping, mask: leave_one_out(rewards, grouping, mask=mask),
+        token_level_rewards,
+        response_mask,
+        index,
+    )
+
+
+def _advantages(
+    formula: Callable[[Floats, Grouping, Any], Floats],
+    token_level_rewards: Any,
+    response_mask: Any,
+    index: Sequence[Any],
+) -> tuple[Any, Any]:
+    rewards = token_level_rewards.detach().cpu().double().sum(dim=-1).numpy()
+    grouping, _ = Grouping.by_name([str(each) for each in index])
+    has_others = grouping.broadcast(grouping.sizes.astype(float)) > 1
+    values = np.nan_to_num(formula(rewards, grouping, has_others), nan=0.0)
+    missing = np.isnan(rewards)
+    if missing.any():
+        row = token_level_rewards.new_zeros(token_level_rewards.shape[-1])
+        row[0] = 0.0 if missing.all() else float(rewards[~missing].mean())
+        token_level_rewards[token_level_rewards.new_tensor(missing).bool()] = row
+    advantages = token_level_rewards.new_tensor(values).unsqueeze(-1) * response_mask
+    return advantages, advantages
+
+
+def register() -> None:
+    """Register both with verl. Importing this module does so if verl is imported already.
+
+    Raises:
+        ImportError: verl is not installed.
+    """
+    algorithms = module_of_trainer("verl.trainer.ppo.core_algos", "pip install verl")
+    for name, function in (("rewardfleet_grpo", grpo), ("rewardfleet_rloo", rloo)):
+        algorithms.register_adv_est(name)(function)
+
+
+if "verl" in sys.modules:
+    register()

@@ -1,0 +1,352 @@
+"""CTRL's training files, and critiques written by a model that knows how programs ran.
+
+The columns are those that `cleanup_rl.py` writes and `RewardModelForCritic` reads in
+HKUNLP/critic-rl at 13dc710. The model is a server of OpenAI's format on loopback.
+"""
+
+import asyncio
+import json
+import math
+import sys
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow.parquet import write_table
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from rewardfleet import RewardFleet
+from rewardfleet.adapters.ctrl import (
+    CritiqueReport,
+    CritiqueReward,
+    RewardModelForCritic,
+    execution_feedback,
+    read_rows,
+    write_critiques,
+)
+from rewardfleet.adapters.ctrl.rows import without_nulls
+from rewardfleet.wire.code import CodeScore
+from rewardfleet_server.testing import serving
+
+from .conftest import ECHO, SUM, TESTS
+from .standin import CharTokenizer, batch_of
+from .test_ctrl import CRITIQUE
+
+pytestmark = pytest.mark.slow
+
+CASES = [
+    {"input": {"stdin": "1 2"}, "output": {"stdout": "3"}},
+    {"input": {"stdin": "7"}, "output": {"stdout": "7"}},
+]
+DOUBLE = "def double(x):\n    return 2 * x"
+#: As written by CTRL: tests as JSON, as a list, and as a script; a time limit that is missing.
+RECORDS = [
+    {
+        "id": "io/0", "problem_id": "io/0", "problem": "Add.", "solution": ECHO,
+        "prompter_type": "code_contests", "selected_uts": json.dumps(CASES), "time_limit": 2.0,
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Review this."}],
+    },
+    {
+        "id": "assert/0", "problem_id": "assert/0", "problem": "Double.", "solution": DOUBLE,
+        "prompter_type": "mbppplus",
+        "selected_uts": ["assert double(2) == 4", "assert double(0) == 1"],
+        "time_limit": None, "prompt": None,
+    },
+]  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    """Return one Parquet file per form of the tests, and the same rows as JSON lines."""
+    paths = []
+    for number, record in enumerate(RECORDS):
+        path = tmp_path / f"train_{number}.parquet"
+        write_table(pa.Table.from_pylist([record]), path)
+        paths.append(str(path))
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in RECORDS))
+    return paths
+
+
+def test_training_files_become_rows(files, tmp_path):
+    rows = read_rows(files)
+    assert rows == read_rows(tmp_path / "train.jsonl")
+    assert [row["id"] for row in rows] == ["io/0", "assert/0"]
+    assert rows[0]["tests"] == {
+        "kind": "dataset",
+        "dataset": "code_contests",
+        "row": {"selected_uts": json.dumps(CASES), "time_limit": 2.0},
+    }
+    assert rows[1]["tests"]["row"] == {"selected_uts": RECORDS[1]["selected_uts"]}
+    assert rows[0]["prompt"][-1]["content"] == "Review this."
+    assert "prompt" not in rows[1]
+
+
+def test_arrays_and_nulls_of_parquet_are_undone():
+    """As pandas reads nested columns: arrays, and each dictionary with the fields of all others."""
+    cases = np.array([{"stdin": "1", "stdout": "1"}, {"stdin": None, "stdout": "2"}], dtype=object)
+    tests = {"kind": "stdio", "cases": cases, "fn_name": None, "tolerance": np.float64(0.5)}
+    assert without_nulls(tests) == {
+        "kind": "stdio",
+        "cases": [{"stdin": "1", "stdout": "1"}, {"stdout": "2"}],
+        "tolerance": 0.5,
+    }
+    call = {"args": [None, {"a": None}], "expected": None}
+    assert without_nulls({"cases": [call]}) == {"cases": [call]}, "a null that is a value"
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({**RECORDS[0], "prompter_type": "leetcode"}, "row 0: has no `tests`, .* 'leetcode'"),
+        ({**RECORDS[0], "solution": None}, "row 0: `solution` is missing"),
+    ],
+)
+def test_other_files_are_refused_by_row(tmp_path, record, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message):
+        read_rows([path])
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    for line in ("{", "[]"):
+        path.write_text(f"{json.dumps(RECORDS[0])}\n{line}\n")
+        with pytest.raises(ValueError, match="train.jsonl, line 2: not (JSON|a JSON object)"):
+            read_rows(path)
+
+
+@pytest.mark.parametrize(("run_all_cases", "expected"), [(True, [0.5, 0.5]), (False, [0.0, 0.0])])
+def test_ctrls_signature_and_its_driver(files, code_url, capsys, run_all_cases, expected):
+    """`run_rl.py` gives these arguments, and the driver calls these methods by these names."""
+    reward_class = partial(RewardModelForCritic, fleet=RewardFleet(code=code_url))
+    reward_fn = reward_class(
+        file=files, tokenizer=CharTokenizer(), num_examine=1, run_all_cases=run_all_cases
+    )
+    ids, critiques, _ = reward_fn.parse_response(batch_of(["io/0", "assert/0"], [CRITIQUE] * 2))
+    assert capsys.readouterr().out == f"{CRITIQUE}\n", "as many as num_examine"
+    queries, samples = reward_fn.parse_query(ids)
+    assert [query.problem for query in queries] == ["Add.", "Double."]
+    rewards = asyncio.run(
+        reward_fn.get_reward_all(critiques=critiques, revisions=[ECHO, DOUBLE], samples=samples)
+    )
+    assert rewards == expected
+    shares = {"reward/failed": 0, "reward/abstained": 0, "reward/p50": expected[0]}
+    assert reward_fn.metrics.items() >= shares.items()
+
+
+def test_metrics_of_an_outage_are_finite(unused_tcp_port):
+    fleet = RewardFleet(
+        code=f"http://127.0.0.1:{unused_tcp_port}", timeout_s=0.2, on_failure=math.nan
+    )
+    rows = [{"id": 1, "problem": "", "solution": ECHO, "tests": TESTS}]
+    fn = CritiqueReward(fleet, rows, CharTokenizer())
+    assert math.isnan(asyncio.run(fn.get_reward_all([CRITIQUE], [ECHO], rows))[0])
+    assert fn.metrics == {"reward/failed": 1, "reward/abstained": 0, "reward/cached": 0}
+
+
+def test_rows_of_a_data_frame_work_too(code_url):
+    """`DataFrame.to_dict("records")` has arrays, and NaN for missing numbers."""
+    row = {
+        "selected_uts": np.array(RECORDS[1]["selected_uts"], dtype=object),
+        "time_limit": math.nan,
+    }
+    tests = {"kind": "dataset", "dataset": "mbppplus", "row": row}
+    rows = [{"id": 1, "problem": "", "solution": DOUBLE, "tests": tests}]
+    fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer())
+    assert asyncio.run(fn.get_reward_all([CRITIQUE], [DOUBLE], rows)) == [0.5]
+
+
+def test_progress_is_shown_if_tqdm_is_installed(code_url, monkeypatch):
+    shown = []
+
+    class Bar:
+        def __init__(self, desc, total):
+            shown.append((desc, total))
+
+        def update(self):
+            shown.append("step")
+
+        def close(self):
+            shown.append("end")
+
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
+    rows = [
+        {
+            "id": 1,
+            "problem": "",
+            "solution": ECHO,
+            "tests": {"kind": "stdio", "cases": [{"stdout": "1"}]},
+        }
+    ]
+    fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer(), progress=True)
+    assert asyncio.run(fn.get_reward_all([CRITIQUE] * 2, ["print(1)"] * 2, rows * 2)) == [1.0, 1.0]
+    assert shown == [("Generating rewards", 2), "step", "step", "end"]
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert asyncio.run(fn.get_reward_all([CRITIQUE], ["print(1)"], rows)) == [1.0]
+
+
+# Critiques
+
+
+def score_of(*verdicts: dict) -> CodeScore:
+    accepted = [each["verdict"] == "accepted" for each in verdicts]
+    rate = sum(accepted) / len(accepted)
+    fields = {"score": rate, "status": "ok", "pass_rate": rate, "verdicts": list(verdicts)}
+    return CodeScore.model_validate(fields)
+
+
+OK = {"verdict": "accepted"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "tests", "told"),
+    [
+        ([OK, OK], TESTS, ["passes all tests"]),
+        ([{"verdict": "wrong_answer", "stdout": "1 2\n"}, OK], TESTS,
+         ["1 of 2", "Input:\n1 2", "Expected output:\n3", "printed:\n1 2"]),
+        ([OK, {"verdict": "time_limit"}], TESTS, ["1 of 2", "exceeds the time limit"]),
+        ([{"verdict": "wrong_answer"}, {"verdict": "skipped"}], TESTS, ["1 of 2", "Input:\n1 2"]),
+        ([{"verdict": "compile_error", "stderr": "  x = (\nSyntaxError: '(' was never closed"}] * 2,
+         TESTS, ["all 2", "not a valid program:\nx = (\nSyntaxError"]),
+        ([{"verdict": "runtime_error", "stderr": "Traceback\n  File 1\n    a[1]\nIndexError: out"}],
+         {"kind": "functional", "fn_name": "f", "cases": [{"args": [1, None], "expected": None}]},
+         ["fails its test", "Arguments:\n[1, None]", "Expected:\nNone", "a[1]\nIndexError: out"]),
+        ([{"verdict": "wrong_answer"}], {"kind": "asserts", "cases": ["assert f(1) == 2"]},
+         ["The test that fails:\nassert f(1) == 2"]),
+        ([OK, {"verdict": "wrong_answer", "stdout": "8"}],
+         {"kind": "dataset", "row": {"selected_uts": json.dumps(CASES)}},
+         ["Input:\n7", "Expected output:\n7", "printed:\n8"]),
+        ([{"verdict": "wrong_answer", "stdout": "8"}],
+         {"kind": "dataset", "dataset": "mbppplus", "row": {"test": "a script"}}, ["wrong answer"]),
+        ([{"verdict": "wrong_answer", "stdout": "8"}],
+         {"kind": "dataset", "row": {"selected_uts": [{"input": "7", "output": "7"}]}},
+         ["wrong answer"]),
+        ([{"verdict": "wrong_answer", "stdout": "x" * 900}],
+         {"kind": "stdio", "cases": [{"stdin": "y" * 900, "stdout": ""}]}, ["y" * 500 + "…"]),
+    ],
+)  # fmt: skip
+def test_a_hint_says_what_happened(verdicts, tests, told):
+    hint = execution_feedback(score_of(*verdicts), tests)
+    for text in told:
+        assert text in hint
+    assert len(hint) < 1500
+
+
+class Model:
+    """A server of OpenAI's format, whose answers a function gives."""
+
+    def __init__(self, answer) -> None:
+        self.prompts: list[str] = []
+        self.bodies: list[dict] = []
+        self.headers: list[str | None] = []
+        self._answer = answer
+
+    async def complete(self, request: Request):
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(request.headers.get("authorization"))
+        self.prompts.append(body["messages"][-1]["content"])
+        answer = self._answer(self.prompts[-1])
+        if isinstance(answer, int):
+            return PlainTextResponse("no", status_code=answer)
+        return JSONResponse({"choices": [{"message": {"content": answer}}]})
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/chat/completions", self.complete, methods=["POST"])])
+
+
+def critic(prompt: str) -> str:
+    """Judge as the hint says."""
+    judgment = "Correct" if "passes all tests" in prompt else "Incorrect"
+    return f"<think>hm: the hint</think>\nAnalysis: a\n\nOverall judgment: {judgment}"
+
+
+async def critiques(model: Model, rows, path, code_url: str, **options) -> CritiqueReport:
+    with serving(model.app()) as server:
+        fleet = RewardFleet(code=code_url, timeout_s=20)
+        return await write_critiques(
+            fleet,
+            rows,
+            path,
+            url=f"{server}/v1",
+            model="m",
+            progress=False,
+            **options,
+        )
+
+
+async def test_critiques_are_written_from_what_programs_did(code_url, files, tmp_path):
+    path = tmp_path / "sft.jsonl"
+    rows = [
+        *read_rows(files),
+        {**read_rows(files)[0], "id": "right", "solution": SUM, "prompt": "x"},
+    ]
+    model = Model(critic)
+    sampling = {"temperature": 0.5, "max_tokens": 64}
+    report = await critiques(model, rows, path, code_url, sampling=sampling, api_key="k")
+    assert report == CritiqueReport(written=3)
+    lines = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
+    wrong, double, right = (lines[name] for name in ("io/0", "assert/0", "right"))
+    assert wrong == {
+        "id": "io/0",
+        "critic_instruction": "Review this.",
+        "critique": "Analysis: a\n\nOverall judgment: Incorrect",
+    }
+    assert "Double." in double["critic_instruction"] and DOUBLE in double["critic_instruction"]
+    assert right["critique"].endswith("Correct")
+    assert not any("Expected output" in line["critic_instruction"] for line in lines.values())
+    assert any("Input:\n1 2\nExpected output:\n3" in prompt for prompt in model.prompts)
+    assert model.headers == ["Bearer k"] * 3
+    assert model.bodies[0].items() >= {"model": "m", **sampling}.items()
+
+    again = await critiques(model, rows, path, code_url)
+    assert again == CritiqueReport(present=3), "an interrupted call goes on"
+    path.write_bytes(path.read_bytes()[:-10])  # as if killed while it wrote the last line
+    again = await critiques(model, rows, path, code_url)
+    assert again == CritiqueReport(written=1, present=2)
+    assert {json.loads(line)["id"] for line in path.read_text().splitlines()} == set(lines)
+    assert len(model.prompts) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("As the hint says.\nOverall judgment: Incorrect", "mentions_hint"),
+        ("Analysis: a", "no_judgment"),
+        ("Overall judgment: Correct", "wrong_judgment"),
+    ],
+)
+async def test_unfit_critiques_are_not_written(code_url, files, tmp_path, answer, reason):
+    path = tmp_path / "sft.jsonl"
+    report = await critiques(Model(lambda _: answer), read_rows(files[0]), path, code_url)
+    assert report == CritiqueReport(rejected={reason: 1})
+    assert not path.exists()
+
+
+async def test_failures_are_counted_and_retried(code_url, files, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rewardfleet.adapters.ctrl.critiques._FIRST_WAIT", 0.001)
+    tries: Counter[str] = Counter()
+
+    def flaky(prompt: str):
+        tries[prompt] += 1
+        return 503 if tries[prompt] < 3 else critic(prompt)
+
+    rows, path = read_rows(files), tmp_path / "sft.jsonl"
+    rows[1] = {**rows[1], "tests": {"kind": "stdio", "cases": []}}
+    report = await critiques(Model(flaky), rows, path, code_url)
+    assert report == CritiqueReport(written=1, failed=1)
+    assert list(tries.values()) == [3]
+    assert "no critique of row assert/0" in caplog.text
+    for broken in (lambda _: "", lambda _: 503, lambda _: 400):
+        report = await critiques(Model(broken), read_rows(files[1]), path, code_url)
+        assert report == CritiqueReport(failed=1)
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        await critiques(Model(lambda _: 401), read_rows(files[1]), path, code_url)

@@ -1,0 +1,97 @@
+"""The `reward_func` for OpenRLHF, called as the single-turn executor of OpenRLHF 0.11.2 does."""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from rewardfleet import InvalidRequest
+
+from .conftest import ECHO, TESTS, UNREACHABLE, requests_to
+
+torch = pytest.importorskip("torch")
+
+SUM = "print(sum(map(int, input().split())))"
+PROMPT = "<|im_start|>user\nAdd numbers, as in\n```python\nprint(1 + 2)\n```\n<|im_end|>\n"
+
+FILE = """
+from rewardfleet.adapters.openrlhf import reward_function
+
+reward_func = reward_function("code", {url!r}, **{options!r})
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    """Load a user's file as the executor does, and close its connections after the test."""
+    loaded = []
+
+    def load(url: str, **options: object):
+        path = tmp_path / f"reward_{len(loaded)}.py"
+        path.write_text(FILE.format(url=url, options=options))
+        spec = importlib.util.spec_from_file_location("reward_func", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        loaded.append(module.reward_func)
+        return module.reward_func
+
+    yield load
+    for function in loaded:
+        outer = inspect.getclosurevars(function).nonlocals
+        reward = inspect.getclosurevars(outer["rewards"]).nonlocals["reward"]
+        scorer = inspect.getclosurevars(reward).nonlocals["scorer"]
+        outer["loop"].close(scorer._fleet.aclose())
+
+
+def rewards(function, *responses: str, label: object = None, end: str = "<|im_end|>"):
+    """Make one call per sample, in threads; return the rewards as OpenRLHF reads them."""
+    label = json.dumps(TESTS) if label is None else label
+
+    async def score(response: str):
+        query = f"{PROMPT}{response}{end}"
+        info = await asyncio.to_thread(function, [query], [PROMPT], [label])
+        assert torch.equal(torch.tensor([info["rewards"]]), torch.tensor([info["scores"]]))
+        return torch.tensor([info["rewards"]]).tolist()[0]
+
+    async def gathered():
+        return await asyncio.gather(*(score(response) for response in responses))
+
+    return asyncio.run(gathered())
+
+
+def test_what_follows_the_prompt_is_the_program(load, code_url: str):
+    function = load(code_url)
+    assert rewards(function, SUM, ECHO, "", "Hm.", "\0") == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert rewards(function, SUM, end="<eos><pad><pad>") == [1.0]
+    assert rewards(function, SUM, label={"inputs": ["1 2\n"], "outputs": ["3\n"]}) == [1.0]
+
+
+def test_concurrent_calls_share_requests(load, code_url: str):
+    before = requests_to(code_url)
+    assert rewards(load(code_url), *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
+    assert 0 < requests_to(code_url) - before < 20
+
+
+def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, unused_tcp_port: int):
+    """OpenRLHF logs the first element of each tensor in `extra_logs`."""
+    sample = ([f"{PROMPT}{ECHO}"], [PROMPT], [json.dumps(TESTS)])
+    logs = load(code_url)(*sample)["extra_logs"]
+    assert set(logs) == {"reward/failed", "reward/abstained", "reward/cached"}
+    assert logs["reward/failed"].tolist() == logs["reward/abstained"].tolist() == [0.0]
+    dead = load(f"http://127.0.0.1:{unused_tcp_port}", timeout_s=0.3, on_failure=-1.0)
+    assert dead(*sample)["extra_logs"]["reward/failed"].tolist() == [1.0]
+
+
+def test_a_failure_is_raised_and_shown_because_openrlhf_hides_it(
+    load, code_url: str, unused_tcp_port: int, caplog
+):
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(UNREACHABLE):
+        rewards(load(dead, timeout_s=0.3), SUM)
+    assert "no reward: " in caplog.messages[-1]
+    assert rewards(load(dead, timeout_s=0.3, on_failure=-1.0), SUM) == [-1.0]
+    with pytest.raises(InvalidRequest, match="does not begin with its prompt"):
+        load(code_url)(["something else"], [PROMPT], [json.dumps(TESTS)])

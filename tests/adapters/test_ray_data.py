@@ -1,0 +1,121 @@
+"""Ray Data: batches as `map_batches` gives them to an actor, and actors on a local Ray 2.60."""
+
+import importlib.util
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rewardfleet import InvalidRequest
+from rewardfleet.adapters.ray_data import Scorer
+from rewardfleet_server.testing import FakeJudge
+
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+pytestmark = pytest.mark.usefixtures("closes")
+
+
+def batch_of(texts: list[object], tests: object = TESTS) -> dict[str, np.ndarray]:
+    """Return a batch like those of Ray Data: arrays, with objects where rows are no numbers."""
+    responses = np.empty(len(texts), dtype=object)
+    responses[:] = texts
+    return {
+        "id": np.arange(len(texts)),
+        "response": responses,
+        "tests": np.array([json.dumps(tests)] * len(texts), dtype=object),
+    }
+
+
+def test_a_batch_gets_rewards_and_errors(code_url: str):
+    batch = batch_of([SUM, ECHO, "", "\0", None])
+    scored = Scorer("code", code_url)(batch)
+    assert list(scored) == ["id", "response", "tests", "reward", "reward_error"]
+    assert scored["reward"].tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert scored["reward"].dtype == np.float64
+    assert scored["reward_error"].tolist() == [None] * 5
+    assert list(batch) == ["id", "response", "tests"]
+
+
+def test_conversations_and_empty_batches_are_accepted(code_url: str):
+    scorer = Scorer("code", code_url, reward="score")
+    chat = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": SUM}]
+    assert scorer(batch_of([chat]))["score"].tolist() == [1.0]
+    empty = scorer(batch_of([]))
+    assert len(empty["score"]) == len(empty["score_error"]) == 0
+
+
+def test_an_invalid_row_does_not_end_the_job(code_url: str):
+    batch = batch_of([SUM, SUM])
+    batch["tests"][0] = json.dumps({"kind": "stdio", "cases": []})
+    scored = Scorer("code", code_url)(batch)
+    assert math.isnan(scored["reward"][0]) and scored["reward"][1] == 1.0
+    assert "cases" in scored["reward_error"][0] and scored["reward_error"][1] is None
+    with pytest.raises(InvalidRequest, match="cases"):
+        Scorer("code", code_url, on_failure="raise")(batch)
+
+
+@pytest.mark.parametrize("response", [5.0, math.nan, {"content": SUM}, [SUM], [{"text": SUM}]])
+def test_what_is_no_response_is_invalid_and_not_empty(response: object, code_url: str):
+    batch = batch_of([SUM, "", response])
+    scored = Scorer("code", code_url)(batch)
+    assert scored["reward"].tolist()[:2] == [1.0, 0.0] and math.isnan(scored["reward"][2])
+    assert "a text or a list of messages" in scored["reward_error"][2]
+
+
+def test_a_missing_column_does(code_url: str):
+    with pytest.raises(InvalidRequest, match="no column 'checks'; it has: id, response, tests"):
+        Scorer("code", code_url, column="checks")(batch_of([SUM]))
+    with pytest.raises(InvalidRequest, match="no column 'answer'"):
+        Scorer("code", code_url, text="answer")(batch_of([SUM]))
+
+
+@pytest.mark.slow
+def test_without_a_service_rewards_are_missing(unused_tcp_port: int):
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    scored = Scorer("code", dead, timeout_s=0.3)(batch_of([SUM, ECHO]))
+    assert np.isnan(scored["reward"]).all()
+    assert all("cannot be reached" in error for error in scored["reward_error"])
+    with pytest.raises(UNREACHABLE):
+        Scorer("code", dead, timeout_s=0.3, on_failure="raise")(batch_of([SUM]))
+
+
+def test_clips_are_scored(serve):
+    service = serve(FakeJudge())
+    clips = np.zeros((2, 4, 32, 32, 3), np.uint8)
+    tasks = np.array(["put the bowl on the plate", ""], dtype=object)
+    scored = Scorer("video", str(service.base_url))({"clip": clips, "task": tasks})
+    assert scored["reward"][0] in (0.0, 1.0)
+    assert math.isnan(scored["reward"][1]) and "task_text" in scored["reward_error"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+@pytest.mark.filterwarnings("ignore")  # of Ray and what it imports
+def test_a_pool_of_actors_scores_a_dataset(code_url: str):
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("pandas")
+    data = pytest.importorskip("ray.data")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    try:
+        rows = [
+            {"id": index, "response": (SUM, ECHO, "")[index % 3], "tests": json.dumps(TESTS)}
+            for index in range(24)
+        ]
+        scored = data.from_items(rows).map_batches(
+            Scorer,
+            fn_constructor_kwargs={"service": "code", "url": code_url},
+            batch_size=8,
+            concurrency=2,
+            num_cpus=0.5,
+        )
+        rewards = {row["id"]: row["reward"] for row in scored.take_all()}
+    finally:
+        ray.shutdown()
+    assert [rewards[index] for index in range(24)] == [1.0, 0.5, 0.0] * 8

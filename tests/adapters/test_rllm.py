@@ -1,0 +1,129 @@
+"""rLLM 0.3.0.pre (commit 9beb6e0): its evaluator and its reward function.
+
+The stand-ins below have the fields of its types; the same calls were run with the types themselves.
+"""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewardfleet import InvalidRequest
+from rewardfleet.adapters.rllm import evaluator
+
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+pytestmark = pytest.mark.usefixtures("closes")
+
+TASK = SimpleNamespace(id="0", instruction="Add.", metadata={"tests": json.dumps(TESTS)})
+
+
+@dataclass
+class Signal:
+    name: str
+    value: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvalOutput:
+    reward: float
+    is_correct: bool
+    signals: list[Signal] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class RewardOutput:
+    reward: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+    is_correct: bool | None = None
+
+
+@pytest.fixture
+def rllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, contents in {
+        "rllm": {},
+        "rllm.eval": {},
+        "rllm.eval.types": {"EvalOutput": EvalOutput, "Signal": Signal},
+        "rllm.rewards": {},
+        "rllm.rewards.reward_types": {"RewardOutput": RewardOutput},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def episode(*steps: str, output: object = None, **artifacts: object) -> SimpleNamespace:
+    """Return an episode of one trajectory whose steps have these responses of the model."""
+    made = [SimpleNamespace(output=None, model_response=text) for text in steps]
+    trajectory = SimpleNamespace(output=output, steps=made)
+    return SimpleNamespace(artifacts=artifacts, trajectories=[trajectory])
+
+
+def test_an_episode_is_scored_by_the_metadata_of_its_task(rllm, code_url: str):
+    reward = evaluator("code", code_url)
+    output = reward.evaluate(TASK, episode(answer=SUM))
+    assert (output.reward, output.is_correct) == (1.0, True)
+    signals = {each.name: each.value for each in output.signals}
+    assert signals.pop("reward/cached") in (0.0, 1.0)
+    assert signals == {"reward/failed": 0.0, "reward/abstained": 0.0, "reward/pass_rate": 1.0}
+    half = reward.evaluate(TASK.metadata, episode(output=ECHO))  # as older evaluators are called
+    assert (half.reward, half.is_correct) == (0.5, False)
+    assert evaluator("code", code_url, correct_from=0.5).evaluate(TASK, episode(ECHO)).is_correct
+
+
+def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
+    reward = evaluator("code", code_url)
+    found = [
+        episode("no", output=ECHO, answer=SUM),
+        episode("no", output=SUM),
+        episode("no", SUM, ""),  # the last turn called a tool
+    ]
+    assert [reward.evaluate(TASK, each).reward for each in found] == [1.0] * 3
+
+
+def test_whatever_a_policy_writes_is_scored(rllm, code_url: str):
+    reward = evaluator("code", code_url)
+    nothing = SimpleNamespace(artifacts={}, trajectories=[])
+    written = [nothing, episode(), *(episode(answer=each) for each in (None, "", "\0", 7))]
+    assert [reward.evaluate(TASK, each).reward for each in written] == [0.0] * 6
+
+
+def test_it_is_the_reward_function_of_a_workflow(rllm, code_url: str):
+    reward = evaluator("code", code_url)
+    for action in (SUM, SimpleNamespace(action=SUM)):
+        output = reward(TASK.metadata, action)
+        assert isinstance(output, RewardOutput)
+        assert (output.reward, output.is_correct) == (1.0, True)
+        assert output.metadata["reward/failed"] == 0.0
+        assert output.metadata["reward/pass_rate"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_failure_is_raised_or_marked(rllm, unused_tcp_port: int):
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(UNREACHABLE):
+        evaluator("code", dead, timeout_s=0.3).evaluate(TASK, episode(answer=SUM))
+    replaced = evaluator("code", dead, timeout_s=0.3, on_failure=0.25)
+    output = replaced.evaluate(TASK, episode(answer=SUM))
+    assert (output.reward, output.is_correct) == (0.25, False)
+    signals = {each.name: each.value for each in output.signals}
+    assert signals == {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
+    with pytest.raises(ValueError, match="NaN would spread over its group in rLLM"):
+        evaluator("code", dead, on_failure=math.nan)
+
+
+def test_a_task_without_tests_is_invalid(rllm, code_url: str):
+    with pytest.raises(InvalidRequest, match="no 'tests'; there are: question"):
+        evaluator("code", code_url).evaluate({"question": "Add."}, episode(answer=SUM))
+
+
+@pytest.mark.skipif("rllm" in sys.modules, reason="rLLM is installed")
+def test_without_rllm_the_error_names_the_command(code_url: str):
+    with pytest.raises(ImportError, match=r"rllm.eval.types is not installed: pip install 'rllm"):
+        evaluator("code", code_url).evaluate(TASK, episode(answer=SUM))

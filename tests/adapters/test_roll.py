@@ -1,0 +1,231 @@
+"""ROLL (commit 8eb27cc): its reward worker and its rollout loop.
+
+The stand-ins below have what the adapter uses of `Worker`, `register`, `DataProto` and
+`UserDefinedRolloutLoop`, with the same calls.
+"""
+
+import asyncio
+import functools
+import inspect
+import json
+import math
+import sys
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewardfleet import InvalidRequest, Unavailable
+from rewardfleet.adapters import roll
+from rewardfleet.adapters.roll import reward_worker
+
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("closes")
+
+CONFIG = SimpleNamespace(model_args="tokenizer")
+
+
+class Tokenizer:
+    """One token per character; 0 is padding, 1 ends a text."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(each) + 2 for each in text] + [1]
+
+    def batch_decode(self, rows: Any, *, skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens
+        return ["".join(chr(each - 2) for each in row.tolist() if each > 1) for row in rows]
+
+
+class Worker:
+    def __init__(self, worker_config: object) -> None:
+        self.worker_config = worker_config
+        self.rank_info = SimpleNamespace(rank=1, world_size=4, dp_rank=0, dp_size=1)
+
+
+class Dispatch(Enum):
+    ONE_TO_ALL = auto()
+    DP_MP_COMPUTE = auto()
+
+
+def register(dispatch_mode: Dispatch, *, clear_cache: bool = True):
+    """Mark a method, as ROLL does, which keeps coroutine functions what they are."""
+
+    def decorator(function):
+        if asyncio.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def inner(*args, **given):
+                return await function(*args, **given)
+        else:
+
+            @functools.wraps(function)
+            def inner(*args, **given):
+                return function(*args, **given)
+
+        inner.dispatch_mode = dispatch_mode
+        return inner
+
+    return decorator
+
+
+class DataProto:
+    def __init__(self, batch, non_tensor_batch=None, meta_info=None) -> None:
+        self.batch = batch
+        self.non_tensor_batch = non_tensor_batch or {}
+        self.meta_info = meta_info or {}
+
+    @classmethod
+    def from_dict(cls, tensors, meta_info=None) -> "DataProto":
+        assert len({len(each) for each in tensors.values()}) == 1
+        return cls(tensors, meta_info=meta_info)
+
+
+class UserDefinedRolloutLoop:
+    """ROLL's loop, as far as rewards go: a group is dropped if one of its members is None."""
+
+    async def process_new_prompt(self, context):
+        calls = [
+            self._generate_and_reward(context=context, req=each, domain="code")
+            for each in context.requests
+        ]
+        responses = await asyncio.gather(*calls)
+        if not all(each is not None for each in responses):
+            return None
+        return [item for each in responses for item in each]
+
+    async def _generate_and_reward(self, context, req, domain):
+        return [await context.compute_rewards(req=req, domain=domain)]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch):
+    scheduler = "roll.distributed.scheduler"
+    providers = {"default_tokenizer_provider": lambda model_args: Tokenizer()}
+    for name, contents in {
+        "roll": {},
+        "roll.models": {},
+        "roll.models.model_providers": providers,
+        "roll.distributed": {},
+        "roll.distributed.executor": {},
+        "roll.distributed.executor.worker": {"Worker": Worker},
+        scheduler: {},
+        f"{scheduler}.decorator": {"Dispatch": Dispatch, "register": register},
+        f"{scheduler}.protocol": {"DataProto": DataProto},
+        f"{scheduler}.user_defined_rollout_loop": {
+            "UserDefinedRolloutLoop": UserDefinedRolloutLoop
+        },
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield
+    roll._worker.cache_clear()
+    roll._rollout_loop.cache_clear()
+
+
+def data_of(texts: list[str], **columns: list[object]) -> DataProto:
+    tokens = [Tokenizer().encode(text) for text in texts]
+    width = max(map(len, tokens)) + 2
+    responses = torch.tensor([each + [0] * (width - len(each)) for each in tokens])
+    columns = {"tests": [json.dumps(TESTS)] * len(texts), **columns}
+    arrays = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    return DataProto({"responses": responses}, arrays, {"global_step": 3})
+
+
+def dead_worker(port: int, **options: object):
+    return reward_worker("code", f"http://127.0.0.1:{port}", timeout_s=0.3, **options)(CONFIG)
+
+
+async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str):
+    worker = reward_worker("code", code_url)(worker_config=CONFIG)
+    assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 4)
+    worker.initialize(pipeline_config=None)
+    data = data_of([SUM, ECHO, "", "\0"])
+    output = await worker.compute_rewards(data)
+    assert set(output.batch) == {"token_level_rewards", "response_level_rewards", "scores"}
+    for name in ("response_level_rewards", "scores"):
+        assert output.batch[name].tolist() == [1.0, 0.5, 0.0, 0.0]
+        assert output.batch[name].dtype == torch.float32
+    assert output.batch["token_level_rewards"].shape == data.batch["responses"].shape
+    assert not output.batch["token_level_rewards"].any()
+    assert output.meta_info["metrics"]["reward/failed"] == 0.0
+
+
+async def test_further_columns_are_fields_of_the_request(code_url: str):
+    worker = reward_worker("code", code_url, column="test_cases", columns=["mode"])(CONFIG)
+    data = data_of([ECHO, ECHO], test_cases=[TESTS, TESTS], mode=["all_pass", None])
+    output = await worker.compute_rewards(data)
+    assert output.batch["scores"].tolist() == [0.0, 0.5]
+    with pytest.raises(InvalidRequest, match="no column 'test_cases'"):
+        await worker.compute_rewards(data_of([ECHO]))
+
+
+def test_roll_sends_a_worker_many_requests_at_once(code_url: str):
+    """It does if a method of the class is a coroutine function."""
+    worker = reward_worker("code", code_url)
+    assert inspect.iscoroutinefunction(worker.compute_rewards)
+    assert worker.compute_rewards.dispatch_mode is Dispatch.DP_MP_COMPUTE
+    assert worker.__name__ == "CodeReward"
+
+
+async def test_equal_rewards_have_no_deviation(code_url: str):
+    """In half precision, ROLL would divide the rounding error of their mean by almost nothing."""
+    thirds = {"kind": "stdio", "cases": [{"stdin": each, "stdout": "1"} for each in "123"]}
+    worker = reward_worker("code", code_url)(CONFIG)
+    data = data_of([ECHO] * 8, tests=[thirds] * 8)
+    rewards = (await worker.compute_rewards(data)).batch["response_level_rewards"]
+    assert rewards[0] == pytest.approx(1 / 3)
+    normalized = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    assert normalized.abs().max() < 0.1
+
+
+async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, unused_tcp_port: int):
+    good = reward_worker("code", code_url)(CONFIG)
+    dead = dead_worker(unused_tcp_port)
+    loop = roll.RolloutLoop()
+
+    def context(*workers):
+        requests = [(worker, data_of([SUM])) for worker in workers]
+
+        async def compute_rewards(req, domain):
+            return await req[0].compute_rewards(req[1])
+
+        return SimpleNamespace(prompt_id=7, requests=requests, compute_rewards=compute_rewards)
+
+    assert await loop.process_new_prompt(context(good, dead)) is None
+    responses = await loop.process_new_prompt(context(good, good))
+    assert [each.batch["scores"].item() for each in responses] == [1.0, 1.0]
+    bad = reward_worker("code", code_url, column="other")(CONFIG)
+    with pytest.raises(InvalidRequest):
+        await loop.process_new_prompt(context(good, bad))
+
+
+async def test_a_rollout_loop_without_rewards_ends(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(roll, "_MAX_FAILURES", 3)
+
+    async def compute_rewards(req, domain):
+        raise Unavailable("no replica")
+
+    context = SimpleNamespace(prompt_id=7, requests=[None], compute_rewards=compute_rewards)
+    loop = roll.RolloutLoop()
+    assert await loop.process_new_prompt(context) is None
+    assert await loop.process_new_prompt(context) is None
+    with pytest.raises(Unavailable):
+        await loop.process_new_prompt(context)
+
+
+async def test_a_failure_is_raised_or_replaced_by_a_number(unused_tcp_port: int):
+    with pytest.raises(UNREACHABLE):
+        await dead_worker(unused_tcp_port).compute_rewards(data_of([SUM]))
+    output = await dead_worker(unused_tcp_port, on_failure=-1.0).compute_rewards(data_of([SUM]))
+    assert output.batch["scores"].tolist() == [-1.0]
+    assert output.meta_info["metrics"]["reward/failed"] == 1.0
+    with pytest.raises(ValueError, match="NaN would spread over its group in ROLL"):
+        dead_worker(unused_tcp_port, on_failure=math.nan)

@@ -1,0 +1,194 @@
+"""Reward functions for TRL 1.16: called as its `GRPOTrainer` does, and in it where installed."""
+
+import asyncio
+import inspect
+import json
+import math
+import pickle
+from contextlib import nullcontext
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+from rewardfleet import InvalidRequest, RewardFleet
+from rewardfleet.adapters.trl import reward_function
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
+
+from ..conftest import client_of
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+
+def call(function, completions: list, **columns: object) -> list[float]:
+    """Call a reward function as TRL 1.16 does: by keyword, with columns and its own arguments."""
+    given = {
+        "prompts": ["Add."] * len(completions),
+        "completions": completions,
+        "completion_ids": [[1]] * len(completions),
+        "trainer_state": object(),
+        "log_extra": print,
+        "log_metric": print,
+        **columns,
+    }
+    if inspect.iscoroutinefunction(function):
+        return asyncio.run(awaited(function, given))
+    try:
+        return function(**given)
+    finally:
+        function._loop.close(fleet_of(function).aclose())
+
+
+async def awaited(function, given: dict[str, object]) -> list[float]:
+    """Close the connections of this event loop, which ends here; that of TRL goes on."""
+    try:
+        return await function(**given)
+    finally:
+        await fleet_of(function).aclose()
+
+
+def fleet_of(function) -> RewardFleet:
+    return getattr(function, "_function", function).keywords["scorer"]._fleet
+
+
+@pytest.fixture(params=[True, False], ids=["async", "sync"])
+def reward(request: pytest.FixtureRequest, code_url: str):
+    return reward_function("code", code_url, is_async=request.param)
+
+
+def test_completions_are_scored_by_the_tests_of_their_rows(reward):
+    chat = [{"role": "assistant", "content": SUM}]
+    tests = [TESTS, json.dumps(TESTS), TESTS]
+    assert call(reward, [SUM, ECHO, chat], tests=tests) == [1.0, 0.5, 1.0]
+
+
+def test_whatever_a_policy_writes_is_scored(reward):
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": SUM}]}]
+    call_only = [{"role": "assistant", "content": None, "tool_calls": []}]
+    texts = ["", "\0", "\ud800", "I do not know.", parts, call_only, []]
+    assert call(reward, texts, tests=[TESTS] * 7) == [0, 0, 0, 0, 1, 0, 0]
+
+
+def test_further_columns_are_fields_of_the_request(code_url: str):
+    reward = reward_function("code", code_url, column="checks", columns=["mode"])
+    columns = {"checks": [TESTS, TESTS], "mode": ["all_pass", None], "limits": ["not read"] * 2}
+    assert call(reward, [ECHO, ECHO], **columns) == [0.0, 0.5]
+
+
+def test_a_missing_reward_is_nan_or_raised(unused_tcp_port: int):
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    rewards = call(reward_function("code", dead, timeout_s=0.3), [SUM, SUM], tests=[TESTS] * 2)
+    assert all(map(math.isnan, rewards)) and len(rewards) == 2
+    raising = reward_function("code", dead, timeout_s=0.3, on_failure="raise")
+    with pytest.raises(UNREACHABLE):
+        call(raising, [SUM], tests=[TESTS])
+
+
+@pytest.mark.parametrize(("version", "works"), [("1.5.2", False), ("1.6.0", True), ("2.0", True)])
+def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monkeypatch):
+    monkeypatch.setattr(metadata, "version", {"trl": version}.__getitem__)
+    url = "http://127.0.0.1:1"
+    reward_function("code", url, on_failure="raise")
+    with nullcontext() if works else pytest.raises(ValueError, match=r"count as 0 in TRL 1\.5\.2"):
+        reward_function("code", url)
+
+
+def test_metrics_of_a_batch_are_logged_and_never_nan(code_url: str, unused_tcp_port: int):
+    logged: dict[str, float] = {}
+    given = {"tests": [TESTS] * 4, "log_metric": logged.__setitem__}
+    call(reward_function("code", code_url), [SUM, ECHO, "", "pass"], **given)
+    cached = logged.pop("reward/cached")
+    assert 0 <= cached <= 1
+    assert logged == {
+        "reward/failed": 0.0, "reward/abstained": 0.0, "reward/p0": 0.0, "reward/p25": 0.0,
+        "reward/p50": 0.25, "reward/p75": 0.625, "reward/p100": 1.0,
+    }  # fmt: skip
+    logged.clear()
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    call(reward_function("code", dead, timeout_s=0.3), [SUM] * 4, **given)
+    assert logged == {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
+
+
+def test_what_the_caller_wrote_can_be_invalid(reward):
+    with pytest.raises(
+        InvalidRequest, match=r"no column 'tests'; it has: .*completion_ids, .*test"
+    ):
+        call(reward, [SUM], test=[TESTS])
+    with pytest.raises(InvalidRequest, match="stdout"):
+        call(reward, [SUM], tests=[{"kind": "stdio", "cases": [{}]}])
+    with pytest.raises(InvalidRequest, match="2 values for 1 completions"):
+        call(reward, [SUM], tests=[TESTS] * 2)
+
+
+def test_a_function_has_a_name_and_can_be_pickled(reward):
+    assert reward.__name__ == "code_reward"
+    again = pickle.loads(pickle.dumps(reward))
+    assert again.__name__ == "code_reward"
+    assert call(again, [ECHO], tests=[TESTS]) == [0.5]
+
+
+def test_clips_are_scored_whatever_the_completion_says(serve):
+    service = serve(FakeJudge())
+    reward = reward_function("video", str(service.base_url), binary_reward=False)
+    clip = np.zeros((4, 32, 32, 3), np.uint8)
+    rewards = call(reward, ["", ""], task=["put the bowl on the plate"] * 2, clip=[clip, clip])
+    assert rewards[0] == rewards[1] and 0 <= rewards[0] <= 1
+
+
+def test_answers_that_call_tools_are_scored_by_a_correct_answer():
+    text = '<think>Look.</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
+    with client_of(create_tools_app(ToolsSettings())) as service:
+        reward = reward_function("tools", str(service.base_url), is_async=False)
+        answers = [text, [{"role": "assistant", "content": text}], ""]
+        assert call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3) == [4.0, 4.0, -3.0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TRL's own loop
+@pytest.mark.parametrize("is_async", [True, False])
+def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+
+    tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    rows = [{"prompt": "Add.", "tests": json.dumps(TESTS)}] * 8
+    reward = reward_function("code", code_url, is_async=is_async)
+    trainer = trl.GRPOTrainer(
+        model,
+        reward_funcs=reward,
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=8,
+            max_steps=2,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+        ),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    if is_async:
+        asyncio.run_coroutine_threadsafe(fleet_of(reward).aclose(), trainer.async_loop).result()
+    else:
+        reward._loop.close(fleet_of(reward).aclose())
+    logged = [each for each in trainer.state.log_history if "rewards/code_reward/mean" in each]
+    assert len(logged) == 2
+    assert [each["reward/failed"] for each in logged] == [0.0, 0.0]
+    assert all(each["rewards/code_reward/mean"] == 0.0 for each in logged)  # random bytes

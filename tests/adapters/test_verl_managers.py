@@ -1,0 +1,199 @@
+"""The reward managers of verl 0.9.1, with the functions that docs/trainers/verl.md gives them."""
+
+import asyncio
+import gc
+import importlib
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rewardfleet.adapters import verl as adapter
+from rewardfleet.adapters._batch import MissingReward
+from rewardfleet_server.testing import FakeJudge
+
+from .conftest import SUM, TESTS, UNREACHABLE
+
+verl = pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+omegaconf = pytest.importorskip("omegaconf")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.slow,
+    # Importing verl warns, and its managers leave event loops and connections behind.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+PRIME_TESTS = {"inputs": ["1 2\n", "7\n"], "outputs": ["3\n", "7\n"]}
+TEXTS = [SUM, "print(input())", "", "I do not know.", "\0"]
+SCORES = [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def config_of(manager: str, name: str, **reward_kwargs: object):
+    """Return verl's own defaults of `reward`, with our function."""
+    path = f"{verl.__path__[0]}/trainer/config/reward/reward.yaml"
+    config = omegaconf.OmegaConf.load(path)
+    config.reward_manager.name = manager
+    config.custom_reward_function = {
+        "path": "pkg://rewardfleet.adapters.verl",
+        "name": name,
+        "reward_kwargs": reward_kwargs,
+    }
+    return omegaconf.OmegaConf.create({"reward": config, "trainer": {"experiment_name": "x"}})
+
+
+def data_of(texts: list[str]):
+    """Return a batch with empty responses; ground truths are JSON, ours or PRIME's."""
+    tokens = [tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts]
+    width = max(map(len, tokens))
+    ids = torch.tensor([each + [0] * (width - len(each)) for each in tokens])
+    mask = torch.tensor([[1] * (2 + len(each)) + [0] * (width - len(each)) for each in tokens])
+    truths = [json.dumps(PRIME_TESTS if at % 2 else TESTS) for at in range(len(texts))]
+    return verl.DataProto.from_dict(
+        tensors={
+            "prompts": torch.full((len(texts), 2), 100),
+            "responses": ids,
+            "attention_mask": mask,
+        },
+        non_tensors={
+            "data_source": np.array(["code"] * len(texts), dtype=object),
+            "reward_model": np.array([{"ground_truth": truth} for truth in truths], dtype=object),
+            "extra_info": np.array([{"index": at} for at in range(len(texts))], dtype=object),
+        },
+    )
+
+
+def tokenizer():
+    return transformers.ByT5Tokenizer(extra_ids=0)
+
+
+@pytest.fixture(autouse=True)
+def _own_fleets():
+    adapter._fleets.clear()
+    yield
+    for fleet in adapter._fleets.values():
+        adapter._loop.run(fleet.aclose())
+    adapter._fleets.clear()
+    asyncio.set_event_loop(None)
+    gc.collect()  # here, where warnings are ignored
+
+
+@pytest.mark.parametrize("name", ["compute_score", "compute_score_async"])
+@pytest.mark.parametrize("manager", ["naive", "dapo", "gdpo"])
+def test_managers_of_the_reward_loop(manager: str, name: str, code_url: str):
+    reward = importlib.import_module("verl.trainer.ppo.reward")
+    loaded = reward.load_reward_manager(config_of(manager, name, url=code_url), tokenizer())
+    data = data_of(TEXTS)
+    for at, score in enumerate(SCORES):
+        result = loaded.loop.run_until_complete(loaded.run_single(data[at : at + 1]))
+        assert result["reward_score"] == score
+        assert result["reward_extra_info"]["reward/failed"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["compute_score", "compute_score_async"])
+def test_the_reward_loop_scores_clips(name: str, serve):
+    reward = importlib.import_module("verl.trainer.ppo.reward")
+    given = {"url": str(serve(FakeJudge(0.7)).base_url), "service": "video", "binary_reward": False}
+    loaded = reward.load_reward_manager(config_of("naive", name, **given), tokenizer())
+    data = data_of([""])
+    data.non_tensor_batch["reward_model"][0]["ground_truth"] = "put the bowl on the plate"
+    # As an agent loop hands it on: in its extra fields.
+    fields = {"clip": np.zeros((20, 32, 32, 3), np.uint8), "nframes": 4}
+    data.non_tensor_batch["tool_extra_fields"] = np.array([fields], dtype=object)
+    result = loaded.loop.run_until_complete(loaded.run_single(data))
+    assert result["reward_score"] == pytest.approx(0.7)
+
+
+def legacy(manager: str, name: str, **reward_kwargs: object):
+    """Return a manager as versions before 0.7 load it."""
+    reward = importlib.import_module("verl.trainer.ppo.reward")
+    managers = importlib.import_module("verl.workers.reward_manager")
+    function = reward.get_custom_reward_fn(config_of(manager, name, **reward_kwargs))
+    return managers.get_reward_manager_cls(manager)(tokenizer(), 0, function)
+
+
+def scores_of(tensor) -> list[float]:
+    return tensor.sum(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("manager", "name"),
+    [
+        ("naive", "compute_score"),
+        ("dapo", "compute_score"),
+        ("batch", "compute_scores"),
+        ("prime", "compute_score_prime"),
+    ],
+)
+def test_managers_of_older_versions(manager: str, name: str, code_url: str):
+    loaded = legacy(manager, name, url=code_url)
+    result = loaded(data_of(TEXTS), return_dict=True)
+    assert scores_of(result["reward_tensor"]) == SCORES
+    if manager != "prime":
+        assert result["reward_extra_info"]["reward/failed"] == [0.0] * 5
+
+
+def test_a_dead_service_ends_the_step_and_is_no_score_of_0(unused_tcp_port: int):
+    given = {"url": f"http://127.0.0.1:{unused_tcp_port}", "timeout_s": 0.3}
+    for manager, name in [("naive", "compute_score"), ("batch", "compute_scores")]:
+        with pytest.raises(UNREACHABLE):
+            legacy(manager, name, **given)(data_of([SUM]))
+    with pytest.raises(MissingReward, match="cannot be reached"):
+        legacy("prime", "compute_score_prime", **given)(data_of([SUM]))
+
+
+def test_prime_with_the_function_of_other_managers_says_which_one_it_needs(code_url: str):
+    with pytest.raises(MissingReward, match="compute_score_prime"):
+        legacy("prime", "compute_score", url=code_url)(data_of([SUM]))
+
+
+async def test_the_trainer_of_verl_0_9_leaves_out_a_sample_with_an_error(
+    code_url: str, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+):
+    """`use_v1` rolls out groups of prompts into a queue, from which it draws the step's samples."""
+    tq = pytest.importorskip("transfer_queue")
+    loops = importlib.import_module("verl.trainer.ppo.v1.agent_loop_tq")
+    buffers = importlib.import_module("verl.trainer.ppo.v1.replay_buffer")
+    urls = {("a", 1): f"http://127.0.0.1:{unused_tcp_port}"}
+    group = {"is_prompt": True, "status": "running", "global_steps": 1}
+    queue = {"a": dict(group), "b": dict(group)}
+
+    async def put(key, partition_id, tag):
+        queue[key].update(tag)
+
+    async def run_agent_loop(params, *, trajectory, trace, session_id, uid):
+        url = urls.get((uid, session_id), code_url)
+        await adapter.compute_score_async("code", SUM, TESTS, {}, url=url, timeout_s=0.3)
+        queue[f"{uid}_{session_id}_0"] = {"status": "success"}
+
+    monkeypatch.setattr(tq, "async_kv_put", put)
+    monkeypatch.setattr(tq, "kv_list", lambda: {"train": queue})
+    monkeypatch.setattr(tq, "kv_clear", lambda partition_id, keys: None)
+    rollout = SimpleNamespace(n=3)
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    worker = SimpleNamespace(config=config, _run_agent_loop=run_agent_loop)
+    run_prompt = loops.AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt
+    for uid in ("a", "b"):
+        await run_prompt(worker, {"uid": uid}, {}, {"validate": False})
+    buffer = buffers.ReplayBuffer("sync", None, None, "drop", {})
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert sorted(batch.keys) == ["a_0_0", "a_2_0", "b_0_0", "b_1_0", "b_2_0"]
+
+
+def test_a_failure_is_left_out_of_the_metrics_of_validation(code_url: str, unused_tcp_port: int):
+    utils = importlib.import_module("verl.trainer.ppo.metric_utils")
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    results = [
+        adapter.compute_score("code", "print(input())", TESTS, None, url=code_url),
+        adapter.compute_score("code", SUM, TESTS, None, url=dead, timeout_s=0.3, on_failure=0.0),
+    ]
+    infos = {key: np.array([each[key] for each in results]).tolist() for key in results[0]}
+    metrics = utils.process_validation_metrics(["code"] * 2, ["a", "b"], infos)["code"]
+    assert metrics["reward/pass_rate"] == {"mean@1": 0.5}
+    assert metrics["reward/failed"] == {"mean@1": 0.5}
+    values = [value for each in metrics.values() for value in each.values()]
+    assert not any(math.isnan(value) for value in values)
+    assert "reward/critique_valid" not in metrics
