@@ -1,0 +1,1 @@
+"""`rewardfleet tools label`: labels of datasets for the router, made offline."""
