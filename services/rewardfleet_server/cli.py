@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
 
 import rewardfleet
+import rewardfleet.blocking
 
+from . import harbor
 from .extras import install_command
+from .fleet.flags import network_flags
 from .registry import SERVICES
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
@@ -114,6 +117,26 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"\ndid you mean {near[0]}?" if near else ""
 
 
+# Options of several commands.
+_SERVICES = click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Single service, e.g. video=http://127.0.0.1:18080.",
+)
+_API_KEY = click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+_TIMEOUT = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the score.",
+)
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 @click.group(cls=_Group, help="Rewards for reinforcement learning over HTTP.")
 @click.version_option(rewardfleet.__version__, message="rewardfleet %(version)s")
 def command() -> None:
@@ -136,25 +159,12 @@ def serve_group() -> None:
 @click.option(
     "--replicas", multiple=True, metavar="NAME=N", help="Processes of a service.  [default: 1]"
 )
-@click.option("--host", metavar="HOST", help="Address of the gateway.  [default: 127.0.0.1]")
-@click.option("--port", type=int, metavar="PORT", help="Port of the gateway.  [default: 18000]")
+@network_flags("the gateway")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Caches, run state and logs.  [default: ~/.local/state/rewardfleet]",
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File of accepted API keys; required if --host is not a loopback address.",
-)
-@click.option(
-    "--allow-unauthenticated",
-    is_flag=True,
-    default=None,
-    help="Listen beyond loopback without API keys.",
 )
 @click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
 def up_command(
@@ -182,21 +192,15 @@ def up_command(
     "single service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
 )
 @click.argument("urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL")
-@click.option(
-    "--service",
-    "services",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Single service, e.g. video=http://127.0.0.1:18080.",
-)
+@_SERVICES
 @click.option(
     "--inflight",
     "in_flight",
     is_flag=True,
     help="Show the samples in flight instead: stage, age, remaining time, replica.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+@_AS_JSON
+@_API_KEY
 def status_command(
     urls: tuple[str, ...],
     services: tuple[str, ...],
@@ -303,8 +307,8 @@ def status_command(
 @click.option(
     "--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the random numbers."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+@_AS_JSON
+@_API_KEY
 def size_command(
     rate: float | None,
     burst: int,
@@ -351,6 +355,126 @@ def size_command(
     print(sizing.report(wanted, predictions, as_json=as_json))
 
 
+@command.command(
+    name="load",
+    help="Send requests to a fleet or a service at a given rate, whatever it answers, and report "
+    "latencies and failures. Nothing is retried. URL is that of a fleet or of a single service.  "
+    "[env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
+)
+@click.argument("url", required=False, envvar="REWARDFLEET_URL")
+@_SERVICES
+@click.option(
+    "--rate",
+    type=_Number(),
+    default=10.0,
+    show_default=True,
+    metavar="N",
+    help="Requests per second on average, to all services together.",
+)
+@click.option(
+    "--duration-s",
+    type=_Number(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long requests are sent.",
+)
+@click.option(
+    "--mix",
+    metavar="NAME=N,…",
+    help="How often each service gets a request, e.g. code=2,tools=1.  "
+    "[default: all services, equally often]",
+)
+@click.option(
+    "--requests",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
+    "and optionally `path` and the right `score`.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "constant"]),
+    default="poisson",
+    show_default=True,
+    help="poisson: independent of each other, as from many callers. constant: evenly spaced.",
+)
+@click.option(
+    "--timeout-s",
+    type=_Number(),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="When a request is given up.",
+)
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Requests beyond this many unanswered ones are not sent, and count as failed. Limits "
+    "memory.",
+)
+@click.option(
+    "--max-p99-s",
+    type=_Number(),
+    metavar="SECONDS",
+    help="Exit with 1 if the p99 of a service is above.",
+)
+@click.option(
+    "--max-errors",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a report with charts to this file.",
+)
+@_AS_JSON
+@_API_KEY
+def load_command(
+    url: str | None,
+    services: tuple[str, ...],
+    rate: float,
+    duration_s: float,
+    mix: str | None,
+    requests: Path | None,
+    arrivals: Literal["poisson", "constant"],
+    timeout_s: float,
+    max_in_flight: int,
+    max_p99_s: float | None,
+    max_errors: float | None,
+    html: Path | None,
+    as_json: bool,
+    api_key: str | None,
+) -> int:
+    """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
+    from .load.command import Limits, Output, run_load  # noqa: PLC0415 - needs the server's packages
+    from .load.generator import Plan  # noqa: PLC0415 - needs the server's packages
+
+    if mix is not None and requests is not None:
+        raise click.UsageError("--mix goes with generated requests, not with --requests")
+    source = click.get_current_context().get_parameter_source("url")
+    if services and source is not ParameterSource.COMMANDLINE:
+        url = None
+    elif url is None:
+        url = "http://127.0.0.1:18000"
+    return run_load(
+        url,
+        services,
+        Plan(rate, duration_s, arrivals, timeout_s, max_in_flight),
+        mix=mix,
+        requests=requests,
+        api_key=api_key,
+        limits=Limits(max_p99_s, max_errors),
+        output=Output(html, as_json),
+    )
+
+
 @command.group(cls=_Group, name="score", help="Score one item with a running service.")
 def score_group() -> None:
     """Group the commands that score an item."""
@@ -368,7 +492,7 @@ def score_group() -> None:
     metavar="URL",
     help="Base URL of the video service.",
 )
-@click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
+@_API_KEY
 @click.option(
     "--nframes",
     type=click.IntRange(1, 128),
@@ -378,14 +502,7 @@ def score_group() -> None:
     help="Frames that the judge sees.",
 )
 @click.option("--backend", metavar="JUDGE", help="Judge.  [default: the service's]")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the score.",
-)
+@_TIMEOUT
 def score_video(
     clip: Path,
     task: str,
@@ -406,6 +523,99 @@ def score_video(
     result = asyncio.run(score())
     print(result.model_dump_json(indent=2))
     return 0 if result.score is not None else 3
+
+
+@command.command(
+    name="harbor",
+    help="Verify a Harbor task, from its tests/test.sh: score FILE, which the agent wrote, and "
+    "write reward.json. Without a score, no file is written. FILE is a program with --tests, an "
+    "answer with --ground-truth, a video with --task.",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--tests",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The tests of the program: those of a request, or the ground truth of a dataset.",
+)
+@click.option(
+    "--ground-truth",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The correct answer, for an answer that calls tools.",
+)
+@click.option("--task", metavar="TEXT", help="The task that the video shows.")
+@click.option(
+    "--mode",
+    type=click.Choice(["pass_rate", "all_pass"]),
+    default="pass_rate",
+    show_default=True,
+    help="pass_rate: the share of tests passed. all_pass: 1 or 0.",
+)
+@click.option(
+    "--url",
+    envvar="REWARDFLEET_URL",
+    default="http://127.0.0.1:18000",
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="Base URL of the fleet.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Single service instead, e.g. code=http://127.0.0.1:18081.",
+)
+@_API_KEY
+@_TIMEOUT
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/logs/verifier"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Where the reward is written.",
+)
+def harbor_command(
+    file: Path,
+    tests: Path | None,
+    ground_truth: Path | None,
+    task: str | None,
+    mode: Literal["pass_rate", "all_pass"],
+    url: str,
+    services: tuple[str, ...],
+    api_key: str | None,
+    timeout: float,
+    output_dir: Path,
+) -> int:
+    """Write the reward of a file; return 3 if it has no score."""
+    harbor.remove_rewards(output_dir)  # first of all: the agent may have written one
+    if (tests is None) + (ground_truth is None) + (task is None) != 2:
+        raise click.UsageError("give one of --tests, --ground-truth and --task")
+    options: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout}
+    # Not by `fleet.status.named_url`: it needs the server's packages, which the image may lack.
+    for each in services:
+        name, _, service_url = each.partition("=")
+        if name not in SERVICES:
+            raise click.UsageError(
+                f"--service {each}: give NAME=URL, e.g. code=http://10.0.0.7:18081"
+            )
+        options[name] = service_url
+    with rewardfleet.blocking.RewardFleet(None if services else url, **options) as fleet:
+        score: rewardfleet.Score
+        if tests is not None:
+            score = harbor.score_program(fleet, file, tests, mode)
+        elif ground_truth is not None:
+            score = fleet.tools.score(harbor.read_text(file), ground_truth.read_text())
+        else:
+            score = fleet.video.score(task or "", file.read_bytes())
+    if score.score is None:
+        print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
+        return 3
+    harbor.write_reward(output_dir, score.score)
+    return 0
 
 
 @command.group(cls=_Group, name="references", help="The library of the judge `reference`.")
@@ -460,6 +670,138 @@ def build_packages(packages: tuple[str, ...], python: str | None) -> None:
     environment.build()
     environment.python()
     print(f"{environment.folder}: {', '.join(environment.requirements)}")
+
+
+@command.group(cls=_Group, name="tools", help="Datasets of tool use.")
+def tools_group() -> None:
+    """Group the commands that change datasets."""
+
+
+@tools_group.command(
+    name="label",
+    help="Label datasets for the router: families of tools, and the route that fits each row. "
+    "DATASET is a Parquet file in ToolRL's format, or a folder with such files. "
+    "train.parquet becomes train_router.parquet.",
+)
+@click.argument(
+    "datasets", nargs=-1, required=True, metavar="DATASET...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--tool-families",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="JSON or CSV file with families of tools, as that of `serve tools`.",
+)
+@click.option(
+    "--family-patterns",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help='JSON file with patterns by family, e.g. {"search": ["get*"]}; instead of built-in ones.',
+)
+@click.option(
+    "--model-url",
+    metavar="URL",
+    help="Base URL of an OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1. Its model "
+    "labels tools; --tool-families comes before it. The endpoint's key is in OPENAI_API_KEY.",
+)
+@click.option("--model", metavar="NAME", help="Model to request there.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", hidden=True)
+@click.option(
+    "--model-rows",
+    is_flag=True,
+    help="Ask the model for the label of each row as well. Else it follows from the families of "
+    "the tools that the ground truth calls.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1_000),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Requests to the model at the same time.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 100_000),
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="The most tokens of an answer, thoughts included.",
+)
+@click.option(
+    "--cache-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="SQLite file with the model's answers, from which an interrupted run resumes.  "
+    "[default: router_labels.sqlite next to the first output]",
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Folder of the outputs.  [default: that of each dataset]",
+)
+@click.option(
+    "--sidecar",
+    type=click.Choice(["jsonl", "csv"]),
+    help="Write the labels alone, by extra_info.index, e.g. train_router_labels.jsonl.",
+)
+@click.option(
+    "--test-share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Split a single file into train_router and test_router, with this share in the latter.",
+)
+@_AS_JSON
+def label_tools(
+    datasets: tuple[Path, ...],
+    tool_families: Path | None,
+    family_patterns: Path | None,
+    model_url: str | None,
+    model: str | None,
+    api_key: str | None,
+    model_rows: bool,
+    concurrency: int,
+    max_tokens: int,
+    cache_file: Path | None,
+    output_dir: Path | None,
+    sidecar: Literal["jsonl", "csv"] | None,
+    test_share: float | None,
+    as_json: bool,
+) -> None:
+    """Label datasets and print what was labeled."""
+    if (model_url is None) != (model is None):
+        raise click.UsageError("give --model-url and --model together")
+    if model_url is not None and not model_url.startswith(("http://", "https://")):
+        raise click.UsageError(
+            f"--model-url {model_url}: give a URL, e.g. http://127.0.0.1:8000/v1"
+        )
+    if model_url is None and (model_rows or cache_file is not None):
+        raise click.UsageError("--model-rows and --cache-file need --model-url and --model")
+    from .tools.labeling import command as labeling  # noqa: PLC0415 - needs the server's packages
+
+    endpoint = None
+    if model_url is not None and model is not None:
+        endpoint = labeling.ModelOptions(
+            url=model_url,
+            name=model,
+            api_key=api_key,
+            concurrency=concurrency,
+            max_tokens=max_tokens,
+            cache_file=cache_file,
+            rows=model_rows,
+        )
+    options = labeling.LabelOptions(
+        datasets=datasets,
+        output_dir=output_dir,
+        output_format=sidecar or "parquet",
+        test_share=test_share,
+        families=tool_families,
+        patterns=family_patterns,
+        model=endpoint,
+    )
+    report = labeling.run_label(options)
+    print(report.as_json() if as_json else report.as_text())
 
 
 @command.command(name="doctor", help="Report what works on this machine, and how to fix the rest.")

@@ -89,7 +89,8 @@ async def test_a_failing_replica_is_ejected_and_readmitted(replica, script):
                 await score_number(fleet, 1)
 
 
-async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica):
+async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica, monkeypatch):
+    monkeypatch.setattr(replicas, "PROBE_SECONDS", 60.0)  # longer than all calls on a busy machine
     release = asyncio.Event()
     failing, healthy_one = await replica(always(503, "unavailable")), await replica()
     async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
@@ -303,7 +304,7 @@ async def test_the_deadline_covers_waiting_retries_and_the_response(replica):
             started = time.monotonic()
             calls = [score_number(fleet, number) for number in range(20)]
             failures = await asyncio.gather(*calls, return_exceptions=True)
-            assert time.monotonic() - started < 1.5
+            assert time.monotonic() - started < 3, "one after the other, they take 4 s"
             kinds = {type(failure) for failure in failures}
             assert kinds <= {rewardfleet.DeadlineExceeded, rewardfleet.Overloaded}
     never.set()
