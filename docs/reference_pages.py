@@ -53,7 +53,7 @@ kind. The client raises one class for each kind."""
 _HTTP_INTRODUCTION = """\
 Bodies and responses are JSON. A request with an unknown field is refused, and the error names the
 field; the [formats of other projects](../wire-formats.md) ignore unknown fields, as the servers do
-whose formats these are. No type stands for another: neither `"16"` nor `true` is an integer, and
+whose formats these are. Types are not converted: neither `"16"` nor `true` is an integer, and
 `16.0` is one. Numbers beyond the range of a double, such as `1e400`, are refused. Failures are
 [problems](errors.md). In a batch, what is wrong with one item is the `error` of its result.
 `/openapi.json` has these tables, the rules between fields, and the forms, as OpenAPI 3.1. `GET /`,

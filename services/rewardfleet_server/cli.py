@@ -67,7 +67,7 @@ def _fail(reason: str) -> int:
 
 
 class _Number(click.FloatRange):
-    """A finite number of seconds or items, 0 or more."""
+    """A number of seconds or items: above 0, or 0 or more; at most 1,000,000."""
 
     def __init__(self, *, above_zero: bool = True) -> None:
         super().__init__(min=0, min_open=above_zero, max=1e6)

@@ -48,6 +48,9 @@ _MIN_PATIENCE, _MAX_PATIENCE = 1.0, 60.0
 _MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
 #: A process that ran for so many seconds is restarted at once.
 _STABLE_SECONDS = 60.0
+#: The longest that a restart may take: so many times as long as the first start, but at least so
+#: many seconds. The first start has no limit: it may download a model.
+_RESTART_FACTOR, _MIN_RESTART_SECONDS = 10, 60.0
 #: Seconds for the last answers of a process that has ended, and for its end once it is killed.
 _DRAIN_SECONDS, _KILL_SECONDS = 0.2, 2.0
 #: Bytes of answers that are buffered.
@@ -116,11 +119,14 @@ class JudgeProcess:
     def __init__(self, order: JudgeOrder) -> None:
         self._order = order
         self._label = f"judge {order.name}"
+        started = time.monotonic()
         self._child = _Child(order)
         ready = self._child.receive()
         if ready is None or ready.error is not None:
             self._child.kill()
             raise JudgeNotStarted(self._why_not_started(ready, self._child.wait()))
+        first_start_s = time.monotonic() - started
+        self._max_restart_s = max(_RESTART_FACTOR * first_start_s, _MIN_RESTART_SECONDS)
         # A judge of coroutines takes as many calls as the service admits.
         self._slots = asyncio.Semaphore(sys.maxsize if ready.is_async else order.threads)
         self._is_running = False
@@ -337,7 +343,12 @@ class JudgeProcess:
         self._child = _Child(self._order)
         reader = await self._connect()
         try:
-            ready: Answer | None = await _read_answer(reader)
+            async with asyncio.timeout(self._max_restart_s):
+                ready: Answer | None = await _read_answer(reader)
+        except TimeoutError:
+            await self._end()
+            reason = f"it was not ready within {self._max_restart_s:.0f} s"
+            raise JudgeNotStarted(reason) from None
         except _CONNECTION_ENDED:
             ready = None
         if ready is None or ready.error is not None:

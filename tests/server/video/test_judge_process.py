@@ -41,6 +41,8 @@ if (FOLDER / "broken").exists():
     raise RuntimeError("the checkpoint is gone")
 with (FOLDER / "starts").open("a") as file:
     file.write(f"{os.getpid()}\n")
+while (FOLDER / "hanging").exists():
+    time.sleep(0.01)
 barrier = threading.Barrier(THREADS)
 
 def act(text, options):
@@ -271,6 +273,21 @@ def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(client, 
     (folder.path / "broken").unlink()
     wait_until(lambda: is_ready(client))
     assert post(client).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeypatch):
+    monkeypatch.setattr(judge_process, "_RESTART_FACTOR", 0)
+    monkeypatch.setattr(judge_process, "_MIN_RESTART_SECONDS", 5.0)
+    with served_with(folder.settings()) as client:
+        (folder.path / "hanging").touch()
+        post(client, "end")
+        reason = "it was not ready within 5 s"
+        wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""), 30)
+        assert not is_alive(folder.starts[1])
+        (folder.path / "hanging").unlink()
+        wait_until(lambda: is_ready(client), 30)
+        assert post(client).status_code == 200
 
 
 @pytest.mark.slow

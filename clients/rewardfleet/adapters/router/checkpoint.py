@@ -7,7 +7,7 @@ FOLDER/global_step_200/
     router_head.pt    weights of the head, its hidden size and pooling
     optimizers.pt     state of the optimizers
     random.json       states of all generators of random numbers
-    random.pt         likewise, of torch
+    random.pt         the same, of torch
 ```
 """
 

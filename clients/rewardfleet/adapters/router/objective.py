@@ -58,7 +58,7 @@ def router_advantages(
 
     Args:
         task: [B], task rewards; NaN where there is none. Such an answer does not count.
-        cost: [B], costs; likewise.
+        cost: [B], costs; NaN where there is none.
         multiplier: λ.
         index: [B], `extra_info.index` of the prompt; answers to the same prompt are a group, which
             has at least two.
