@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import cv2
 import httpx
 import numpy as np
@@ -16,6 +17,11 @@ import pytest
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
+
+# Its modules are imported on first use, by threads of servers, and pytest parses them, as anyio has
+# a plugin. Before Python 3.11.8 and 3.12.2, two threads that parse disturb each other (gh-106905).
+for _name in dir(anyio):
+    getattr(anyio, _name)
 
 DATA = Path(__file__).parent / "data"
 

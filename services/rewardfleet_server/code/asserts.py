@@ -10,6 +10,8 @@ from typing import Any, Literal
 from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
 
+from .parser import exclusive_parser
+
 #: Tests that look into the process of the program, or need its event loop.
 _LOOKS_INSIDE = re.compile(
     r"\b(?:inspect|doctest|gc|_getframe|settrace|asyncio|await|threading|concurrent|Thread\w*|patch|mock"
@@ -78,7 +80,8 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
         InvalidRequest: It is not valid Python.
     """
     try:
-        return ast.parse(source).body
+        with exclusive_parser():
+            return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
 

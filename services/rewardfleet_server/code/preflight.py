@@ -19,6 +19,7 @@ from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
 from .packages import how_to_add
+from .parser import exclusive_parser
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
 from .settings import CodeSettings
 from .submission import SHORT_TEXT
@@ -157,7 +158,9 @@ def import_statements(sources: Iterable[str]) -> str:
 
 def _imports_of(source: str) -> list[str]:
     try:
-        return list(_imports(ast.parse(source)))
+        with exclusive_parser():
+            module = ast.parse(source)
+        return list(_imports(module))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 

@@ -4,6 +4,8 @@ import ast
 import re
 from typing import Any
 
+from rewardfleet_server.code.parser import exclusive_parser
+
 from .encoding import RowError
 
 #: Tolerance of EvalPlus for expected floating-point numbers.
@@ -22,7 +24,8 @@ def read_script(source: str) -> dict[str, Any]:
         RowError: The script is not valid Python.
     """
     try:
-        body = ast.parse(source).body
+        with exclusive_parser():
+            body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RowError(f"the tests are not valid Python: {str(error)[:100]}") from None
     if not body:

@@ -33,9 +33,9 @@ addresses, sizes and timings.
 import ast
 import re
 import symtable
-import threading
-import warnings
 from collections.abc import Sequence
+
+from rewardfleet_server.code.parser import exclusive_parser
 
 from . import allowed
 from .introspection import check, check_tests, find_names_of_tests
@@ -117,14 +117,10 @@ _OTHER_CODING = re.compile(
     r"(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=][ \t]*+(?=[-\w.])(?!utf[-_]?8\b)", re.IGNORECASE
 )
 
-#: Python's list of warning filters is one for all threads.
-_FILTERS = threading.Lock()
-
 
 def _parse(source: str) -> ast.Module:
     """Parse, and look for errors of scopes: `global x` after `y: x = 1`, which a form omits."""
-    with _FILTERS, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the author may write "\d"
+    with exclusive_parser():
         tree = ast.parse(source)
         symtable.symtable(source, "program.py", "exec")
         return tree
