@@ -67,7 +67,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """End the limits on headers."""
+        """End the limits on headers, and refuse a body whose length cannot be known.
+
+        The parser refuses it only afterwards, when the request has been passed on already.
+
+        Raises:
+            ValueError: It has a transfer coding other than `chunked`. uvicorn answers with 400.
+        """
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise ValueError("unsupported transfer coding")
         self._in_headers, self._in_body = False, True
         self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
