@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from rewardfleet_server.engine import Engine
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
@@ -46,6 +47,15 @@ def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(("REWARDFLEET_", "OTEL_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_audits_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit all cached scores or none: tests count what is computed."""
+    is_audited = Engine._is_audited
+    monkeypatch.setattr(
+        Engine, "_is_audited", lambda engine: engine._audit_rate == 1 and is_audited(engine)
+    )
 
 
 @contextmanager
