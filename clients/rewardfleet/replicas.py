@@ -385,7 +385,7 @@ class Replicas:
         return any(other is not replica and not other.ejected for other in self._replicas)
 
     def _suspect(self, replica: Replica) -> None:
-        """Check a replica that has been silent, if another one could answer in its place."""
+        """Check a silent replica, if there is another one that its calls can be sent to."""
         if replica.check is None and self._has_other(replica):
             replica.suspect = True
             replica.check = self._loop.create_task(self._check(replica))
