@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -101,12 +102,10 @@ def _descriptors(pid: int) -> Counter[str]:
     return kinds
 
 
-class Sampler:
-    """Measures the memory of processes, without that of what they started, once per second."""
+class Background(ABC):
+    """Runs in a thread until the block ends."""
 
-    def __init__(self, pids: dict[str, int]) -> None:
-        self._pids = pids
-        self._samples: dict[str, list[int]] = {name: [] for name in pids}
+    def __init__(self) -> None:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -117,6 +116,19 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Work until `_end` is set."""
+
+
+class Sampler(Background):
+    """Measures the memory of processes, without that of what they started, once per second."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self._samples: dict[str, list[int]] = {name: [] for name in pids}
+        super().__init__()
 
     def _run(self) -> None:
         while not self._end.wait(1):
@@ -140,7 +152,7 @@ def _rss(pid: int) -> int:
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
-class Lag:
+class Lag(Background):
     """Asks all services for `/healthz` again and again: it needs nothing but their event loop.
 
     Attributes:
@@ -150,16 +162,7 @@ class Lag:
     def __init__(self, addresses: list[str]) -> None:
         self.seconds: list[float] = []
         self._addresses = addresses
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
+        super().__init__()
 
     @property
     def p95(self) -> float:
