@@ -255,7 +255,7 @@ Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 
 def as_tests(ground_truth: Any) -> Any:
-    """Return the tests that a ground truth of a trainer's dataset stands for.
+    """Return the tests that a ground truth of a trainer's dataset describes.
 
     The tests of a request stay as they are. Anything else is sent as it is, for the service to
     recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of

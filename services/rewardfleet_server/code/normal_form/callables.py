@@ -22,7 +22,7 @@ def resolve(program: Uses) -> None:
 
 
 def variable(scope: Scope, name: str) -> Variable:
-    """Return the variable that a name stands for."""
+    """Return the variable that a name refers to."""
     return scope.owner(name), name
 
 

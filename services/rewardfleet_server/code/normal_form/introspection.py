@@ -30,7 +30,7 @@ def check(program: Uses) -> None:
         and not (caller in ("isinstance", "issubclass") and is_known(program, caller))
     }
     for module in program.star_modules:
-        # Which of both a name then stands for depends on the order of statements.
+        # Which of both a name then refers to depends on the order of statements.
         if program.module.bound & (allowed.STAR_NAMES[module] - allowed.MODULES[module]):
             raise ReflectsSource
     for scope, name in program.called_only | passed_on:

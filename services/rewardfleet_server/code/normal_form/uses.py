@@ -122,7 +122,7 @@ class Uses:
         (self.module if name in scope.globals else scope).bound.add(name)
 
     def note_own(self, target: ast.expr) -> None:
-        """Note a variable that is called like a builtin, and nowhere stands for the builtin."""
+        """Note a variable that is called like a builtin, and nowhere refers to the builtin."""
         name = target.id if isinstance(target, ast.Name) else ""
         if name in allowed.OTHER_BUILTINS:
             named = [item for item in self.out if item.__class__ is tuple and item[1] == name]
