@@ -84,6 +84,7 @@ class Coalescer(Generic[ItemT, ResultT]):
             batch.waiting -= 1
             if not batch.waiting and batch.task is not None:
                 batch.task.cancel()
+                await asyncio.gather(batch.task, return_exceptions=True)
 
     def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]) -> None:
         """Close a batch's window and send it, without the items of callers that left."""

@@ -6,15 +6,17 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 
 
 class _Worker:
-    """An event loop and its thread."""
+    """An event loop, its thread, and the coroutines that were started in it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.calls: WeakSet[Coroutine[Any, Any, Any]] = WeakSet()
         self.thread = threading.Thread(
             target=self.loop.run_forever, name="rewardfleet", daemon=True
         )
@@ -36,7 +38,9 @@ class EventLoopThread:
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine and return at once, with the future of its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._worker().loop)
+        worker = self._worker()
+        worker.calls.add(work)
+        return asyncio.run_coroutine_threadsafe(work, worker.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result; an interrupt of the wait cancels it.
@@ -56,7 +60,7 @@ class EventLoopThread:
         if os.getpid() not in self._workers:
             last.close()
             return
-        self.run(_cancel_calls())
+        self.run(_cancel_calls(self._workers[os.getpid()].calls))
         self.run(last)
         worker = self._workers.pop(os.getpid())
         shutdown = worker.loop.shutdown_default_executor()
@@ -78,9 +82,14 @@ class EventLoopThread:
         return worker
 
 
-async def _cancel_calls() -> None:
-    """Cancel the calls of other threads, which would wait forever for a stopped loop."""
-    calls = asyncio.all_tasks() - {asyncio.current_task()}
+async def _cancel_calls(started: WeakSet[Coroutine[Any, Any, Any]]) -> None:
+    """Cancel the calls of other threads, which would wait forever for a stopped loop.
+
+    A call cancels the tasks that it started. They are not cancelled here: AnyIO's tasks must not be
+    cancelled before their first step ("coroutine was never awaited").
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    calls = [task for task in tasks if task.get_coro() in started]
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

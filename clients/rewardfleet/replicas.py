@@ -263,11 +263,15 @@ class Replicas:
         """Close the connections and stop the probes."""
         self._closed = True
         for replica in self._replicas:
-            for pending in (replica.timer, replica.probe, replica.watch, replica.check):
-                if pending is not None:
-                    pending.cancel()
+            for timer in (replica.timer, replica.watch):
+                if timer is not None:
+                    timer.cancel()
         if self._alarm is not None:
             self._alarm.cancel()
+        requests = [task for each in self._replicas for task in (each.probe, each.check) if task]
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
         for replica in self._replicas:
             await replica.http.aclose()
 

@@ -256,6 +256,24 @@ async def test_arguments_are_neither_changed_nor_mixed_between_calls(replica):
     assert sent == [(f"task {i}", i + 1) for i in range(8)]
 
 
+async def test_a_batch_has_ended_when_its_last_caller_is_cancelled(replica):
+    never = asyncio.Event()
+
+    async def held(request: Received) -> Reply:
+        await never.wait()
+        return await healthy(request)
+
+    only = await replica(held)
+    async with coalescing(only.url) as fleet:
+        call = asyncio.create_task(score(fleet, 1))
+        await until(lambda: len(only.received) == 1)
+        (batch,) = fleet.video._coalescer._pending
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert batch.done()
+    never.set()
+
+
 async def test_a_cancelled_caller_does_not_affect_the_others(replica):
     release = asyncio.Event()
 

@@ -13,6 +13,7 @@ import pytest
 
 import rewardfleet
 from rewardfleet import RewardFleet, Status, blocking, video_request
+from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
@@ -362,6 +363,27 @@ def test_closing_the_blocking_client_cancels_the_calls_of_other_threads(serve: S
     wait_until(lambda: len(judge.seen) == 1)
     fleet.close()
     assert ended.wait(5)
+
+
+def test_closing_leaves_it_to_calls_to_cancel_their_tasks():
+    """AnyIO's tasks must not be cancelled before their first step."""
+    loop = EventLoopThread()
+    tasks: list[asyncio.Task[None]] = []
+    cancelled_first = []
+
+    async def call() -> None:
+        tasks.append(asyncio.create_task(asyncio.sleep(60)))
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled_first.append(tasks[0].cancelling() > 0 or tasks[0].done())
+            tasks[0].cancel()
+
+    future = loop.start(call())
+    wait_until(lambda: bool(tasks))
+    loop.close(asyncio.sleep(0))
+    assert future.cancelled()
+    assert cancelled_first == [False]
 
 
 @pytest.mark.slow

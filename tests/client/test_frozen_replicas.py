@@ -130,6 +130,22 @@ async def test_a_replica_is_not_watched_after_its_last_call_has_failed(replica):
     never.set()
 
 
+async def test_closing_ends_the_check_of_a_frozen_replica(replica, monkeypatch):
+    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 30.0)
+    never = asyncio.Event()
+    silent, other = await replica(frozen(never)), await replica()
+    fleet = RewardFleet(video=[silent.url, other.url], timeout_s=20)
+    call = asyncio.create_task(score_number(fleet, 1))
+    states = fleet.video._transport._replicas()._replicas
+    await until(lambda: any(each.check for each in states))
+    (check,) = (each.check for each in states if each.check)
+    await fleet.aclose()
+    assert check.done()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    never.set()
+
+
 async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
     never = asyncio.Event()
 
