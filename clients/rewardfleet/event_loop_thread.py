@@ -57,14 +57,11 @@ class EventLoopThread:
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Cancel the pending calls, run a last coroutine, and end the thread."""
-        if os.getpid() not in self._workers:
+        worker = self._workers.pop(os.getpid(), None)  # calls from now on start a new one
+        if worker is None:
             last.close()
             return
-        self.run(_cancel_calls(self._workers[os.getpid()].calls))
-        self.run(last)
-        worker = self._workers.pop(os.getpid())
-        shutdown = worker.loop.shutdown_default_executor()
-        asyncio.run_coroutine_threadsafe(shutdown, worker.loop).result()
+        asyncio.run_coroutine_threadsafe(_finish(worker.calls, last), worker.loop).result()
         worker.loop.call_soon_threadsafe(worker.loop.stop)
         worker.thread.join()
         worker.loop.close()
@@ -82,7 +79,9 @@ class EventLoopThread:
         return worker
 
 
-async def _cancel_calls(started: WeakSet[Coroutine[Any, Any, Any]]) -> None:
+async def _finish(
+    started: WeakSet[Coroutine[Any, Any, Any]], last: Coroutine[Any, Any, None]
+) -> None:
     """Cancel the calls of other threads, which would wait forever for a stopped loop.
 
     A call cancels the tasks that it started. They are not cancelled here: AnyIO's tasks must not be
@@ -93,3 +92,5 @@ async def _cancel_calls(started: WeakSet[Coroutine[Any, Any, Any]]) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+    await last
+    await asyncio.get_running_loop().shutdown_default_executor()

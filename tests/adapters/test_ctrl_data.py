@@ -331,6 +331,30 @@ async def test_unfit_critiques_are_not_written(code_url, files, tmp_path, answer
     assert not path.exists()
 
 
+async def test_cancelled_rows_end_before_the_connections_are_closed(tmp_path, monkeypatch):
+    ended: list[object] = []
+
+    async def write_one(fleet, chat, row, target) -> str:
+        if row["id"] == 2:
+            raise RuntimeError("refused")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(row["id"])
+
+    async def aclose() -> None:
+        ended.append("closed")
+
+    url = "http://127.0.0.1:1"
+    fleet = RewardFleet(code=url)
+    monkeypatch.setattr("rewardfleet.adapters.ctrl.critiques._write_one", write_one)
+    monkeypatch.setattr(fleet, "aclose", aclose)
+    rows = [{"id": 1}, {"id": 2}]
+    with pytest.raises(RuntimeError, match="refused"):
+        await write_critiques(fleet, rows, tmp_path / "x", url=url, model="m", progress=False)
+    assert ended == [1, "closed"]
+
+
 async def test_failures_are_counted_and_retried(code_url, files, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rewardfleet.adapters.ctrl.critiques._FIRST_WAIT", 0.001)
     tries: Counter[str] = Counter()

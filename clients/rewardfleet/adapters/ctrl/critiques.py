@@ -141,6 +141,7 @@ async def write_critiques(
             bar.close()
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     written, failed = counts.pop("written", 0), counts.pop("failed", 0)
     return CritiqueReport(written, len(listed) - len(missing), failed, dict(counts))
 

@@ -207,6 +207,7 @@ class CritiqueReward:
                 bar.close()
                 for task in tasks:
                     task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         self.metrics = metrics_of([score for _, score in scored])
         return [reward for reward, _ in scored]
 
