@@ -21,7 +21,9 @@ from .video.judges import Judgment
 
 __all__ = ["FakeJudge", "FakeSandbox", "serving", "wait_until"]
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
+#: Longer than pooled connections of clients are kept, so that none is found closed.
+_KEEP_ALIVE_SECONDS = 75
 
 
 class FakeJudge:
@@ -160,7 +162,14 @@ def serving(
 ) -> Iterator[str]:
     """Serve `app` on a free loopback port, from a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+    )
     server = _QuickServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

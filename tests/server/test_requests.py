@@ -1,5 +1,6 @@
 """Handling of a request, over real HTTP."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -8,11 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import httpx
 import pytest
 
 from rewardfleet_server.http import body as http_body
+from rewardfleet_server.http import guard
+from rewardfleet_server.http.guard import Guard
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
@@ -39,7 +43,7 @@ def send_and_disconnect(
     )
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.sendall(head.encode() + content)
-        after.wait(10)
+        after.wait(60)
 
 
 def test_a_score_reports_provenance_and_timing(serve: Serve, frames_request):
@@ -53,7 +57,7 @@ def test_a_score_reports_provenance_and_timing(serve: Serve, frames_request):
     assert score["provenance"]["judge"] == "fake"
     assert score["provenance"]["frames"]["indices"] == [0]
     timing = score["timing_ms"]
-    assert 45 <= timing["backend"] <= timing["total"] < 5000  # clocks are coarse
+    assert 45 <= timing["backend"] <= timing["total"] < 30_000  # clocks are coarse
     assert timing["decode"] > 0 and timing["queue"] >= 0
 
 
@@ -128,11 +132,12 @@ def test_identical_requests_in_flight_are_computed_once(serve: Serve, frames_req
 @pytest.mark.slow
 def test_a_shared_computation_continues_while_anyone_waits(serve: Serve, frames_request):
     """Each waiter has its own deadline; the work is cancelled when the last one leaves."""
-    judge = FakeJudge(wait_s=3)
+    judge = FakeJudge(wait_s=4.5)
     client = serve(judge)
-    hurried = {"x-request-timeout": "1.5"}
+    hurried = {"x-request-timeout": "3"}
     with ThreadPoolExecutor(2) as pool:
         early = pool.submit(client.post, "/score", json=frames_request, headers=hurried)
+        wait_until(lambda: len(judge.seen) == 1)
         late = pool.submit(client.post, "/score", json=frames_request)
         assert early.result().status_code == 504
         assert late.result().status_code == 200
@@ -144,15 +149,15 @@ def test_a_shared_computation_continues_while_anyone_waits(serve: Serve, frames_
 
 @pytest.mark.slow
 def test_the_deadline_includes_the_time_in_the_queue(serve: Serve, frames_request):
-    judge = FakeJudge(wait_s=2)
-    client = serve(judge, max_in_flight=1, deadline_s=3.5)
+    judge = FakeJudge(wait_s=5)
+    client = serve(judge, max_in_flight=1, deadline_s=7.5)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: client.post("/score", json=body), bodies))
     assert sorted(answer.status_code for answer in answers) == [200, 504, 504]
     problem = next(answer for answer in answers if answer.status_code == 504).json()
     assert problem["kind"] == "deadline_exceeded"
-    assert "3.5 s" in problem["detail"]
+    assert "7.5 s" in problem["detail"]
 
 
 @pytest.mark.slow
@@ -176,7 +181,7 @@ def test_work_is_cancelled_when_its_caller_disconnects(serve: Serve, frames_requ
 
 @pytest.mark.slow
 def test_a_queued_item_is_dropped_when_its_caller_disconnects(serve: Serve, frames_request):
-    judge = FakeJudge(wait_s=3)
+    judge = FakeJudge(wait_s=6)
     client = serve(judge, max_in_flight=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/score", json=frames_request)
@@ -202,14 +207,14 @@ def _when(condition) -> threading.Event:
 
 @pytest.mark.slow
 def test_at_capacity_429_is_sent_before_the_body_is_read(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=3), max_in_flight=1, max_queue_depth=1)
+    client = serve(FakeJudge(wait_s=5), max_in_flight=1, max_queue_depth=1)
     bodies = [{**frames_request, "task_text": f"task {index}"} for index in range(2)]
     with ThreadPoolExecutor(2) as pool:
         inside = [pool.submit(client.post, "/score", json=body) for body in bodies]
         wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 2)
         # The body is announced and never sent: the answer does not wait for it.
         with socket.create_connection((client.base_url.host, client.base_url.port)) as refused:
-            refused.settimeout(5)
+            refused.settimeout(30)
             refused.sendall(
                 b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: 1000000\r\n\r\n"
@@ -267,13 +272,42 @@ def test_items_of_a_batch_are_judged_concurrently(serve: Serve, frames_request):
 
 @pytest.mark.slow
 def test_late_items_of_a_batch_fail_and_finished_ones_do_not(serve: Serve, frames_request):
-    client = serve(FakeJudge(wait_s=1.6), max_in_flight=1)
+    client = serve(FakeJudge(wait_s=4), max_in_flight=1)
     items = [{**frames_request, "task_text": f"task {index}"} for index in range(3)]
-    answer = client.post("/score/batch", json={"items": items}, headers={"x-request-timeout": "3"})
+    hurried = {"x-request-timeout": "7.5"}
+    answer = client.post("/score/batch", json={"items": items}, headers=hurried)
     results = answer.json()["results"]
     assert sorted(result["status"] for result in results) == ["error", "error", "ok"]
     late = [result["error"]["kind"] for result in results if result["error"]]
     assert late == ["deadline_exceeded"] * 2
+
+
+async def test_a_block_has_its_turn_after_an_event_loop_that_was_busy(monkeypatch):
+    """A handler that keeps the deadline is not cancelled, however late it learns of it."""
+    monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 0.2)
+
+    class Connected:
+        async def receive(self) -> NoReturn:
+            await asyncio.Event().wait()
+
+    deadline = asyncio.get_running_loop().time() + 0.1
+
+    async def keep_deadline() -> None:
+        async with asyncio.timeout_at(deadline):
+            await asyncio.sleep(0.05)  # meanwhile the request is watched
+            time.sleep(0.5)
+            monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 60)
+            await asyncio.sleep(30)
+
+    async with Guard(Connected(), deadline):
+        with pytest.raises(TimeoutError):
+            await keep_deadline()
+        for _ in range(10):  # e.g. the items of a batch are gathered
+            await asyncio.sleep(0)
+    monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 0.2)
+    with pytest.raises(TimeoutError):
+        async with Guard(Connected(), deadline):
+            await asyncio.sleep(30)  # the deadline is ignored
 
 
 @pytest.mark.parametrize("count", [0, 257])
@@ -369,17 +403,20 @@ def test_a_cached_score_that_cannot_be_decoded_is_computed_again(
 def test_a_body_with_very_many_fields_does_not_block_the_service(serve: Serve, body: bytes):
     """Each field would cost an error, and a hundred times its size."""
     client = serve()
-    slowest = 0.0
-    with ThreadPoolExecutor(1) as pool:
-        headers = {"content-type": "application/json"}
-        path = "/score/batch" if body.startswith(b'{"items') else "/score"
-        flood = pool.submit(client.post, path, content=body, headers=headers)
-        while not flood.done():
-            started = time.monotonic()
-            assert client.get("/healthz").status_code == 200
-            slowest = max(slowest, time.monotonic() - started)
-        assert flood.result().status_code == 422
-        assert "too many" in flood.result().json()["detail"]
+    headers = {"content-type": "application/json"}
+    path = "/score/batch" if body.startswith(b'{"items') else "/score"
+    for _ in range(3):  # a busy machine delays an answer now and then
+        slowest = 0.0
+        with ThreadPoolExecutor(1) as pool:
+            flood = pool.submit(client.post, path, content=body, headers=headers)
+            while not flood.done():
+                started = time.monotonic()
+                assert client.get("/healthz").status_code == 200
+                slowest = max(slowest, time.monotonic() - started)
+            assert flood.result().status_code == 422
+            assert "too many" in flood.result().json()["detail"]
+        if slowest < 3:
+            break
     assert slowest < 3
 
 
@@ -424,7 +461,8 @@ def test_two_equal_judges_do_not_share_scores(frames_request):
     app = create_app(VideoSettings(), {"a": FakeJudge(), "b": FakeJudge()})
     with serving(app) as url:
         for backend in ("a", "b"):
-            answer = httpx.post(f"{url}/score", json={**frames_request, "backend": backend}).json()
+            body = {**frames_request, "backend": backend}
+            answer = httpx.post(f"{url}/score", json=body, trust_env=False, timeout=60).json()
             assert (answer["backend"], answer["cached"]) == (backend, False)
 
 
@@ -455,7 +493,7 @@ def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
 @pytest.mark.slow
 def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(serve: Serve):
     """The capacity for a body of the maximum size is released once its size is known."""
-    client = serve(FakeJudge(wait_s=4), max_body_mb=64, max_total_body_mb=128)
+    client = serve(FakeJudge(wait_s=8), max_body_mb=64, max_total_body_mb=128)
 
     def send(number: int) -> int:
         item = {"task_text": str(number), "frames_base64": [image_base64()]}
@@ -508,7 +546,7 @@ def test_a_body_that_stops_arriving_is_reported(
         wait_until(lambda: metric(client, "rewardfleet_requests_total{") == 1)
         yield b'"never read"}'
 
-    with httpx.Client(trust_env=False, verify=False) as silent:
+    with httpx.Client(trust_env=False, verify=False, timeout=60) as silent:
         headers = {"content-type": "application/json", **deadline}
         response = silent.post(f"{client.base_url}/score", content=begin(), headers=headers)
     reason = "deadline of this request passed (0.05 s)" if deadline else "arrived within 0.2 s"

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 #: Seconds before a request is watched: most responses, cache hits first, are ready sooner.
 _WATCH_AFTER_SECONDS = 0.01
-#: Seconds after the deadline. Handlers keep the deadline themselves, item by item.
+#: Seconds after the deadline was noticed. Handlers keep the deadline themselves, item by item.
 _OVERDUE_SECONDS = 2.0
 
 
@@ -50,12 +50,19 @@ class Guard:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        overdue = None if self._deadline is None else self._deadline + _OVERDUE_SECONDS
         try:
-            async with asyncio.timeout_at(overdue):
-                while (await self._request.receive())["type"] != "http.disconnect":
-                    pass
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._disconnect()
+            except TimeoutError:
+                # From now on: if the event loop was busy at the deadline, the block has its turn.
+                async with asyncio.timeout(_OVERDUE_SECONDS):
+                    await self._disconnect()
             self._reason = ClientDisconnected
         except TimeoutError:
             self._reason = TimeoutError
         self._task.cancel()
+
+    async def _disconnect(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
