@@ -31,6 +31,7 @@ def extract(packages: tuple[str, ...], folder: Path) -> None:
         "Dir::Etc::sourcelist": apt / "sources.list",
         "Dir::Etc::sourceparts": apt / "parts",
         "APT::Sandbox::User": "root",
+        "Acquire::Retries": "3",
     }
     flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
     run("apt-get", *flags, "update", "-qq")

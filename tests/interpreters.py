@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3")
 NOBODY = 65534
 #: Seconds for the installation, and for the tests.
-INSTALL_SECONDS, TEST_SECONDS = 600, 900
+INSTALL_SECONDS, TEST_SECONDS = 1800, 2700
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def _ask(path: str) -> str:
         "print(json.dumps([platform.python_version(), sys.executable, has]))"
     )
     return subprocess.run(
-        [path, "-c", program], capture_output=True, text=True, timeout=20, check=True
+        [path, "-c", program], capture_output=True, text=True, timeout=60, check=True
     ).stdout
 
 

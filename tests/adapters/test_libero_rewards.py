@@ -11,13 +11,21 @@ import cv2
 import numpy as np
 import pytest
 
-from rewardfleet import Abstained, BackendFailed, DeadlineExceeded, InvalidRequest, Unavailable
+from rewardfleet import (
+    Abstained,
+    BackendFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    Unavailable,
+    transport,
+)
 from rewardfleet.adapters.libero import (
     EpisodeReward,
     LiberoRewards,
     MissingRewardError,
     episode_metrics,
     score_episodes,
+    scoring,
 )
 from rewardfleet.adapters.libero import rewards as rewards_module
 from rewardfleet.wire.score import Status
@@ -28,6 +36,12 @@ from .libero_envs import GatedJudge, SeeingJudge, gray, judged_by
 
 TASKS = ["open the drawer", "turn on the stove", "put the bowl on the plate"]
 NOWHERE = {"enable": True, "endpoint": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(autouse=True)
+def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`collect` must not end before the scores arrive if this process is paused."""
+    monkeypatch.setattr(scoring, "_GRACE_SECONDS", 30.0)
 
 
 class Tensor:
@@ -132,7 +146,7 @@ def test_finish_and_collect_do_not_wait():
         assert rewards.collect() == []
         assert rewards.stats.pending == 3
         assert rewards.collect(timeout=0.05) == []
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8, "the timeout is 10 s"
         judge.released.update(TASKS)
         assert len(rewards.collect(timeout=None)) == 3
 
@@ -195,9 +209,10 @@ def test_metrics_of_what_arrived_are_finite():
 
 
 @pytest.mark.slow
-def test_failures_have_the_fallback_and_one_warning(caplog):
+def test_failures_have_the_fallback_and_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(transport, "_RETRIES", 0)
     error = BackendFailed("out of memory")
-    options = {"fallback_score": 0.2, "reward_coef": 5.0, "timeout": 0.4}
+    options = {"fallback_score": 0.2, "reward_coef": 5.0}
     with (
         judged_by(SeeingJudge(error=error)) as config,
         LiberoRewards({**config, **options}, TASKS) as rewards,
@@ -225,7 +240,7 @@ def test_a_silent_service_times_out():
         started = time.monotonic()
         rewards.finish()
         arrived = rewards.collect(timeout=None)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 15
     assert keys(arrived) == [(index, 0, "error") for index in range(3)]
     assert all(isinstance(each.error, DeadlineExceeded) for each in arrived)
 

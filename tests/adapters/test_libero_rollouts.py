@@ -102,7 +102,7 @@ def test_the_example_runs_and_loses_no_reward_with_a_killed_service():
         [sys.executable, str(ROOT / "examples" / "libero_rewards.py")],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=170,
         check=False,
     )
     assert done.returncode == 0, done.stderr

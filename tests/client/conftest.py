@@ -141,7 +141,7 @@ async def replica() -> AsyncIterator[Callable[..., Awaitable[ScriptedReplica]]]:
         yield start
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Let the event loop run until `condition` is true."""
     async with asyncio.timeout(seconds):
         while not condition():

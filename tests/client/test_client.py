@@ -165,7 +165,7 @@ async def test_failures_are_typed_and_carry_the_message_of_the_service(
 @pytest.mark.slow
 async def test_a_slow_service_raises_deadline_exceeded(serve: Serve, frames):
     async with fleet_of(serve(FakeJudge(wait_s=30)), timeout_s=0.3) as fleet:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(rewardfleet.DeadlineExceeded):
                 await fleet.video.score(TASK, frames)
 
@@ -362,7 +362,7 @@ def test_closing_the_blocking_client_cancels_the_calls_of_other_threads(serve: S
     threading.Thread(target=call, daemon=True).start()
     wait_until(lambda: len(judge.seen) == 1)
     fleet.close()
-    assert ended.wait(5)
+    assert ended.wait(30)
 
 
 def test_closing_leaves_it_to_calls_to_cancel_their_tasks():

@@ -51,7 +51,7 @@ async def test_one_line_names_the_oldest_of_all_pending_calls(replica, caplog):
         assert asyncio.get_running_loop().time() - started > 0.35  # not one per call
         line = lines(caplog)[-1]
         assert line.startswith("pending calls: 21 (items: 23); the oldest: video /score/batch ")
-        assert re.search(rf"\(items: 3\), since \d s, attempt 1 at {video.url}, \d\d s left", line)
+        assert re.search(rf"\(items: 3\), since \d+ s, attempt 1 at {video.url}, \d\d s left", line)
         release.set()
         await asyncio.gather(*calls)
         assert fleet._pending._watches == {}
@@ -84,7 +84,8 @@ async def test_without_pending_calls_there_is_no_timer(replica, caplog, monkeypa
     calls = [asyncio.create_task(fleet.video.score("task 1", "clip.mp4")) for _ in range(100)]
     await until(lambda: len(video.received) > 20)
     (watch,) = fleet._pending._watches.values()
-    assert len(watch.calls) == 100 and not watch.timer.cancelled()
+    await until(lambda: len(watch.calls) == 100)
+    assert not watch.timer.cancelled()
     await fleet.aclose()
     assert watch.timer.cancelled() and fleet._pending._watches == {}
     for call in calls:
@@ -106,7 +107,7 @@ async def test_the_blocking_client_logs_as_well(replica, caplog):
 
     threads = threading.active_count()
     call = asyncio.create_task(asyncio.to_thread(score))
-    await until(lambda: len(lines(caplog)) == 1)
+    await until(lambda: len(lines(caplog)) >= 1)
     assert "pending calls: 1 (items: 1); the oldest: video /score " in lines(caplog)[0]
     release.set()
     await call

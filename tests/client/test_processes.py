@@ -81,7 +81,7 @@ def test_event_loops_in_threads_may_share_a_fleet(serve: Serve):
     together = threading.Barrier(4)
 
     async def use() -> list[float]:
-        together.wait(10)
+        together.wait(30)
         scores = [(await fleet.video.score("task", CLIP)).score for _ in range(5)]
         await fleet.aclose()
         return scores
@@ -96,7 +96,7 @@ def test_threads_may_share_a_blocking_fleet(serve: Serve):
     together = threading.Barrier(8)
 
     def use(fleet: blocking.RewardFleet) -> float:
-        together.wait(10)  # they race for the first use
+        together.wait(30)  # they race for the first use
         return fleet.video.score("task", CLIP).score
 
     with blocking.RewardFleet(video=url) as fleet, ThreadPoolExecutor(8) as threads:
@@ -110,7 +110,7 @@ def run(program: str, *arguments: str) -> str:
         [sys.executable, "-W", "error::RuntimeWarning", "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=80,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -160,7 +160,7 @@ for worker in workers:
     worker.start()
 work(1)  # the parent's connections still work
 for worker in workers:
-    worker.join(20)
+    worker.join(60)
     assert worker.exitcode == 0, worker.exitcode
 pid = os.fork()
 if not pid:
@@ -203,7 +203,7 @@ async def main():
         results = []
         thread = threading.Thread(target=lambda: results.append(asyncio.run(use())))
         thread.start()
-        thread.join(20)
+        thread.join(60)
         gc.collect()
         os._exit(0 if results == [0.75] else 1)
     assert (await asyncio.to_thread(os.waitpid, pid, 0))[1] == 0

@@ -1,7 +1,9 @@
 """Rewards of answers that call tools: parsing, both variants, families and costs."""
 
+import gc
 import json
 import time
+from collections.abc import Iterator
 from itertools import pairwise, permutations
 
 import pytest
@@ -295,7 +297,16 @@ def test_costs(cost: str, weights: dict[str, float], expected: float):
     assert score_answer(ANSWER_ONLY, TRUTH, options).cost == 0.0
 
 
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """Measure times without collections of garbage. This file also runs without `conftest.py`."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("variant", ["strict", "toolrl"])
 def test_the_time_is_linear_in_the_answer(variant: str):
     """64 wanted calls, up to 10,000 given ones of the same name, and a megabyte of text."""
@@ -312,6 +323,7 @@ def test_the_time_is_linear_in_the_answer(variant: str):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_gc")
 def test_integers_with_equal_hashes_take_linear_time():
     """Python's hash of n is that of n + 2^61 - 1."""
     texts = [answer(*(call(a=n * modulus) for n in range(6000))) for modulus in (2**61 - 1, 2**61)]
@@ -324,6 +336,7 @@ def test_integers_with_equal_hashes_take_linear_time():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize(
     "unit",
     ["<think>", "</think>", "<tool_call>", "</think>\n<tool_call>\n", "<response></response>",
@@ -335,4 +348,4 @@ def test_the_time_for_a_megabyte_of_tags_is_linear(unit: str, options: ToolsOpti
     started = time.process_time()
     for each in (text, text[len("<think>") :], f"<tool_call>{text}</tool_call>"):
         score_answer(each, TRUTH, options)
-    assert time.process_time() - started < 15
+    assert time.process_time() - started < 40

@@ -1,6 +1,5 @@
 """The judge `openai` with vLLM's own OpenAI server."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
 from .conftest import ENVIRONMENT, RunningService, serving_video
@@ -16,8 +16,7 @@ from .conftest import ENVIRONMENT, RunningService, serving_video
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("openai") / "log"
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)),
@@ -27,12 +26,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iter
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env=ENVIRONMENT)
     try:
-        wait_until(lambda: _answers(port) or process.poll() is not None, 150)
+        wait_until(lambda: _answers(port) or process.poll() is not None, 400)
         assert process.poll() is None, log.read_text()[-3000:]
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)
 
 
 def _answers(port: int) -> bool:

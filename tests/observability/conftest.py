@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,7 +70,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         _process(folder, "spare", "serve", "tools", f"--port={spare_port}") as spare,
         _fleet(folder) as (url, pid),
     ):
-        index = httpx.get(url, trust_env=False).json()["services"]
+        index = httpx.get(url, trust_env=False, timeout=60).json()["services"]
         targets = {
             urlsplit(replica["url"]).netloc: name
             for name, service in index.items()
@@ -78,14 +78,17 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         }
         targets[f"127.0.0.1:{spare_port}"] = "spare"
         with prometheus(folder, folder / "alerts.yml", targets) as server:
-            wait_until(lambda: server.value("count(up == 1)") == len(targets), 20)
+            wait_until(lambda: server.value("count(up == 1)") == len(targets), 60)
             yield Monitored(url, pid, spare, server)
 
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    found = ""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            found += (task / "children").read_text()
+    return [int(child) for child in found.split()]
 
 
 @contextmanager
@@ -95,7 +98,7 @@ def _fleet(folder: Path) -> Iterator[tuple[str, int]]:
     arguments = ("up", "--config", str(folder / "fleet.toml"), "--data-dir", str(folder / "data"))
     with _process(folder, "fleet", *arguments) as process:
         log = folder / "fleet.log"
-        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 60)
+        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 120)
         ready = re.search(r"Ready after .*?: (http://\S+?)\. ", log.read_text())
         assert ready, log.read_text()
         yield ready[1], process.pid
@@ -112,4 +115,4 @@ def _process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Po
         yield process
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)

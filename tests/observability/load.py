@@ -34,7 +34,7 @@ async def run_load(url: str) -> None:
 
 async def _repeat(service: _Service, fleet: RewardFleet, http: httpx.AsyncClient) -> NoReturn:
     for number in itertools.count():
-        with contextlib.suppress(RewardFleetError):
+        with contextlib.suppress(RewardFleetError, httpx.TransportError):
             await service(fleet, http, number)
         await asyncio.sleep(0.1)
     raise AssertionError

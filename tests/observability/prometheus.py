@@ -111,11 +111,11 @@ def prometheus(folder: Path, rules: Path, targets: Mapping[str, str]) -> Iterato
         process = subprocess.Popen(command, stdout=log, stderr=log)
     api = f"http://{address}/api/v1"
     try:
-        with httpx.Client(base_url=api, trust_env=False, timeout=10) as http:
+        with httpx.Client(base_url=api, trust_env=False, timeout=60) as http:
             server = Prometheus(http)
-            wait_until(lambda: server.is_ready() or process.poll() is not None, 20)
+            wait_until(lambda: server.is_ready() or process.poll() is not None, 60)
             assert process.poll() is None, (folder / "prometheus.log").read_text()
             yield server
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

@@ -23,7 +23,7 @@ TIMEOUT = pytest.mark.timeout(150)
 def promtool(*arguments: object) -> str:
     command = [program("promtool"), *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

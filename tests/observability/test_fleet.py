@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from .load import run_load
 from .prometheus import Prometheus
 from .test_dashboards import DASHBOARDS, panels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: What Grafana inserts: four times the interval of scrapes.
 RATE_INTERVAL = "4s"
@@ -30,7 +31,7 @@ async def test_every_query_returns_data_of_the_fleet_under_load(monitored: Monit
     try:
         _kill(pid for service in services for pid in children(service))  # jails
         restarts = "sum(rewardfleet_jail_restarts_total) > 0"
-        await asyncio.to_thread(wait_until, lambda: prometheus.value(restarts) is not None, 20)
+        await asyncio.to_thread(wait_until, lambda: prometheus.value(restarts) is not None, 60)
         _kill(services)
         missing = await _execute(prometheus, load, started)
     finally:
@@ -52,13 +53,14 @@ def _check_rules(prometheus: Prometheus) -> None:
 def _kill(pids: Iterable[int]) -> None:
     """Kill processes, which are started again."""
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(pid, signal.SIGKILL)
 
 
 async def _execute(
     prometheus: Prometheus, load: asyncio.Task[None], started: float
 ) -> set[tuple[str, str, str]]:
-    """Execute all queries until each has data; return those without, after 90 s."""
+    """Execute all queries until each has data; return those without, after 240 s."""
     missing = {
         (name, panel["title"], target["expr"])
         for name, dashboard in DASHBOARDS.items()
@@ -66,7 +68,7 @@ async def _execute(
         for target in panel["targets"]
     }
     count = len(missing)
-    while missing and time.time() < started + 90:
+    while missing and time.time() < started + 240:
         assert not load.done(), load.exception()
         await asyncio.sleep(1)
         for each in sorted(missing):
@@ -96,11 +98,13 @@ def _substituted(prometheus: Prometheus, dashboard: dict[str, Any], query: str) 
 def test_an_alert_fires_when_a_service_is_killed(monitored: Monitored):
     prometheus = monitored.prometheus
     labels = {"alertname": "RewardfleetServiceDown", "service": "spare"}
-    assert prometheus.value('up{service="spare"}') == 1
-    assert not prometheus.firing(**labels)
+    # A busy machine may have delayed a scrape.
+    wait_until(
+        lambda: prometheus.value('up{service="spare"}') == 1 and not prometheus.firing(**labels)
+    )
     killed = time.monotonic()
     monitored.spare.kill()
-    wait_until(lambda: bool(prometheus.firing(**labels)), 30)
+    wait_until(lambda: bool(prometheus.firing(**labels)))
     print(f"fires {time.monotonic() - killed:.1f} s after the service was killed")
     (alert,) = prometheus.firing(**labels)
     assert alert["labels"]["severity"] == "critical"

@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(150))
+            item.add_marker(pytest.mark.timeout(600))
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # of Ray
 
 
@@ -105,7 +105,7 @@ class Cluster:
 
 def run(environment: dict[str, str], *command: str, code: int = 0) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        command, capture_output=True, text=True, timeout=400, env=environment, check=False
     )
     output = done.stdout + done.stderr
     assert done.returncode == code, output
@@ -167,7 +167,7 @@ def cluster(
             config = folder / "fleet.toml"
             config.write_text(CONFIG.format(videos=VIDEOS, redis=redis.url))
             found = Cluster(f"http://127.0.0.1:{port}", address, environment)
-            wait_until(lambda: head.poll() is not None or _listens(address), 60)
+            wait_until(lambda: head.poll() is not None or _listens(address), 180)
             found.run_script(
                 "--address", address, "--config", str(config), "--port", str(port),
                 "--api-key-file", str(keys),
@@ -178,7 +178,7 @@ def cluster(
         for pid in (head.pid, *descendants(head.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        head.wait(30)
+        head.wait(120)
 
 
 def _listens(address: str) -> bool:

@@ -37,7 +37,7 @@ class RedisServer:
         if self._process is not None:
             self.thaw()
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def freeze(self) -> None:

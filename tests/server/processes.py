@@ -111,10 +111,10 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         answers, _ = self._asker.communicate()
-        assert self._asker.returncode == 0
-        self.slowest = max(map(float, answers.split()), default=0.0)
         self._end.set()
         self._thread.join()
+        assert self._asker.returncode == 0
+        self.slowest = max(map(float, answers.split()), default=0.0)
 
     def _weigh(self) -> None:
         while not self._end.wait(0.02):
@@ -131,10 +131,10 @@ def idle_seconds(url: str, pid: int) -> float:
 def watched(url: str, pid: int, work: Callable[[], T], *, most_seconds: float) -> tuple[T, Watch]:
     """Watch a service during `work`; return its result and the watch.
 
-    If an answer took longer than `most_seconds`, repeat it up to two times: a busy machine delays
+    If an answer took longer than `most_seconds`, repeat it up to four times: a busy machine delays
     an answer now and then, a blocked event loop each time.
     """
-    for _ in range(3):
+    for _ in range(5):
         with Watch(url, pid) as watch:
             result = work()
         if watch.slowest < most_seconds:

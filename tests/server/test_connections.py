@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,6 +20,7 @@ from rewardfleet_server.http import protocol
 from rewardfleet_server.http.protocol import BoundedHttpProtocol
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import image_base64
@@ -91,7 +93,6 @@ def item() -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
     small = chunk(b'{"task_text":') + chunk(b'"x"}') + b"0\r\n\r\n"
     with service_process("video") as (process, url), ExitStack() as stack:
@@ -119,7 +120,7 @@ def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
             status, content = response(connection)
             assert (status, json.loads(content)["kind"]) == (504, "deadline_exceeded")
             assert has_ended(connection)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 60
 
 
 @pytest.mark.slow
@@ -135,9 +136,10 @@ def test_a_refused_body_is_not_read():
 
 
 def test_a_refusal_is_followed_by_the_next_request_if_the_body_is_small(
-    connect: Connect, item: bytes
+    connect: Connect, item: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     """Otherwise, callers that send all of a request would lose their connection at each 401."""
+    monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 30)
     connection = connect()
     for _ in range(2):
         connection.sendall(head(100_000, "Content-Encoding: gzip"))
@@ -163,12 +165,13 @@ def test_a_slow_body_is_accepted_and_one_that_is_too_slow_is_not(
 ):
     monkeypatch.setattr(http_body, "_FIRST_SECONDS", 0.5)
     body = item + b" " * 12_000
-    for bytes_per_second, expected in ((1000, 200), (500_000, 504)):
+    for bytes_per_second, expected in ((100, 200), (500_000, 504)):
         monkeypatch.setattr(http_body, "_MIN_BYTES_PER_SECOND", bytes_per_second)
         connection = connect()
-        connection.sendall(head(len(body)))
-        for start in range(0, len(body), 1000):
-            connection.sendall(body[start : start + 1000])
+        parts = [body[start : start + 1000] for start in range(0, len(body), 1000)]
+        parts[0] = head(len(body)) + parts[0]  # one read: its bytes count from the beginning
+        for part in parts:
+            connection.sendall(part)
             if select.select([connection], [], [], 0.1)[0]:  # the upload is slow
                 break
         status, content = response(connection)
@@ -206,8 +209,15 @@ def test_headers_that_do_not_arrive_end_the_connection(
 def test_headers_may_wait_for_the_response_before_them(
     item: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 1)
-    app = create_app(VideoSettings(), {"fake": FakeJudge(wait_s=1.5)})
+    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 0.2)
+
+    class Judge(FakeJudge):
+        async def judge(self, *arguments: Any) -> Judgment:
+            judgment = await super().judge(*arguments)
+            monkeypatch.setattr(protocol, "_HEADER_SECONDS", 30)  # once they need not wait
+            return judgment
+
+    app = create_app(VideoSettings(), {"fake": Judge(wait_s=1)})
     with serving(app, BoundedHttpProtocol) as url, connect_to(url) as connection:
         connection.sendall(head(len(item)) + item + head(len(item))[:20])
         assert response(connection)[0] == 200
@@ -222,9 +232,9 @@ def test_a_body_of_chunks_without_content_ends_the_connection(connect: Connect, 
     line = b"X: y\r\n" if size == "trailers" else b"0" * 100
     sent = 0
     with suppress(ConnectionError):
-        while sent < 8 * MIB:
+        while sent < 32 * MIB:
             sent += connection.send(line * 1000)
-    assert sent < 8 * MIB
+    assert sent < 32 * MIB  # the buffers of sockets, if the service is slow
     assert has_ended(connection)
 
 
@@ -237,7 +247,7 @@ def test_a_caller_that_does_not_read_its_responses_is_disconnected(
     connection.settimeout(0.5)
     disconnected = False
     started = time.monotonic()
-    while not disconnected and time.monotonic() - started < 10:
+    while not disconnected and time.monotonic() - started < 60:
         try:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
         except TimeoutError:  # the service does not read either
@@ -256,8 +266,10 @@ def _client(app: object) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_bodies_count_by_what_has_arrived(item: bytes):
+def test_bodies_count_by_what_has_arrived(item: bytes, monkeypatch: pytest.MonkeyPatch):
     """Two bodies that are announced, but not sent, leave room for a third one."""
+    monkeypatch.setattr(http_body, "_SILENCE_SECONDS", 60)
+    monkeypatch.setattr(http_body, "_FIRST_SECONDS", 60)
     settings = VideoSettings(max_body_mb=2, max_total_body_mb=3)
     with _client(create_app(settings, {"fake": FakeJudge()})) as client, ExitStack() as stack:
         large = [stack.enter_context(connect_to(str(client.base_url))) for _ in range(3)]

@@ -278,9 +278,9 @@ async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetr
     for behavior in ("slow", "fails"):  # when it is computed again; the key is the same
         await scripted.score_item(Item(behavior="scores", key=behavior))
         item = Item(behavior=behavior, key=behavior)
-        score = await scripted.score_item(item, RequestContext(timeout_s=3))
+        score = await scripted.score_item(item, RequestContext(timeout_s=4.5))
         assert (score.score, score.cached) == (0.25, True)
-        assert score.timing_ms.total < 2000
+        assert score.timing_ms.total < 4000
     await asyncio.gather(*scripted._audits)  # failures are logged, and not raised
     assert "rewardfleet_cache_audits_total{" not in telemetry.exposition().decode()
 
@@ -320,9 +320,10 @@ def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
         running = pool.submit(
             client.post, "/score/batch", json=body, headers={"x-request-timeout": "4"}
         )
-        wait_until(lambda: gauge("rewardfleet_in_flight_items") == "2.0")
-        assert gauge("rewardfleet_queue_depth") == "3.0"
-        assert gauge("rewardfleet_admitted_requests") == "1.0"
+        names = ("in_flight_items", "queue_depth", "admitted_requests")
+        wait_until(
+            lambda: [gauge(f"rewardfleet_{each}") for each in names] == ["2.0", "3.0", "1.0"]
+        )
         assert running.result().is_success
 
 

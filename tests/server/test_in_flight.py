@@ -61,7 +61,7 @@ def posting(client: httpx.Client, path: str, *bodies: object, **headers: str) ->
 @pytest.mark.slow
 def test_a_hung_judge_is_listed_in_its_stage_with_its_age(serve: Serve):
     client = serve(FakeJudge(wait_s=30))
-    hurried = {"x-request-timeout": "4", "x-request-id": "hung"}
+    hurried = {"x-request-timeout": "6", "x-request-id": "hung"}
     with posting(client, "/score", body(), **hurried):
         wait_until(lambda: any(e["stage"] == "backend" for e in listed(client)["samples"]))
         wait_until(lambda: listed(client)["samples"][0]["stage_s"] > 0.05)
@@ -74,7 +74,7 @@ def test_a_hung_judge_is_listed_in_its_stage_with_its_age(serve: Serve):
         assert (sample["stage"], sample["items"]) == ("backend", 1)
         assert sample["replica"] == socket.gethostname()
         assert 0.05 < sample["stage_s"] <= sample["age_s"]
-        assert sample["age_s"] + sample["remaining_s"] == pytest.approx(4, abs=0.01)
+        assert sample["age_s"] + sample["remaining_s"] == pytest.approx(6, abs=0.01)
         assert "task 0" not in json.dumps(found)
         wait_until(lambda: listed(client)["samples"] == [])  # its deadline has passed
 
@@ -129,7 +129,7 @@ def test_a_batch_that_is_scored_as_a_whole_is_one_entry(service: str, monkeypatc
     release = threading.Event()
 
     async def hang(*_: object) -> None:
-        await asyncio.to_thread(release.wait, 10)
+        await asyncio.to_thread(release.wait, 60)
         raise asyncio.CancelledError
 
     if service == "tools":
@@ -189,7 +189,8 @@ async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             await reaches(client, 0)
-            assert judge.cancelled >= 50
+            # In a later turn of the event loop, perhaps.
+            await asyncio.to_thread(wait_until, lambda: judge.cancelled >= 50)
             for clip in [b"not a video"] * 100:
                 with pytest.raises(RewardFleetError):
                     await fleet.video.score("task", clip)
@@ -197,7 +198,12 @@ async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls
             scores = await late.video.score_batch(requests)
             assert {score.error.kind for score in scores} == {"deadline_exceeded"}
         await reaches(client, 0)
-        metrics = client.get("/metrics").text
+        names = ("admitted_requests", "in_flight_items", "queue_depth")
+        idle = [f'rewardfleet_{name}{{service="video"}} 0.0' for name in names]
+
+        def is_idle() -> bool:
+            metrics = client.get("/metrics").text
+            return all(line in metrics for line in idle)
+
+        await asyncio.to_thread(wait_until, is_idle)
     assert not app._dispatcher.in_flight()
-    for name in ("admitted_requests", "in_flight_items", "queue_depth"):
-        assert f'rewardfleet_{name}{{service="video"}} 0.0' in metrics

@@ -30,7 +30,7 @@ from ..conftest import Serve, image_base64
 from .processes import descendants, idle_seconds, memory_of, service_process, watched
 
 # A busy machine takes long for the largest bodies, and they may be repeated.
-pytestmark = [pytest.mark.usefixtures("no_gc"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("no_gc"), pytest.mark.timeout(600)]
 
 MIB = 2**20
 #: Seconds that a body may delay `/healthz`, besides the longest answer of the idle service.
@@ -262,7 +262,8 @@ def test_the_service_loads_nothing_but_data_from_the_decoding_process():
 def test_a_decoding_process_that_does_not_start_is_no_fault_of_the_body(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(decoding_process, "_START_SECONDS", 0.001)
+    monkeypatch.setattr(decoding_process, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(decoding_process, "_START_SECONDS", 0.1)
     process = DecodingProcess(MIB)
     with pytest.raises(Unavailable, match="did not start"):
         process.decode(IPv4Address, MemoryFile(), ComplexityLimits(10, 10))

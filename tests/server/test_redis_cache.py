@@ -144,11 +144,20 @@ async def test_a_busy_event_loop_loses_no_entry_and_no_hit(
     """The server answers at once; the event loop is busy for longer than a request waits."""
     monkeypatch.setattr("rewardfleet_server.cache.redis._WAIT_SECONDS", 0.1)
     cache = RedisCache(redis_server.url, memory=MemoryCache(0))
+    round_trip, done = cache._round_trip, threading.Semaphore(0)
+
+    def counted() -> None:
+        round_trip()
+        done.release()
+
+    monkeypatch.setattr(cache, "_round_trip", counted)
     for command in (cache.put("a", b"1"), cache.get("a")):
         running = asyncio.create_task(command)
         await asyncio.sleep(0)
         time.sleep(0.2)
+        assert done.acquire(timeout=20)  # or longer, on a busy machine
         await cache.put("b", b"2")
+        assert done.acquire(timeout=20)
         found = await running
     assert found == b"1"
     assert len(stored_keys(redis_server)) == 2
@@ -491,8 +500,8 @@ def test_a_frozen_server_delays_one_lookup_and_is_used_again(
         redis_server.thaw()
     assert {each["score"] for each in results} == {1.0}
     assert not any(each["cached"] for each in results)
-    assert max(first, second) < 10, "one waits for the server, and not each of 256"
-    deadline = time.monotonic() + 20
+    assert max(first, second) < 30, "one waits for the server, and not each of 256"
+    deadline = time.monotonic() + 60
     while not all(each["cached"] for each in score_batch(client, items)):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -512,7 +521,7 @@ def test_no_score_is_wrong_while_the_server_is_flushed_and_connections_are_kille
     done = threading.Event()
     arguments = ["--cache-url", url, "--cache-mb", "0", "--workers", "2"]
     with service_process("code", *arguments) as (_, service), ThreadPoolExecutor(4) as pool:
-        client = httpx.Client(base_url=service, trust_env=False, timeout=60)
+        client = httpx.Client(base_url=service, trust_env=False, timeout=120)
 
         def call() -> list[list[dict]]:
             found = []
@@ -528,7 +537,7 @@ def test_no_score_is_wrong_while_the_server_is_flushed_and_connections_are_kille
             time.sleep(0.1)
         done.set()
         batches = [batch for caller in callers for batch in caller.result()]
-        wait_until(lambda: all(each["cached"] for each in score_batch(client, items)), 20)
+        wait_until(lambda: all(each["cached"] for each in score_batch(client, items)), 100)
         client.close()
     assert len(batches) >= 4
     assert all([each["score"] for each in batch] == expected for batch in batches)

@@ -14,6 +14,8 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.run_state import RunState, Scope, SqliteRunState, open_run_state
+from rewardfleet_server.run_state import redis as redis_state
+from rewardfleet_server.run_state import sqlite as sqlite_state
 from rewardfleet_server.run_state.redis import RedisRunState
 from rewardfleet_server.run_state.settings import RunStateSettings
 
@@ -27,6 +29,14 @@ SCOPE = Scope("run {1}", "count")
 def add_one(state: JsonValue) -> tuple[JsonValue, JsonValue]:
     count = (state or 0) + 1
     return count, {"count": count}
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the store until it answers, also on a busy machine."""
+    monkeypatch.setattr(redis_state, "_COMMAND_SECONDS", 60.0)
+    for module in (redis_state, sqlite_state):
+        monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -174,7 +184,9 @@ async def test_processes_lose_no_transition_and_count_none_twice(
     program = f"""
 import asyncio, sys
 from rewardfleet_server.run_state import Scope, open_run_state
+from rewardfleet_server.run_state import redis, sqlite
 from rewardfleet_server.run_state.settings import RunStateSettings
+redis._COMMAND_SECONDS = redis.BUSY_SECONDS = sqlite.BUSY_SECONDS = 60.0  # on a busy machine
 SCOPE = Scope(*{tuple(SCOPE)!r})
 def add_one(state):
     return (state or 0) + 1, None
@@ -189,7 +201,7 @@ async def main():
 asyncio.run(main())
 """
     workers = [subprocess.Popen([sys.executable, "-c", program, f"p{i}-"]) for i in range(4)]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0, 0]
+    assert [worker.wait(150) for worker in workers] == [0, 0, 0, 0]
     assert await open_store().read(SCOPE) == 25 * 4 * (1 + len(workers))
 
 
@@ -211,7 +223,7 @@ async def test_reading_does_not_wait_for_a_writer(tmp_path: Path):
     await store.apply_once(SCOPE, 1, "a", add_one)
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):  # the writer's lock would delay it for 60 s
         assert await store.read(SCOPE) == 1
         assert await store.outcome(SCOPE, 1, "a") == {"count": 1}
     writer.close()
@@ -363,8 +375,11 @@ async def test_a_server_without_memory_refuses_a_transition_and_changes_nothing(
 
 @pytest.mark.slow
 async def test_a_frozen_redis_delays_no_call_for_long(
-    redis_server: RedisServer, redis_store: RedisRunState
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(redis_state, "_COMMAND_SECONDS", 4.0)
+    monkeypatch.setattr(redis_state, "BUSY_SECONDS", 10.0)
+    redis_store = RedisRunState(redis_server.url)
     await redis_store.apply_once(SCOPE, 1, "a", add_one)
     redis_server.freeze()
     try:
@@ -375,9 +390,10 @@ async def test_a_frozen_redis_delays_no_call_for_long(
     finally:
         redis_server.thaw()
     assert {type(outcome) for outcome in outcomes} == {Unavailable}
-    assert elapsed_s < 8
+    assert elapsed_s < 25
     assert await redis_store.apply_once(SCOPE, 1, "a", add_one) == {"count": 1}
     assert await redis_store.read(SCOPE) == 1
+    await redis_store.aclose()
 
 
 async def test_messages_contain_no_password(

@@ -1,6 +1,7 @@
 """Damaged run-state files are refused, old runs are deleted, and stray steps do no harm."""
 
 import asyncio
+import itertools
 import json
 import random
 import sqlite3
@@ -32,9 +33,9 @@ from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.steps import StepLog, contains, including
 
 from .conftest import RedisServer
-from .test_run_state import SCOPE, OpenStore, add_one, open_store, settings
+from .test_run_state import SCOPE, OpenStore, add_one, long_waits, open_store, settings
 
-__all__ = ["open_store", "settings"]  # fixtures
+__all__ = ["long_waits", "open_store", "settings"]  # fixtures
 
 STRAY = 2**53
 
@@ -157,13 +158,13 @@ def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
 
 @pytest.mark.slow
 async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSettings):
-    store = opened(settings, 1)
+    store = opened(settings, 4)
     try:
         old, active = Scope("old", "count"), Scope("active", "count")
         for run in ("old", "active"):
             await store.groups.add(GroupKey(run, 1, "g"), member())
         await store.apply_once(old, 1, "a", add_one)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         step = 0
         while await store.read(old) is not None:
             assert time.monotonic() < deadline
@@ -186,7 +187,7 @@ async def test_abandoned_groups_are_deleted_and_their_members_are_late(
     try:
         key = GroupKey("r", 1, "abandoned")
         await store.groups.add(key, member(wait_s=-1))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while await store.groups.members(key) is not None:
             assert time.monotonic() < deadline
             await store.groups.add(GroupKey("r", 1, "g"), member(str(time.time()), size=10**6))
@@ -419,21 +420,27 @@ async def test_values_of_a_wrong_shape_are_an_error(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_gc")
 async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_store: OpenStore):
     store = open_store()
 
-    async def seconds(run: str, groups: int) -> float:
+    async def seconds(run: str, groups: int, limit: float) -> float:
+        """Return the best of five times; of more if all are above the limit, for some seconds."""
         for number in range(groups):
             await store.groups.add(GroupKey(run, 1, str(number)), member("0", max_open=2000))
         best = float("inf")
-        for repeat in range(5):
+        deadline = time.monotonic() + 30
+        for repeat in itertools.count():
+            if repeat >= 5 and (best < limit or time.monotonic() > deadline):
+                return best
             started = time.process_time()
             for number in range(100):
                 uid = member(f"{repeat}-{number}", size=1000, max_open=2000)
                 await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
                 await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
             best = min(best, time.process_time() - started)
-        return best
+        raise AssertionError
 
-    few, many = await seconds("few", 8), await seconds("many", 1000)
+    few = await seconds("few", 8, float("inf"))
+    many = await seconds("many", 1000, 2 * few)
     assert many < 2 * few

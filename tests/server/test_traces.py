@@ -27,7 +27,7 @@ from rewardfleet_server.video.settings import VideoSettings
 from ..conftest import client_of
 from ..gateways import fleet_of, reply
 from .code.conftest import LEVELS
-from .test_in_flight import ANSWER, body, posting
+from .test_in_flight import ANSWER, body, listed, posting
 
 #: A trace of a caller, of the specification's example.
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -96,6 +96,7 @@ def receiving() -> Iterator[Receiver]:
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Receive the spans of the services that the test starts. They export when they end."""
+    monkeypatch.setattr(otel, "_FLUSH_SECONDS", 60)
     with receiving() as started:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", started.url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -135,7 +136,7 @@ def test_one_call_is_one_trace_from_the_trainer_to_the_jail(receiver: Receiver):
     settings = CodeSettings(workers=1, cache_file=None, cache_mb=0, isolation=LEVELS[1])
     with serving(create_code_app(settings)) as url, fleet_of(code=url) as fleet_url:
         env = {**os.environ, "OTEL_SERVICE_NAME": "trainer"}
-        subprocess.run([sys.executable, "-c", TRAINER, fleet_url], env=env, check=True, timeout=50)
+        subprocess.run([sys.executable, "-c", TRAINER, fleet_url], env=env, check=True, timeout=150)
     step = receiver.one("step 1")
     trace_id = step.trace_id
     spans = [(service, span) for service, span in receiver.spans if span.trace_id == trace_id]
@@ -184,13 +185,13 @@ def test_failures_have_a_kind_and_no_message(receiver: Receiver):
     judge = FakeJudge(wait_s=30)
     app = create_video_app(VideoSettings(), {"fake": judge})
     with client_of(app) as client:
-        hurried = {"x-request-timeout": "1.5"}
+        hurried = {"x-request-timeout": "4"}
         late = client.post("/score", json=body(), headers={**TRACEPARENT, **hurried})
         assert late.status_code == 504
         assert client.post("/score", json={"task_text": "SECRET"}).status_code == 422
         with posting(client, "/score", body(1)):
             wait_until(lambda: len(judge.seen) == 2)
-        wait_until(lambda: judge.cancelled == 2)
+        wait_until(lambda: judge.cancelled == 2 and listed(client)["total"] == 0)
     late_span, invalid, left = sorted(
         receiver.named("POST /score"), key=lambda span: span.start_time_unix_nano
     )
@@ -271,7 +272,7 @@ def test_a_receiver_that_hangs_delays_neither_requests_nor_the_end(monkeypatch):
                 fields = {"revision": f"print({number})", "tests": tests}
                 assert client.post("/score", json=fields).status_code == 200
             ending = time.monotonic()
-        assert time.monotonic() - ending < 6
+        assert time.monotonic() - ending < 9
 
 
 def test_without_the_packages_a_warning_names_them(monkeypatch, caplog):
@@ -308,4 +309,4 @@ forbidden = ("opentelemetry.sdk", "opentelemetry.exporter", "rewardfleet_server.
 assert not [name for name in sys.modules if name.startswith(forbidden)]
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    subprocess.run([sys.executable, "-c", program, ANSWER], env=env, check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", program, ANSWER], env=env, check=True, timeout=150)

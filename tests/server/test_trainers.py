@@ -355,9 +355,9 @@ def test_openenv_an_abstention_is_a_null_reward():
 def test_openenv_the_timeout_of_a_step_is_its_deadline(code: httpx.Client):
     loop = {"code": "while True: pass", "ground_truth": {"inputs": [""] * 9, "outputs": ["5"] * 9}}
     started = time.monotonic()
-    result = answer(code, "/step", {"action": loop, "timeout_s": 8})
+    result = answer(code, "/step", {"action": loop, "timeout_s": 16})
     assert result["reward"] == 0  # in half of the time, so that its caller gets it
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 16
 
 
 # AWS

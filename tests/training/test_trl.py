@@ -17,7 +17,7 @@ from rewardfleet.adapters.trl import reward_function
 
 from ..router.conftest import tiny_llama
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 30
 #: A program that does nothing passes the first.

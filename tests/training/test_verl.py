@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 TESTS = {
     "kind": "stdio",

@@ -270,7 +270,9 @@ def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
         subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream) as process,
     ):
         try:
-            wait_until(lambda: process.poll() is not None or "serving video on" in log.read_text())
+            wait_until(
+                lambda: process.poll() is not None or "serving video on" in log.read_text(), 90
+            )
         finally:
             process.terminate()
     assert "serving video on" in log.read_text()
@@ -289,13 +291,13 @@ def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
     ],
 )
 def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message):
-    command = ["serve", "video", "--backend", "mine", "--custom-backend-factory"]
+    command = ["serve", "video", "--port=0", "--backend=mine", "--custom-backend-factory"]
     assert main([*command, f"{module}:{factory}"]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_factory_that_does_not_exist_ends_the_command(capsys):
-    command = ["serve", "video", "--backend", "mine", "--custom-backend-factory"]
+    command = ["serve", "video", "--port=0", "--backend=mine", "--custom-backend-factory"]
     assert main([*command, "no_such_module:build"]) == 2
     assert "No module named 'no_such_module'" in capsys.readouterr().err
     assert main([*command, "nocolon"]) == 2

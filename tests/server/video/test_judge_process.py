@@ -1,5 +1,6 @@
 """The process of a judge that the user provides: hung, dying, printing, and ended."""
 
+import asyncio
 import http.client
 import json
 import logging
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +23,7 @@ from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.video import judge_process
 from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judge_process import JudgeProcess
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
@@ -31,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("no_gc")
 
 #: Calls that a judge without coroutines works on at the same time.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
+#: Seconds after which callers give up: calls reach the judge before, also on a machine that pauses.
+GIVE_UP = 6
 
 MODULE = r"""
 import asyncio, ctypes, os, subprocess, sys, threading, time
@@ -56,7 +61,7 @@ def act(text, options):
         while not (FOLDER / "release").exists():
             time.sleep(0.01)
     elif text == "meet":
-        barrier.wait(10)
+        barrier.wait(60)
     elif text == "exit":
         raise SystemExit(3)
     elif text == "interrupt":
@@ -181,10 +186,9 @@ def is_ready(client: httpx.Client) -> bool:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends during the read
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_the_factory_runs_once_in_another_process_and_calls_run_in_its_threads(client, folder):
@@ -283,10 +287,10 @@ def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeyp
         (folder.path / "hanging").touch()
         post(client, "end")
         reason = "it was not ready within 5 s"
-        wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""), 30)
+        wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
         assert not is_alive(folder.starts[1])
         (folder.path / "hanging").unlink()
-        wait_until(lambda: is_ready(client), 30)
+        wait_until(lambda: is_ready(client))
         assert post(client).status_code == 200
 
 
@@ -295,8 +299,16 @@ def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeyp
 def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     client, folder, task, monkeypatch
 ):
-    monkeypatch.setattr(judge_process, "_MIN_PATIENCE", 3)
-    with at_work(folder, client, task, THREADS, timeout_s=2) as calls:
+    kill, is_checked = JudgeProcess._kill_hung, threading.Event()
+
+    def kill_when_checked(process: JudgeProcess) -> None:
+        if is_checked.is_set():
+            kill(process)
+        else:
+            asyncio.get_running_loop().call_later(0.05, kill_when_checked, process)
+
+    monkeypatch.setattr(JudgeProcess, "_kill_hung", kill_when_checked)
+    with at_work(folder, client, task, THREADS, timeout_s=GIVE_UP) as calls:
         assert is_ready(client), "busy"
         assert {call.result().status_code for call in calls} == {504}
     wait_until(lambda: not is_ready(client))
@@ -304,6 +316,7 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     assert f"judge mine hangs: {THREADS} calls are at work" in problem["detail"]
     refused = post(client)
     assert (refused.status_code, refused.json()["kind"]) == (503, "unavailable")
+    is_checked.set()
     wait_until(lambda: is_ready(client))
     assert post(client).status_code == 200
     assert (restarts(client), abandoned(client)) == (1, 0)
@@ -312,7 +325,7 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
 
 @pytest.mark.slow
 def test_calls_that_wait_for_a_thread_of_a_hung_judge_are_unavailable(folder, client):
-    hung = at_work(folder, client, "hang", THREADS, timeout_s=2)
+    hung = at_work(folder, client, "hang", THREADS, timeout_s=GIVE_UP)
     with hung, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, client).result()
     assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
@@ -322,7 +335,7 @@ def test_calls_that_wait_for_a_thread_of_a_hung_judge_are_unavailable(folder, cl
 def test_a_judge_that_answers_abandoned_calls_goes_on(client, folder, monkeypatch):
     """A trainer that ends leaves a full pool; the model is not loaded again for it."""
     monkeypatch.setattr(judge_process, "_MIN_PATIENCE", 30)
-    with at_work(folder, client, "wait for release", THREADS, timeout_s=2) as calls:
+    with at_work(folder, client, "wait for release", THREADS, timeout_s=GIVE_UP) as calls:
         assert {call.result().status_code for call in calls} == {504}
     assert abandoned(client) == THREADS
     assert not is_ready(client)
@@ -344,9 +357,10 @@ def test_calls_whose_callers_disconnect_are_abandoned(client, folder):
 
 
 @pytest.mark.slow
-def test_abandoned_calls_of_coroutines_are_cancelled(folder):
+def test_abandoned_calls_of_coroutines_are_cancelled(folder, monkeypatch):
+    monkeypatch.setattr(judge_process, "_MIN_PATIENCE", 30)
     with served_with(folder.settings("build_async")) as client:
-        with at_work(folder, client, "wait", 2 * THREADS, timeout_s=2) as calls:
+        with at_work(folder, client, "wait", 2 * THREADS, timeout_s=GIVE_UP) as calls:
             assert post(client).status_code == 200
             assert {call.result().status_code for call in calls} == {504}
         wait_until(lambda: abandoned(client) == 0)
@@ -357,9 +371,9 @@ def test_abandoned_calls_of_coroutines_are_cancelled(folder):
 @pytest.mark.slow
 def test_other_calls_at_a_judge_that_is_killed_are_unavailable(folder):
     with served_with(folder.settings("build_async")) as client:
-        with at_work(folder, client, "wait") as [other]:
+        with at_work(folder, client, "wait", timeout_s=50) as [other]:
             with ThreadPoolExecutor(THREADS) as pool:  # the first of them stops the event loop
-                pool.map(lambda _: post(client, "hang", timeout_s=2), range(THREADS))
+                pool.map(lambda _: post(client, "hang", timeout_s=GIVE_UP), range(THREADS))
             answer = other.result()
         assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
         assert answer.json()["retryable"]
@@ -398,14 +412,15 @@ def test_the_process_takes_less_than_a_millisecond_of_a_call(folder, make_video)
     times: dict[str, list[float]] = {name: [] for name in judges}
     with (
         serving(create_app(settings, judges)) as url,
-        httpx.Client(base_url=url, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
     ):
         for _ in range(150):
             for name, measured in times.items():
                 answer = client.post("/score", json={**body, "backend": name}).json()
                 measured.append(answer["timing_ms"]["backend"])
     in_process, in_thread = map(min, times.values())  # other work on the machine adds to medians
-    assert in_process - in_thread < 1
+    # On an idle machine, the thread takes a tenth of a millisecond, and the process half of one.
+    assert in_process - in_thread < max(1, 8 * in_thread)
 
 
 class _FailingJudge(FakeJudge):
@@ -423,7 +438,8 @@ async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
     with pytest.raises(RuntimeError, match="no warm-up"):
         async with app.service.lifespan():
             raise AssertionError("it has started")
-    assert not is_alive(folder.starts[0])
+    # It is killed, and at most 2 s are spent on waiting for its end.
+    await asyncio.to_thread(wait_until, lambda: not is_alive(folder.starts[0]))
 
 
 def test_nothing_is_started_if_another_judge_cannot_work_with_the_settings(folder):
@@ -463,10 +479,11 @@ def start(folder: Folder) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 def test_a_service_with_a_hung_judge_exits_after_its_shutdown_timeout(start, folder):
     process, client = start("--shutdown-timeout-s=1")
     with client, at_work(folder, client, "hang", THREADS + 2) as calls:
+        wait_until(lambda: metric(client, 'in_flight_items{service="video"}') == THREADS + 2)
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert {call.result().status_code for call in calls} == {503}
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert time.monotonic() - begun >= 1
     wait_until(lambda: not is_alive(folder.starts[0]))
     assert all(json.loads(line) for line in process.stderr), "the log is JSON"
@@ -521,7 +538,7 @@ def test_a_service_whose_own_threads_hang_exits_after_its_shutdown_timeout():
                     begun = time.monotonic()
                     process.send_signal(signal.SIGTERM)
                     assert call.result().status_code == 503
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
             assert time.monotonic() - begun >= 0.5
             assert "threads are at work: MainThread, stuck_0" in process.stderr.read()
         finally:

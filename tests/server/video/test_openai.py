@@ -270,7 +270,7 @@ def test_the_deadline_ends_the_retries(endpoint):
     with serving_judge(endpoint, deadline_s=0.5) as post_score:
         started = time.monotonic()
         assert post_score().status_code == 504
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15  # less than the 20 s that it waits to retry
 
 
 def test_a_slow_endpoint_exceeds_the_deadline(endpoint):
@@ -291,7 +291,7 @@ def test_a_truncated_response_is_retried():
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        with serving_judge(url, deadline_s=2) as post_score:
+        with serving_judge(url, deadline_s=6) as post_score:
             assert post_score().status_code in {503, 504}
         server.shutdown()
     assert len(requests) > 1
@@ -303,7 +303,7 @@ def test_an_unreachable_endpoint_is_an_error():
 
 
 def test_concurrent_requests_are_limited(endpoint):
-    endpoint.wait_s = 0.05
+    endpoint.wait_s = 0.5
     with serving_judge(endpoint, openai_concurrency=3) as post_score:
         threads = [
             threading.Thread(target=post_score, kwargs={"task_text": f"task {index}"})

@@ -19,7 +19,7 @@ from rewardfleet_server.video.references.library import (
 from rewardfleet_server.video.references.matcher import ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import DATA
+from ...conftest import DATA, client_of
 
 LIBERO = DATA / "libero"
 ROLLOUTS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text().splitlines()]
@@ -31,7 +31,7 @@ def client():
     settings = VideoSettings(video_root=[LIBERO])
     with (
         serving(create_app(settings)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=url, timeout=150, trust_env=False, verify=False) as client,
     ):
         yield client
 
@@ -157,11 +157,11 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     assert main(["references", "add", str(library), str(clip), "Stack the bowl", "--success"]) == 0
     assert "added" in capsys.readouterr().out
     settings = VideoSettings(video_root=[LIBERO], references=library)
-    with serving(create_app(settings)) as url:
+    with client_of(create_app(settings), timeout_s=60) as client:
         request = {"task_text": "stack the bowl"}
-        same = httpx.post(f"{url}/score", json={**request, "video_path": str(clip)}).json()
+        same = client.post("/score", json={**request, "video_path": str(clip)}).json()
         failure = rollout_of(task, success=False)
-        other = httpx.post(f"{url}/score", json={**request, "video_path": str(failure)}).json()
+        other = client.post("/score", json={**request, "video_path": str(failure)}).json()
     assert same["score"] > 0.5 > other["score"]
     assert "1 successes" in same["model_output"]
 

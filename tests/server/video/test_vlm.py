@@ -279,9 +279,9 @@ def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, scor
 def test_repeated_tags_are_parsed_in_linear_time():
     readout = primo.judge_spec(settings()).readouts["text"]
     completion = Completion("<think>a</think>" * 20_000, truncated=True)
-    started = time.perf_counter()
+    started = time.thread_time()
     assert readout.read([completion], "percentage").score is None
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_primo_has_the_sampling_of_its_authors():
@@ -366,16 +366,16 @@ def test_a_request_may_use_an_alias(make_video):
     clip = make_video(3)
     with serving(create_app(settings(video_root=[clip.parent]), {"PRIMO-R1": FakeJudge()})) as url:
         body = {"task_text": "t", "video_path": str(clip), "backend": "primo_r1_vllm"}
-        answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+        answer = httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False).json()
     assert answer["backend"] == "PRIMO-R1"
 
 
 def test_a_judge_that_failed_makes_the_service_unready():
     judge = FakeJudge()
     with serving(create_app(settings(), {"fake": judge})) as url:
-        assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).status_code == 200
         judge.failure = "the engine died"
-        answer = httpx.get(f"{url}/readyz", trust_env=False)
+        answer = httpx.get(f"{url}/readyz", timeout=60, trust_env=False)
     assert answer.status_code == 503 and answer.json()["detail"] == "the engine died"
 
 
@@ -386,5 +386,5 @@ def test_the_response_contains_the_curve(make_video):
 
     with serving(create_app(settings(video_root=[make_video(3).parent]), {"c": Curved()})) as url:
         body = {"task_text": "t", "video_path": str(make_video(3))}
-        answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+        answer = httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False).json()
     assert answer["curve"] == {"frames": [1, 2], "values": [None, 0.5]}
