@@ -159,11 +159,11 @@ def test_any_output_can_be_compared(checker: str, printed: bytes, expected: byte
 @pytest.mark.parametrize("checker", CHECKERS)
 @pytest.mark.parametrize("word", [b"9" * 4_000_000, b"1 " * 2_000_000, b"1\n" * 2_000_000])
 def test_comparing_takes_time_linear_in_the_output(checker: str, word: bytes):
-    started = time.monotonic()
+    started = time.thread_time()
     for printed in (word, word[:-2] + b"8"):
         output_equals(printed, word, checker, Tolerance(1e-6), ignore_case=False)
         output_equals(printed, b"1", checker, Tolerance(1e-6), ignore_case=False)
-    assert time.monotonic() - started < 8
+    assert time.thread_time() - started < 8
 
 
 # Datasets

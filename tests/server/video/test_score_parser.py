@@ -441,7 +441,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(text=TEXTS, mode=st.sampled_from(MODES), truncated=st.booleans())
 def test_any_text_gives_a_score_or_an_abstention(text, mode, truncated):
     """It never raises, and a score in [0, 1] needs a digit or a word of success or failure."""
@@ -457,7 +457,7 @@ def test_any_text_gives_a_score_or_an_abstention(text, mode, truncated):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
 def test_the_thinking_does_not_change_the_score(text, mode):
     answer = "<answer>85%</answer>"
@@ -465,7 +465,7 @@ def test_the_thinking_does_not_change_the_score(text, mode):
         assert parse_score(f"<think>{text}</think>{answer}", mode=mode).score == 0.85
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS, mode=st.sampled_from(MODES))
 def test_an_unclosed_think_tag_gives_no_score(text, mode):
     if not re.search(r"[<\u25c1\ufe64\uff1c]", text):
