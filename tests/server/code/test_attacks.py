@@ -8,21 +8,31 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .conftest import LIMITS, Service, asserts, descendants, functional, programs, stdio
+from .conftest import (
+    LIMITS,
+    SHORT_LIMITS,
+    Service,
+    asserts,
+    descendants,
+    functional,
+    programs,
+    served_code,
+    stdio,
+)
 
 pytestmark = pytest.mark.slow
 
 HELD = stdio(("", "held"))
-#: For programs that are slow on a busy machine.
-LONG_LIMITS = {**LIMITS, "cpu_s": 5, "wall_s": 20}
 
 
 @pytest.fixture
@@ -42,10 +52,20 @@ def service(level_service: Service):
 
 
 def test_the_process_of_a_program_is_found_while_it_runs(service: Service):
+    found = threading.Event()
+
+    def run_until_found() -> None:  # a program may end before this busy machine looks
+        while not found.is_set():
+            sleep = "import time; time.sleep(0.5)"
+            assert service.score(sleep, stdio(("", "")))["score"] == 1.0
+
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(service.score, "import time; time.sleep(0.5)", stdio(("", "")))
-        wait_until(lambda: len(programs()) == 1)
-        assert running.result()["score"] == 1.0
+        running = pool.submit(run_until_found)
+        try:
+            wait_until(lambda: len(programs()) == 1)
+        finally:
+            found.set()
+        running.result()
 
 
 def program_trying(*attempts: str, setup: str = "") -> str:
@@ -316,12 +336,12 @@ ENDED = {
 @pytest.mark.parametrize(("program", "verdicts"), ENDED.values(), ids=ENDED)
 def test_programs_that_exceed_limits_are_ended(service: Service, program: str, verdicts: set[str]):
     started = time.monotonic()
-    # A program that must exceed another limit than CPU time gets enough CPU time.
-    limits = LIMITS if "time_limit" in verdicts else LONG_LIMITS
+    # A program that must exceed another limit than time gets enough time.
+    limits = SHORT_LIMITS if "time_limit" in verdicts else LIMITS
     score = service.score(program, stdio(("", "x")), limits=limits)
     assert score["verdicts"][0]["verdict"] in verdicts, score
     assert score["score"] == 0.0
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25
 
 
 def test_threads_of_one_program_do_not_make_another_fail(service: Service):
@@ -338,7 +358,7 @@ except RuntimeError:
     with ThreadPoolExecutor(1) as threads:
         bombing = threads.submit(service.verdict, bomb, stdio(("", "x")), limits=limits)
         seen = set()
-        while not bombing.done():
+        while not seen or not bombing.done():
             response = service.post("print(input())", stdio(("x", "x"), ("x", "x")))
             seen.add((response.status_code, response.json()["score"]))
         assert bombing.result() == "time_limit"
@@ -346,14 +366,17 @@ except RuntimeError:
 
 
 def test_jails_are_killed_first_if_memory_runs_out(service: Service):
-    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in descendants()]
+    scores = []
+    for pid in descendants():
+        with suppress(OSError):  # it has ended
+            scores.append(Path(f"/proc/{pid}/oom_score_adj").read_text())
     assert scores.count("1000\n") >= 2  # other test modules may run jails as well
 
 
 def test_input_does_not_count_as_memory_of_the_program(service: Service):
     tests = stdio(("7" * (24 << 20), str(24 << 20)))
     program = "import os\nprint(sum(iter(lambda: len(os.read(0, 65536)), 0)))"
-    limits = {**LONG_LIMITS, "memory_mb": 16}
+    limits = {**LIMITS, "memory_mb": 16}
     assert service.verdict(program, tests, limits=limits) == "accepted"
     program = "print(len(bytearray(12 << 20)))"
     assert service.verdict(program, stdio(("7" * (24 << 20), str(12 << 20))), limits=limits) == (
@@ -520,10 +543,11 @@ def test_large_reports_take_the_service_little_time(service: Service, program: s
         "import os\nfor number in range(3, 256):\n"
         "  try: os.write(number, b'')\n  except OSError: continue\n  break\n"
     )
+    limits = {**SHORT_LIMITS, "output_kb": 60_000}
     started = time.monotonic()
-    score = service.score(find + program, stdio(("", "x")), limits={**LIMITS, "output_kb": 60_000})
+    score = service.score(find + program, stdio(("", "x")), limits=limits)
     assert score["score"] == 0.0
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25
 
 
 #: The expected value, which no program above contains.
@@ -541,7 +565,7 @@ def test_forgeries_do_not_pass(service: Service, program: str, kind: str):
         ),
         "stdio": stdio(("", SECRET)),
     }[kind]
-    score = service.score(program, tests)
+    score = service.score(program, tests, limits=SHORT_LIMITS)
     assert score["score"] == 0.0, score
     assert score["verdicts"][0]["verdict"] != "skipped"
 
@@ -578,7 +602,7 @@ def test_ten_megabytes_of_input(service: Service):
     text = "7" * 79 + "\n"
     tests = stdio((text * 131_072, str(131_072 * 79 * 7)))
     program = "import sys\nprint(sum(line.count('7') * 7 for line in sys.stdin))"
-    assert service.verdict(program, tests, limits=LONG_LIMITS) == "accepted"
+    assert service.verdict(program, tests) == "accepted"
 
 
 def test_input_that_is_never_read(service: Service):
@@ -636,7 +660,7 @@ HONEST = {
 
 @pytest.mark.parametrize(("program", "printed"), HONEST.values(), ids=HONEST)
 def test_honest_programs_pass(service: Service, program: str, printed: str):
-    score = service.score(program, stdio(("in", printed)), limits=LONG_LIMITS)
+    score = service.score(program, stdio(("in", printed)))
     assert score["score"] == 1.0, score
 
 
@@ -648,14 +672,14 @@ from concurrent.futures import ThreadPoolExecutor
 import threading
 together = threading.Barrier({count})
 def work(n):
-    together.wait(9)
+    together.wait(25)
     held = [bytes(100) for _ in range(10000)] + [bytearray(1 << 20) for _ in range(4)]
-    together.wait(9)
+    together.wait(25)
     return len(held)
 with ThreadPoolExecutor({count}) as pool:
     print(sum(pool.map(work, range({count}))))
 """
-    limits = {**LONG_LIMITS, "memory_mb": 1024}
+    limits = {**LIMITS, "memory_mb": 1024}
     score = service.score(program, stdio(("", f"{count * 10004}")), limits=limits)
     assert score["score"] == 1.0, score
 
@@ -697,11 +721,11 @@ PROCESSES = {
 
 @pytest.mark.parametrize("program", PROCESSES.values(), ids=PROCESSES)
 def test_a_refused_process_is_explained(service: Service, program: str):
-    score = service.score(f"import os, sys\n{program}", stdio(("", "")), limits=LONG_LIMITS)
+    score = service.score(f"import os, sys\n{program}", stdio(("", "")))
     (verdict,) = score["verdicts"]
     assert verdict["verdict"] == "runtime_error"
     assert "the jail does not allow new processes" in verdict["stderr"], verdict
-    assert verdict["wall_ms"] < 2000
+    assert verdict["wall_ms"] < 10_000
 
 
 def test_a_program_that_only_clears_the_screen_passes(service: Service):
@@ -724,7 +748,7 @@ def test_an_answer_that_is_too_large_has_a_verdict_of_its_own(service: Service, 
     """It is not suspicious, and the other answers of the same run count."""
     program = f"def f(): return {large}\ndef g(): return 1"
     cases = ["assert g() == 1", "assert f() == 0", "assert g() == 1", "assert g() == 2"]
-    limits = {**LONG_LIMITS, "memory_mb": 1024}
+    limits = {**LIMITS, "memory_mb": 1024}
     for limits["output_kb"] in (64, 16384):
         score = service.score(program, asserts(*cases, single_run=True), limits=limits)
         verdicts = [each["verdict"] for each in score["verdicts"]]
@@ -738,7 +762,7 @@ def test_an_answer_that_is_too_large_has_a_verdict_of_its_own(service: Service, 
 def test_an_answer_of_three_megabytes(service: Service):
     """Whatever the limit of output is."""
     tests = functional("f", ([], "x" * (3 << 20)))
-    limits = {**LONG_LIMITS, "output_kb": 64}
+    limits = {**LIMITS, "output_kb": 64}
     assert service.verdict("def f(): return 'x' * (3 << 20)", tests, limits=limits) == "accepted"
 
 
@@ -766,7 +790,7 @@ time.sleep(9)
             for n in range(4)
         ]
         number = 1
-        while not all(each.done() for each in hoards):
+        while not seen or not all(each.done() for each in hoards):
             seen.add(service.verdict(program.format(number), stdio(("", "65536"))))
             number += 1
         assert {each.result() for each in hoards} == {"time_limit"}
@@ -775,15 +799,18 @@ time.sleep(9)
 
 @pytest.mark.slow
 def test_the_service_is_as_fast_after_attacks_as_before(level_service: Service):
-    def seconds() -> float:
+    """As one that was never attacked, in turns: how fast the machine is changes."""
+
+    def seconds(service: Service) -> float:
         started = time.monotonic()
         for _ in range(10):
             tests = stdio(*(("1", "1"),) * 10)
-            assert level_service.score("print(input())", tests)["score"] == 1.0
+            assert service.score("print(input())", tests)["score"] == 1.0
         return time.monotonic() - started
 
-    before = min(seconds() for _ in range(3))
     for name in ("endless stdout", "4 GB at once", "thread bomb", "many files", "deep folders"):
-        level_service.score(ENDED[name][0], stdio(("", "x")))
-    # A factor of two and many attempts, because of other work on the machine.
-    assert any(seconds() < 2 * before for _ in range(20))
+        level_service.score(ENDED[name][0], stdio(("", "x")), limits=SHORT_LIMITS)
+    with served_code(level_service.level) as unharmed:
+        seconds(unharmed)
+        # A factor of two and many attempts, because of other work on the machine.
+        assert any(seconds(level_service) < 2 * seconds(unharmed) for _ in range(20))

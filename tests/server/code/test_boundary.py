@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import Service, asserts
+from .conftest import SHORT_LIMITS, Service, asserts
 
 pytestmark = pytest.mark.slow
 
@@ -548,7 +548,8 @@ FORGERIES = {
 
 @pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
 def test_no_program_without_the_right_value_passes(service: Service, program: str):
-    score = service.score(program, asserts(*CASES, strict=True, setup=CASES_SETUP))
+    tests = asserts(*CASES, strict=True, setup=CASES_SETUP)
+    score = service.score(program, tests, limits=SHORT_LIMITS)
     for case, verdict in zip(CASES, score["verdicts"], strict=True):
         assert verdict["verdict"] != "accepted", (case, verdict)
 
@@ -556,7 +557,7 @@ def test_no_program_without_the_right_value_passes(service: Service, program: st
 @pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
 def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
     """Without `strict`, a class of the program may decide, which is reported."""
-    score = service.score(program, asserts(*CASES, setup=CASES_SETUP))
+    score = service.score(program, asserts(*CASES, setup=CASES_SETUP), limits=SHORT_LIMITS)
     for case, verdict in zip(CASES, score["verdicts"], strict=True):
         outcome = verdict["verdict"], verdict["verdict_by"]
         assert outcome != ("accepted", "service"), (case, verdict)
@@ -565,7 +566,7 @@ def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
 @pytest.mark.parametrize("forged", FORGERIES.values(), ids=FORGERIES)
 def test_what_a_program_sends_instead_of_its_replies_is_no_right_value(service, forged):
     program = f"FORGED = {forged!r}\n{FORGED}"
-    score = service.score(program, asserts(*CASES[:6], setup=CASES_SETUP))
+    score = service.score(program, asserts(*CASES[:6], setup=CASES_SETUP), limits=SHORT_LIMITS)
     for case, verdict in zip(CASES[:6], score["verdicts"], strict=True):
         assert verdict["verdict"] != "accepted", (case, verdict)
 

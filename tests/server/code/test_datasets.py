@@ -242,10 +242,10 @@ def test_a_huge_memo_index_takes_no_memory():
 @pytest.mark.slow
 def test_a_decompression_bomb_is_rejected():
     bomb = base64.b64encode(zlib.compress(bytes(20 * MAX_DECOMPRESSED))).decode()
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises(InvalidRequest, match="larger than 32 MiB"):
         read("livecodebench", {"test": bomb})
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 5
 
 
 INVALID = [

@@ -41,7 +41,7 @@ for number in range(3, 600):
         found |= {each.group().decode() for each in mark.finditer(os.pread(number, 1 << 20, 0))}
     except OSError:
         pass
-print(sorted(found)[:20] or "nothing")
+print(sorted(found)[:20] or "nothing", flush=True)
 """
 
 

@@ -49,7 +49,7 @@ def test_threads_that_parse_do_not_disturb_each_other():
         if depth:  # the parser stores how deep its caller is
             return parse_often(call, depth - 1)
         calls = 0
-        while time.monotonic() < until:
+        while not calls or time.monotonic() < until:
             for _ in range(3):
                 Cycle()
             call()

@@ -132,7 +132,7 @@ PROGRAMS = {
     # Threads
     "a thread": (
         "import threading, time\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\nprint('end')"
+        "threading.Thread(target=lambda: (time.sleep(0.5), print('late'))).start()\nprint('end')"
     ),
     "a daemon thread": (
         "import threading, time\n"
@@ -160,11 +160,11 @@ PROGRAMS = {
         "  if n: threading.Thread(target=f, args=(n - 1,)).start()\n"
         "threading.Thread(target=f, args=(3,)).start()"
     ),
-    "a timer": "import threading\nthreading.Timer(0.1, print, ['late']).start()\nprint('end')",
+    "a timer": "import threading\nthreading.Timer(0.5, print, ['late']).start()\nprint('end')",
     "a pool that is not shut down": (
-        "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "p = ThreadPoolExecutor(2)\n"
-        "for n in range(4): p.submit(lambda n=n: (time.sleep(0.02 * (n + 1)), print(n)))"
+        "import sys, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "p = ThreadPoolExecutor(2)\n"  # the same line in one call: two threads may change places
+        "for n in range(4): p.submit(lambda: (time.sleep(0.05), sys.stdout.write('late\\n')))"
     ),
     "a function that `threading` calls at the end": (
         "import threading\nthreading._register_atexit(print, 'x')\nprint('end')"
@@ -186,8 +186,9 @@ PROGRAMS = {
         "signal.raise_signal(signal.SIGTERM)\nprint('x')"
     ),
     "an alarm": (
-        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('x'))\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()\nprint('end')"
+        "import signal, time\nseen = []\nsignal.signal(signal.SIGALRM, lambda *_: seen.append(1))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+        "while not seen: time.sleep(0.01)\nprint(seen, 'end')"
     ),
     "a lock on a file": "import fcntl\nfcntl.lockf(1, fcntl.LOCK_EX)\nprint('x')",
     "its own source code": (
@@ -232,7 +233,7 @@ async def test_a_program_ends_as_in_cpython(jails: JailPool, program: str, tmp_p
         input=STDIN,
         capture_output=True,
         check=False,
-        timeout=20,
+        timeout=60,
     )
     assert (result.stdout, result.exit_code) == (expected.stdout, expected.returncode), result
 
@@ -281,7 +282,7 @@ async def test_a_program_uses_files_as_in_cpython(jails: JailPool, program: str,
         [find_python(None).path, "-I", "-X", "utf8", "-c", program],
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=60,
         cwd=tmp_path,
     )
     assert (result.stdout, result.exit_code) == (expected.stdout, 0), result

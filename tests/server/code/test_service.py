@@ -39,6 +39,7 @@ from rewardfleet_server.testing import FakeSandbox, wait_until
 from .conftest import (
     LEVELS,
     LIMITS,
+    SHORT_LIMITS,
     Service,
     asserts,
     descendants,
@@ -119,19 +120,22 @@ def test_a_program_that_is_not_valid_python_is_a_compile_error(service: Service)
 def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_deadline():
     """However many tests there are."""
     with served_code(workers=1, max_submission_s=1) as service:
-        score = service.score("while True: pass", stdio(*[("", "")] * 20))
-    assert verdicts(score) == ["time_limit"] * 2 + ["skipped"] * 18
+        tests = stdio(*[("", "")] * 20)
+        score = service.score("while True: pass", tests, limits=SHORT_LIMITS)
+    # One, if the machine is so busy that the first test takes all of the wall time.
+    timed = verdicts(score).count("time_limit")
+    assert timed in {1, 2}
+    assert verdicts(score) == ["time_limit"] * timed + ["skipped"] * (20 - timed)
 
 
 @pytest.mark.slow
 def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadline():
     """No run sleeps past the time for all of them: a policy must not be able to cause a 504."""
-    with served_code(workers=1, max_submission_s=1) as service:
-        limits = {**LIMITS, "wall_s": 10}
+    with served_code(workers=1, max_submission_s=6) as service:  # of CPU; 9 s in all
         tests = stdio(*[("", "")] * 20)
-        score = service.score("import time\ntime.sleep(1.2)", tests, limits=limits)
+        score = service.score("import time\ntime.sleep(5)", tests)
     assert verdicts(score)[:3] == ["accepted", "time_limit", "skipped"]
-    assert sum(each["wall_ms"] for each in score["verdicts"]) < 4000
+    assert sum(each["wall_ms"] for each in score["verdicts"]) < 24_000
 
 
 @pytest.mark.slow
@@ -141,7 +145,7 @@ async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts(progr
     tests = stdio(*[("", "")] * 9)
     with served_code(workers=1) as service:
         url = str(service.client.base_url)
-        async with RewardFleet(code=url, timeout_s=5) as fleet:
+        async with RewardFleet(code=url, timeout_s=12) as fleet:
             score = await fleet.code.score(program, tests, limits={"cpu_s": 1, "wall_s": 20})
     assert score.score == 0.0
     assert score.verdicts[0].verdict == "time_limit"
@@ -152,8 +156,8 @@ async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts(progr
 def test_a_later_attempt_has_the_time_of_the_complete_call(service: Service):
     """A program is not to blame for what the first attempt waited for."""
     body = {"revision": "import time\ntime.sleep(1.5)", "tests": stdio(("", ""))}
-    for call_timeout, expected in (("20", "accepted"), ("1", "time_limit")):
-        headers = {"x-request-timeout": "6", "x-call-timeout": call_timeout}
+    for call_timeout, expected in (("60", "accepted"), ("1", "time_limit")):
+        headers = {"x-request-timeout": "30", "x-call-timeout": call_timeout}
         response = service.client.post("/score", json=body, headers=headers)
         assert response.json()["verdicts"][0]["verdict"] == expected, response.text
 
@@ -172,17 +176,20 @@ def test_the_stages_add_up_to_the_backend_time(service: Service):
 
 @pytest.mark.slow
 def test_the_wait_for_a_jail_is_the_time_in_the_queue():
+    item = {"tests": stdio(("", "")), "limits": LIMITS}
+    busy = "import time\nwhile time.process_time() < 0.15: pass\n"
+    programs = [f"{busy}x = {n}" for n in range(3)]
+    body = {"items": [{"revision": program, **item} for program in programs]}
     with served_code(workers=1) as service:
-        item = {"tests": stdio(("", "")), "limits": LIMITS}
-        busy = "import time\nwhile time.process_time() < 0.15: pass\n"
-        programs = [f"{busy}x = {n}" for n in range(3)]
-        body = {"items": [{"revision": program, **item} for program in programs]}
-        results = service.client.post("/score/batch", json=body).json()["results"]
-    timings = [each["timing_ms"] for each in results]
-    first, second, third = sorted(timing["queue"] for timing in timings)
+        for _ in range(5):  # a program that a busy machine does not run seems to sleep
+            results = service.client.post("/score/batch", json=body).json()["results"]
+            timings = [each["timing_ms"] for each in results]
+            for timing in timings:
+                assert timing["queue"] + timing["backend"] <= timing["total"] + 1
+            first, second, third = sorted(timing["queue"] for timing in timings)
+            if second - first > 90 and third - second > 90:
+                break
     assert second - first > 90 and third - second > 90
-    for timing in timings:
-        assert timing["queue"] + timing["backend"] <= timing["total"] + 1
 
 
 # Failures of programs, and internal failures
@@ -196,11 +203,17 @@ class Deaths:
 
     def __init__(self, before: set[int]) -> None:
         self._before = before
+        self._killed: set[int] = set()
 
     def wait_and_kill(self, name: str = "begun") -> None:
-        wait_until(lambda: name in map(self._name, self._jails()), 20)
+        """Wait for a program that was not killed before."""
+        wait_until(lambda: self._named(name) - self._killed)
+        self._killed |= self._named(name)
         for pid in descendants(depth=1) - self._before:  # not the program, which would end first
             os.kill(pid, signal.SIGKILL)
+
+    def _named(self, name: str) -> set[int]:
+        return {pid for pid in self._jails() if self._name(pid) == name}
 
     def _jails(self) -> set[int]:
         return descendants() - self._before
@@ -212,12 +225,14 @@ class Deaths:
         return ""
 
 
-#: Sets the name of its thread, then sleeps, if the input says so.
+#: Sets the name of its thread, then sleeps, if the input says so: for longer than a busy machine
+#: may take to notice.
 BEGINS = """
 import ctypes, time
 if "sleep" in (line := input()):
-    ctypes.CDLL(None).prctl(15, line.split()[1].encode(), 0, 0, 0)
-    time.sleep(1)
+    _, name, seconds = line.split()
+    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+    time.sleep(float(seconds))
 print(line)
 """
 
@@ -226,12 +241,11 @@ print(line)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_run_whose_jail_dies_is_repeated_once(level: str):
     """No verdict is lost or repeated, wherever in a submission the jail dies."""
-    lines = ["1", "sleep first", "2", "sleep second", "sleep third"]
+    lines = ["1", "sleep first 4", "2", "sleep second 0.5", "sleep third 4"]
     tests = stdio(*((line, line if line != "2" else "x") for line in lines))
     deaths = Deaths(descendants())
-    limits = {**LIMITS, "wall_s": 20}
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
-        scored = threads.submit(service.score, BEGINS, tests, limits=limits)
+        scored = threads.submit(service.score, BEGINS, tests)
         deaths.wait_and_kill("first")
         deaths.wait_and_kill("third")
         score = scored.result()
@@ -249,11 +263,9 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
 def test_a_program_whose_jail_dies_twice_has_failed(level: str):
     deaths = Deaths(descendants())
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
-        tests = stdio(("1", "1"), ("sleep begun", "x"), ("3", "3"))
-        limits = {**LIMITS, "wall_s": 20}
-        scored = threads.submit(service.score, BEGINS, tests, limits=limits)
+        tests = stdio(("1", "1"), ("sleep begun 4", "x"), ("3", "3"))
+        scored = threads.submit(service.score, BEGINS, tests)
         deaths.wait_and_kill()
-        wait_until(lambda: "begun" not in map(deaths._name, deaths._jails()))
         deaths.wait_and_kill()
         score = scored.result()
         assert verdicts(score) == ["accepted", "runtime_error", "skipped"]
@@ -265,7 +277,9 @@ def test_a_program_whose_jail_dies_twice_has_failed(level: str):
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_jail_whose_zygote_has_died_is_replaced_at_once(level: str):
     def command(pid: int) -> bytes:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        with contextlib.suppress(OSError):  # it has ended
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b""
 
     with served_code(level, workers=1) as service:
         before = service.verdict("print(1)", stdio(("", "1")))
@@ -275,9 +289,9 @@ def test_a_jail_whose_zygote_has_died_is_replaced_at_once(level: str):
         for pid in zygotes:
             os.kill(pid, signal.SIGKILL)
         started = time.monotonic()
-        after = service.verdict("print(2)", stdio(("", "2")), limits={**LIMITS, "wall_s": 30})
+        after = service.verdict("print(2)", stdio(("", "2")))
         assert (before, after) == ("accepted", "accepted")
-        assert zygotes and time.monotonic() - started < 10
+        assert zygotes and time.monotonic() - started < 25
 
 
 @pytest.mark.slow
@@ -340,7 +354,7 @@ async def test_a_stop_that_overtakes_its_run_ends_it():
     finally:
         await jails.aclose()
     assert results[0].stopped == "caller"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_a_sandbox_that_fails_is_an_error_without_a_score():
@@ -381,50 +395,59 @@ def test_a_program_ends_when_its_caller_disconnects(service: Service):
 @pytest.mark.slow
 def test_programs_that_sleep_do_not_delay_others():
     """They wait in jails of their own, and lend the cores."""
-    nap = {"cpu_s": 5, "wall_s": 5, "memory_mb": 256, "output_kb": 2048}
+    nap = {**LIMITS, "wall_s": 10}
     with served_code(workers=2) as service, ThreadPoolExecutor(24) as threads:
         sleep = "import time\ntime.sleep(60)\nx = {}"  # each another, or it would be run once
+        started = time.monotonic()
         asleep = [
             threads.submit(service.verdict, sleep.format(n), stdio(("", "x")), limits=nap)
             for n in range(4)
         ]
-        started = time.monotonic()
         others = [
             threads.submit(service.verdict, f"print({n})", stdio(("", f"{n}"))) for n in range(20)
         ]
         assert {each.result() for each in others} == {"accepted"}
         assert not any(each.done() for each in asleep)
         assert {each.result() for each in asleep} == {"time_limit"}
-        assert 4.5 < time.monotonic() - started < 9.5  # two at a time would take 10 s
+        assert 9.5 < time.monotonic() - started < 19.5  # two at a time would take 20 s
 
 
 @pytest.mark.slow
 def test_programs_that_wake_up_do_not_share_a_core():
-    """Each is paused until it has a core. That time does not count, nor does it end the program."""
+    """Each is paused until it has a core. That time does not count."""
     program = (
         "import time\ntime.sleep(0.3)\nstarted = time.perf_counter()\n"
         "while time.process_time() < 0.6: pass\nprint(input())"
     )
-    limits = {
-        "cpu_s": 5,
-        "wall_s": 2.6,
-        "memory_mb": 256,
-        "output_kb": 2048,
-    }  # above 0.9, below 2.7
     with served_code(workers=1) as service, ThreadPoolExecutor(4) as threads:
         tests = stdio(("x", "x"))
-        scored = [
-            threads.submit(service.score, f"x = {n}\n{program}", tests, limits=limits)
-            for n in range(4)
-        ]
+        scored = [threads.submit(service.score, f"x = {n}\n{program}", tests) for n in range(4)]
         scores = [each.result() for each in scored]
     assert {score["score"] for score in scores} == {1.0}, scores
     waits = sorted(score["timing_ms"]["queue"] for score in scores)
     assert waits[-1] > 1000  # behind three others that compute for 600 ms each
     for score in scores:
         timing = score["timing_ms"]
-        assert timing["run"] < 2600
+        assert timing["queue"] + timing["run"] <= timing["total"] + 1
         assert timing["queue"] + timing["backend"] <= timing["total"] + 1
+
+
+@pytest.mark.slow
+def test_a_pause_for_a_core_does_not_end_a_program():
+    """It is longer than the program's limit, because another one computes."""
+    sleeps = "import time\ntime.sleep(0.5)\nwhile time.process_time() < 0.2: pass\nprint(1)"
+    computes = "import time\nends = time.monotonic() + 8\nwhile time.monotonic() < ends: pass"
+    limits = {**LIMITS, "wall_s": 6}
+    with served_code(workers=1) as service, ThreadPoolExecutor(2) as threads:
+        for _ in range(4):  # a program that a busy machine does not run seems to sleep
+            before = programs()
+            paused = threads.submit(service.score, sleeps, stdio(("", "1")), limits=limits)
+            wait_until(lambda paused=paused, before=before: paused.done() or programs() - before)
+            computing = threads.submit(service.score, computes, stdio(("", "")))
+            assert (paused.result()["score"], computing.result()["score"]) == (1.0, 1.0)
+            if (queue_ms := paused.result()["timing_ms"]["queue"]) > 6000:
+                break
+    assert queue_ms > 6000
 
 
 @pytest.mark.slow
@@ -443,8 +466,9 @@ def test_a_paused_program_ends_when_its_caller_disconnects():
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
         wait_until(lambda: not programs() - before)
         started = time.monotonic()
-        assert service.verdict("while True: pass", stdio(("", "x"))) == "time_limit"
-        assert time.monotonic() - started < 10  # no other program uses the core
+        endless = service.verdict("while True: pass", stdio(("", "x")), limits=SHORT_LIMITS)
+        assert endless == "time_limit"
+        assert time.monotonic() - started < 20  # no other program uses the core
 
 
 # Isolation levels
@@ -611,11 +635,11 @@ def test_no_process_outlives_a_service_that_is_killed(level: str):
         jails = descendants(server.pid)
         assert len(jails) >= 2
         server.kill()
-        server.wait(10)
+        server.wait(60)
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in jails))
     finally:
         server.kill()
-        server.wait(10)
+        server.wait(60)
         server.stderr.close()
 
 

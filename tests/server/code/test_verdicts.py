@@ -71,10 +71,10 @@ def test_checkers(checker: str, printed: str, expected: str, passes: bool):
 def test_a_long_word_that_is_not_a_number_takes_little_time(start: str):
     tests = StdioTests(kind="stdio", cases=[{"stdout": "1"}], checker="float")
     result = RunResult(stdout=start.encode() + b"1" * 2**20 + b"x")
-    started = time.monotonic()
+    started = time.thread_time()
     judged = plan_runs(tests)[0].judge(result, replace(LIMITS, output_bytes=2**24))
     assert judged.verdicts[0].verdict == "wrong_answer"
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize("checker", ["exact", "tokens", "float"])
@@ -301,9 +301,9 @@ SAME_HASH = [number * (2**61 - 1) for number in range(1, 150_000)]
     ids=["a set as a key", "a set in a key", "keys", "a set"],
 )
 def test_values_with_the_same_hash_take_little_time(given: object, expected: object):
-    started = time.monotonic()
+    started = time.thread_time()
     assert not Equality(as_json=True).equal(given, expected)
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.slow
