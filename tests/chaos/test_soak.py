@@ -72,7 +72,7 @@ def test_memory_descriptors_and_event_loops_stay_as_they_were(
         new = after[name] - before[name]
         assert new["other"] <= 8 and new["socket"] <= most_sockets, (name, new)
     assert jails < last["code"] + 100
-    assert busy.p95 < 20 * idle.p95 + 0.1
+    assert busy.p95 < 20 * idle.p95 + 0.5
 
 
 def _load(url: str, seconds: int) -> dict:

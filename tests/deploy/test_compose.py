@@ -326,7 +326,7 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         uncached = await fleet.code.score("print(sum([int(x) for x in input().split()]))", SUM)
         assert (uncached.score, uncached.cached) == (1.0, False)
         assert (await fleet.tools.score(ANSWER, ANSWER)).score == 4.0
-        async with stack.client(timeout_s=5) as impatient:
+        async with stack.client(timeout_s=30) as impatient:
             with pytest.raises(Unavailable):
                 await impatient.tools.update_budget("run", step=1, costs=[1.0])
         answer = httpx.get(

@@ -188,4 +188,4 @@ def test_a_long_list_of_wrong_values_costs_one_error(service: httpx.Client, fiel
     assert response.status_code == 422
     assert f"{field}.0: " in response.json()["detail"]
     assert "more" not in response.json()["detail"]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20

@@ -100,6 +100,6 @@ def test_a_frozen_redis_delays_no_request_for_long(redis_server: RedisServer):
             elapsed_s = time.monotonic() - started
         finally:
             redis_server.thaw()
-        assert elapsed_s < 8
+        assert elapsed_s < 20
         assert adapt(service).status_code == 200
         assert normalize(service).json()["running"]["count"] == 4

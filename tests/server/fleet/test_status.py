@@ -27,6 +27,13 @@ from ..test_in_flight import body, posting
 NOTHING = "http://127.0.0.1:1"
 
 
+@pytest.fixture(autouse=True)
+def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for answers, also on a busy machine."""
+    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 30)
+    monkeypatch.setattr(status_module, "_IN_FLIGHT_SECONDS", 30)
+
+
 @pytest.fixture(scope="module")
 def code_url() -> Iterator[str]:
     with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
@@ -201,7 +208,7 @@ async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
     clip = make_video(4).read_bytes()
     async with RewardFleet(video=url) as fleet, asyncio.TaskGroup() as group:
         calls = [group.create_task(fleet.video.score(f"task {n}", clip)) for n in range(3)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             load = {}
             while load != {"requests": 3, "in_flight_items": 1, "queued_items": 2}:
                 (row,) = await fleet_status([("video", url.rstrip("/"))])

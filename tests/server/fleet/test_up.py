@@ -43,7 +43,7 @@ class Up:
         return ready.partition(": ")[2].partition(". ")[0]
 
     def services(self) -> dict:
-        return httpx.get(self.url, trust_env=False).json()["services"]
+        return httpx.get(self.url, timeout=60, trust_env=False).json()["services"]
 
     def pids(self) -> list[int]:
         """Return the processes of the services."""
@@ -51,7 +51,7 @@ class Up:
         return [int(pid) for pid in children.split()]
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: "Ready after" in self.log or self.process.poll() is not None, 50)
+        wait_until(lambda: "Ready after" in self.log or self.process.poll() is not None, 150)
         assert "Ready after" in self.log, self.log
 
 
@@ -67,13 +67,13 @@ def up(folder: Path, config: str = "", *flags: str) -> Iterator[Up]:
         yield Up(process, folder / "log")
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends during the read
         return False
 
 
@@ -88,7 +88,7 @@ def test_all_services_start_score_and_end_with_ctrl_c(tmp_path: Path):
         pids = fleet.pids()
         assert len(pids) == 3
         fleet.process.send_signal(signal.SIGINT)
-        assert fleet.process.wait(30) == 0
+        assert fleet.process.wait(90) == 0
         assert not any(map(is_running, pids))
     assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
 
@@ -102,7 +102,7 @@ def test_a_crashed_replica_starts_again_and_nothing_is_lost(tmp_path: Path):
                 os.kill(pid, signal.SIGKILL)
             for _ in range(50):
                 assert client.tools.reward(ANSWER, ANSWER) == 1.0
-        wait_until(lambda: len(set(fleet.pids()) - set(before)) == 1, 20)
+        wait_until(lambda: len(set(fleet.pids()) - set(before)) == 1)
 
         def restarted() -> bool:
             replicas = [each for every in fleet.services().values() for each in every["replicas"]]
@@ -110,7 +110,7 @@ def test_a_crashed_replica_starts_again_and_nothing_is_lost(tmp_path: Path):
                 sum(each["restarts"] for each in replicas) == 1
             )
 
-        wait_until(restarted, 30)
+        wait_until(restarted)
         assert "was ended by SIGKILL" in fleet.log
 
 
@@ -122,7 +122,7 @@ def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
         done = subprocess.run(
             [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(path),
              "--only", "tools,episode", "--data-dir", str(tmp_path / "data")],
-            capture_output=True, text=True, timeout=50, check=False,
+            capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
     assert done.returncode == 1
     assert f"tools-0: --port {port}" in done.stderr
@@ -134,7 +134,7 @@ def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "run-state.sqlite").write_text("no database" * 100)
     with up(tmp_path) as fleet:
-        assert fleet.process.wait(50) == 1
+        assert fleet.process.wait(150) == 1
         assert "ended with status 2" in fleet.log
         assert "run-state" in fleet.log
 
@@ -144,7 +144,7 @@ def test_services_end_when_their_parent_is_killed(tmp_path: Path):
         fleet.wait_until_ready()
         pids = fleet.pids()
         fleet.process.kill()
-        wait_until(lambda: not any(map(is_running, pids)), 30)
+        wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_logs_are_printed_with_the_names_of_replicas(tmp_path: Path):
@@ -157,8 +157,8 @@ def test_logs_are_printed_with_the_names_of_replicas(tmp_path: Path):
 async def test_a_replica_that_does_not_answer_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(processes, "_SILENCE_SECONDS", 2)
-    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "_SILENCE_SECONDS", 4)
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 1)
     monkeypatch.setattr(processes, "_READY_SECONDS", 0.1)
     path = tmp_path / "fleet.toml"
     path.write_text("[tools]\nport = 0\n")
@@ -168,7 +168,7 @@ async def test_a_replica_that_does_not_answer_is_killed(
     process = ReplicaProcess(planned, replica, tmp_path / "log", None)
     running = asyncio.create_task(process.run())
     try:
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(150):
             await process.has_been_ready.wait()
             assert process._process is not None
             process._process.send_signal(signal.SIGSTOP)
@@ -178,7 +178,7 @@ async def test_a_replica_that_does_not_answer_is_killed(
         running.cancel()
         started = time.monotonic()
         await asyncio.gather(running, return_exceptions=True)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert replica.last_failure
 
 
