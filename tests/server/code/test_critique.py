@@ -89,9 +89,9 @@ def test_overall_judgment(critique: str, judgment: str | None):
     ],
 )
 def test_it_takes_linear_time(part: str):
-    started = time.process_time()
+    started = time.thread_time()
     overall_judgment(part * (1_000_000 // len(part)))
-    assert time.process_time() - started < 5
+    assert time.thread_time() - started < 5
 
 
 # Over HTTP

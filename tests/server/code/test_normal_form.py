@@ -155,9 +155,9 @@ UNUSUAL = {
 @pytest.mark.parametrize("name", UNUSUAL)
 @pytest.mark.parametrize("level", ["unit", "stdin"])
 def test_unusual_input_has_a_key_in_limited_time(name: str, level: Any):
-    started = time.process_time()
+    started = time.thread_time()
     key = normal_form(UNUSUAL[name], level=level)
-    assert time.process_time() - started < 5  # about a second, on a busy machine
+    assert time.thread_time() - started < 5  # about a second, on a busy machine
     key.encode()  # keys are hashed, so they must not contain lone surrogates
 
 
