@@ -1,4 +1,4 @@
-"""A real Redis server, which tests stop and freeze."""
+"""A real Redis server, which tests stop and freeze; commands that leave this process as it was."""
 
 import os
 import shutil
@@ -13,6 +13,13 @@ import redis
 
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in this process leave its logging and standard error alone."""
+    monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
+    monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
 
 
 class RedisServer:

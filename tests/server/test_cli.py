@@ -153,7 +153,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
 )
 def test_an_error_names_the_flag_and_its_value_in_one_line(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda _: None)
     monkeypatch.setenv("REWARDFLEET_PORT", "0")
     assert main(arguments) == 2
     assert capsys.readouterr().err == f"rewardfleet: {message}\n"
