@@ -36,5 +36,5 @@ def fleet_up(
 
 def replicas_of(url: str) -> list[dict]:
     """Return what the index of a gateway says about each replica."""
-    services = httpx.get(url, trust_env=False, timeout=10).json()["services"]
+    services = httpx.get(url, trust_env=False, timeout=60).json()["services"]
     return [each for service in services.values() for each in service["replicas"]]

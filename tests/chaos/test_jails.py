@@ -55,7 +55,7 @@ async def test_no_verdict_changes_while_jails_are_killed(
                         kills += 1
                         with suppress(ProcessLookupError):  # it has just been replaced
                             os.kill(random.choice(jails), signal.SIGKILL)
-        metrics = httpx.get(f"{service.url}/metrics", trust_env=False).text
+        metrics = httpx.get(f"{service.url}/metrics", timeout=60, trust_env=False).text
     counter = re.search(r"(?m)^rewardfleet_jail_restarts_total (\S+)", metrics)
     restarts = int(float(counter[1]))
     figures.notes["kills"] = kills

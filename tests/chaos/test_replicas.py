@@ -90,16 +90,16 @@ async def test_three_replicas_behind_the_gateway(tmp_path: Path, figures: Figure
             async with asyncio.TaskGroup() as group:
                 for each in trainers:
                     group.create_task(each.train(over.is_set))
-                for _ in range(factor):
-                    await _settle(url, figures)
+                for round_ in range(factor):
+                    await _settle(url, figures, 2 * round_)
                     os.kill(pids()[0], signal.SIGKILL)
-                    await _settle(url, figures)
+                    await _settle(url, figures, 2 * round_ + 1)
                     os.kill(frozen := pids()[1], signal.SIGSTOP)
                     await asyncio.sleep(3)  # less than what the fleet waits before it kills it
                     os.kill(frozen, signal.SIGCONT)
-                    await _settle(url, figures)
+                    await _settle(url, figures, 2 * round_ + 1)
                     os.kill(pids()[2], signal.SIGTERM)
-                    await _settle(url, figures)
+                    await _settle(url, figures, 2 * round_ + 2)
                 over.set()
         restarts = [each["restarts"] for each in replicas_of(url)]
         figures.notes["restarts"] = sum(restarts)
@@ -107,9 +107,13 @@ async def test_three_replicas_behind_the_gateway(tmp_path: Path, figures: Figure
     assert sum(restarts) >= 2 * factor
 
 
-async def _settle(url: str, figures: Figures) -> None:
-    """Wait until all replicas are ready, and some more calls have ended."""
+async def _settle(url: str, figures: Figures, restarts: int) -> None:
+    """Wait until so many have started again, all are ready, and some more calls have ended."""
     await figures.more(150)
     async with asyncio.timeout(90):
-        while not all(each["is_ready"] for each in await asyncio.to_thread(replicas_of, url)):
+        while True:
+            replicas = await asyncio.to_thread(replicas_of, url)
+            is_restarted = sum(each["restarts"] for each in replicas) >= restarts
+            if is_restarted and all(each["is_ready"] for each in replicas):
+                break
             await asyncio.sleep(0.1)

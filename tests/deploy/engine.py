@@ -143,7 +143,7 @@ class Engine:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while "Server" not in self.docker("version", check=False, timeout=30):
             if self._daemon.poll() is not None or time.monotonic() > deadline:
                 log_end = (folder / "dockerd.log").read_text()[-2000:]

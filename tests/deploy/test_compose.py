@@ -162,14 +162,14 @@ async def test_one_item_of_each_service_is_scored(stack: Stack):
 
 def test_large_requests_that_are_refused_early_are_answered(stack: Stack):
     """The service answers before it has read the body."""
-    with httpx.Client(trust_env=False, timeout=30) as http:
+    with httpx.Client(trust_env=False, timeout=60) as http:
         for _ in range(20):
             answer = http.post(f"{stack.url}/video/score", content=b"x" * 5_000_000)
             assert answer.status_code == 401
 
 
 def test_pages_know_their_prefix(stack: Stack):
-    page = httpx.get(f"{stack.url}/code/docs", trust_env=False).text
+    page = httpx.get(f"{stack.url}/code/docs", timeout=60, trust_env=False).text
     assert "/code/openapi.json" in page
 
 
@@ -187,7 +187,7 @@ def test_prometheus_scrapes_every_service(stack: Stack):
         values = {each["metric"]["service"]: each["value"][1] for each in answer["data"]["result"]}
         return values == dict.fromkeys(SERVICES, "1")
 
-    wait_until(scraped, 40)
+    wait_until(scraped, 120)
 
 
 def test_prometheus_evaluates_the_alert_rules(stack: Stack):
@@ -196,7 +196,7 @@ def test_prometheus_evaluates_the_alert_rules(stack: Stack):
         return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
 
     assert rules()
-    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), 40)
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), 120)
 
 
 # The jail in a container
@@ -225,8 +225,10 @@ async def test_the_isolation_level_follows_from_the_options_of_the_container(
         *("rewardfleet:cpu", "serve", "code", "--host=127.0.0.1", f"--port={port}"),
     )
     try:
-        wait_until(lambda: _status(f"{url}/readyz") == 200, 30)
-        assert httpx.get(f"{url}/readyz", trust_env=False).json()["isolation"] == isolation
+        wait_until(lambda: _status(f"{url}/readyz") == 200, 120)
+        assert (
+            httpx.get(f"{url}/readyz", timeout=60, trust_env=False).json()["isolation"] == isolation
+        )
         async with RewardFleet(code=url) as fleet:
             score = await fleet.code.score(PROGRAM, SUM)
             assert (score.score, score.isolation) == (1.0, isolation), score
@@ -235,8 +237,8 @@ async def test_the_isolation_level_follows_from_the_options_of_the_container(
             assert stolen.score == 0 and not stolen.verdicts[0].stdout
     finally:
         started = time.monotonic()
-        engine.docker("stop", "--time=20", container)
-    assert time.monotonic() - started < 10, "SIGTERM did not reach the server"
+        engine.docker("stop", "--time=60", container)
+    assert time.monotonic() - started < 50, "SIGTERM did not reach the server"
 
 
 # Replicas
@@ -263,8 +265,8 @@ async def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
         for status in (429, 200)
     ]
     try:
-        wait_until(lambda: _status(f"{stack.url}/vlm/score", b"up") == 200, 30)
-        async with httpx.AsyncClient(trust_env=False) as http:
+        wait_until(lambda: _status(f"{stack.url}/vlm/score", b"up") == 200, 120)
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
             body = b"x" * 100_000
             answers = [await http.post(f"{stack.url}/vlm/score", content=body) for _ in range(60)]
             passed = [each for each in answers if each.status_code == 200]
@@ -276,7 +278,7 @@ async def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
             assert {each.status_code for each in answers} == {200, 429}
             assert all(each.content == large for each in answers)
             stack.engine.docker("kill", standins.pop())
-            wait_until(lambda: _status(f"{stack.url}/vlm/score", body) == 429, 30)
+            wait_until(lambda: _status(f"{stack.url}/vlm/score", body) == 429, 120)
             refused = await http.post(f"{stack.url}/vlm/score", content=body)
         problem = Problem.model_validate_json(refused.content)
         assert (problem.kind, problem.retry_after) == ("overloaded", 7)
@@ -292,7 +294,7 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack)
     before = {replica: _results(stack, replica) for replica in replicas}
     count, done = 200, 0
 
-    async with stack.client() as fleet:
+    async with stack.client(timeout_s=200) as fleet:
 
         async def score(number: int) -> float | None:
             nonlocal done
@@ -306,7 +308,7 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack)
             return all(_results(stack, each) > before[each] for each in replicas)
 
         load = asyncio.gather(*map(score, range(count)))
-        await asyncio.to_thread(wait_until, all_are_used, 30)
+        await asyncio.to_thread(wait_until, all_are_used, 60)
         assert done < count * 0.9
         await asyncio.to_thread(stack.engine.docker, "kill", replicas[0])
         assert done < count, "the replica was killed after the load"
@@ -341,7 +343,7 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         assert after.lambda_ > before.lambda_ > 0  # nothing is lost, and each step counts once
         # A new process has nothing in memory, so the score comes from Redis.
         unseen = "print(2 + 3)"
-        wait_until(lambda: _is_cached_in_redis(stack), 30)
+        wait_until(lambda: _is_cached_in_redis(stack))
         await fleet.code.score(unseen, SUM)
         stack.up("--no-build", "--force-recreate", "--no-deps", "code")
         assert (await fleet.code.score(unseen, SUM)).cached

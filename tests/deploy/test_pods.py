@@ -159,16 +159,18 @@ async def test_all_pods_of_an_overlay_work_together(engine: Engine, network: str
     names = ["redis", "video", "code", "episode", "tools", "proxy"]
     with running(engine, "cpu", names, tmp_path, {"proxy": f"{port}:18000"}) as containers:
         for name in names[1:-1]:
-            wait_until(lambda name=name: _status(f"{url}/{name}/readyz") == 200, 60)
+            wait_until(lambda name=name: _status(f"{url}/{name}/readyz") == 200, 150)
         assert _status(f"{url}/healthz") == 200
         probe = build(K8S / "overlays/cpu").workload("redis")
         command = containers_of(probe)[0]["readinessProbe"]["exec"]["command"]
         engine.docker("exec", containers["redis"], *command)
         assert _status(f"{url}/code/metrics") == 401
         metrics = {"authorization": f"Bearer {SECRETS['api-keys', 'metrics']}"}
-        answer = httpx.get(f"{url}/code/metrics", headers=metrics, trust_env=False)
+        answer = httpx.get(f"{url}/code/metrics", headers=metrics, timeout=60, trust_env=False)
         assert "rewardfleet_queue_depth" in answer.text
-        assert httpx.post(f"{url}/code/score", json={}, trust_env=False).status_code == 401
+        assert (
+            httpx.post(f"{url}/code/score", json={}, timeout=60, trust_env=False).status_code == 401
+        )
         async with RewardFleet(url, api_key=KEY) as fleet:
             score = await fleet.code.score(PROGRAM, SUM)
             assert (score.score, score.isolation) == (1.0, "landlock"), score
@@ -189,8 +191,8 @@ async def test_the_code_service_has_the_isolation_of_its_overlay(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with running(engine, overlay, ["code"], tmp_path, {"code": f"{port}:8080"}):
-        wait_until(lambda: _status(f"{url}/readyz") == 200, 60)
-        assert httpx.get(f"{url}/readyz", trust_env=False).json()["isolation"] == level
+        wait_until(lambda: _status(f"{url}/readyz") == 200, 150)
+        assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).json()["isolation"] == level
         async with RewardFleet(code=url, api_key=KEY) as fleet:
             score = await fleet.code.score(PROGRAM, SUM)
             assert (score.score, score.isolation) == (1.0, level), score

@@ -114,7 +114,7 @@ def build(folder: Path) -> Manifests:
         AssertionError: It cannot be built.
     """
     command = [*find_kustomize(), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr  # of deprecated fields
     return Manifests(list(yaml.safe_load_all(done.stdout)))

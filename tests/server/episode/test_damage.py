@@ -56,7 +56,7 @@ def use_everything(service: httpx.Client, new: int = 0) -> list[httpx.Response]:
 
 
 def write(path: Path, table: str, column: str, value: str) -> None:
-    with sqlite3.connect(path, timeout=10) as db:
+    with sqlite3.connect(path, timeout=60) as db:
         db.execute(f"UPDATE {table} SET {column} = ? WHERE {column} NOT NULL", (value,))
     db.close()
 
@@ -89,6 +89,7 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_a_budget_of_a_wrong_shape_is_the_documented_error(
     tmp_path: Path, store: str, redis_server: RedisServer
@@ -134,6 +135,7 @@ def stored(file: Path, server: RedisServer) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server: RedisServer):
     with served_episodes(run_state_url=redis_server.url) as service:
         assert [each.status_code for each in use_everything(service)] == [200] * 10 + [422]
@@ -159,6 +161,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 @pytest.mark.parametrize("stray", [STRAY, 10**6])
 def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
     """It is a step like any other, and the run goes on where it was."""
@@ -202,15 +205,15 @@ def test_a_service_ends_when_its_file_is_damaged_and_does_not_start_again(tmp_pa
     file = tmp_path / "runs.sqlite"
     arguments = ("--run-state-file", str(file))
     with service_process("episode", *arguments) as (process, url):
-        with httpx.Client(base_url=url, trust_env=False) as service:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as service:
             assert use_everything(service)[0].status_code == 200
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     with sqlite3.connect(file) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
     with service_process("episode", *arguments) as (process, url):
-        with httpx.Client(base_url=url, trust_env=False) as service:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as service:
             size = file.stat().st_size
             with file.open("r+b") as opened:
                 opened.seek(4096)
@@ -221,13 +224,13 @@ def test_a_service_ends_when_its_file_is_damaged_and_does_not_start_again(tmp_pa
             responses = use_everything(service)
             assert {each.status_code for each in responses} == {503}
             assert "cannot be used" in responses[0].json()["detail"]
-        wait_until(lambda: process.poll() is not None, 10)
+        wait_until(lambda: process.poll() is not None)
         assert process.returncode == 1
     start = subprocess.run(
         [sys.executable, "-m", "rewardfleet_server", "serve", "episode", "--port", "0", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert start.returncode != 0

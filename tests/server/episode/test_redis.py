@@ -43,6 +43,7 @@ def failures(service: httpx.Client) -> list[httpx.Response]:
     return responses
 
 
+@pytest.mark.usefixtures("patient_with_redis")
 def test_replicas_share_the_state_in_redis(redis_server: RedisServer):
     """Members of a group may be sent to any replica, and all get the same results."""
     fields = {"run_state_url": redis_server.url, "replicas": 2}
@@ -58,6 +59,7 @@ def test_replicas_share_the_state_in_redis(redis_server: RedisServer):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted_once(
     redis_server: RedisServer,
 ):
@@ -73,6 +75,7 @@ def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 def test_without_redis_calls_answer_503_and_count_nothing(tmp_path: Path):
     """Afterwards they continue with the state that was stored before."""
     with RedisServer(tmp_path) as server, served_episodes(run_state_url=server.url) as service:

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from rewardfleet.wire.episode import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.episode import group_collector
+from rewardfleet_server.fleet.settings import free_port
 
 from ..test_requests import metric
 from .conftest import post_batch, served_episodes
@@ -337,11 +337,11 @@ def test_the_episodes_of_a_group_are_counted_once(tmp_path: Path):
 
 @pytest.mark.slow
 def test_an_incomplete_group_is_released_after_its_wait(service: httpx.Client):
-    fields = {"run": "short", "wait_s": 1}
+    fields = {"run": "short", "wait_s": 4}
     assert not add_member(service, four_items()[0], **fields).json()["released"]
     with blocking.RewardFleet(episode=str(service.base_url)) as fleet:
         item = episode_request(**four_items()[1])
-        score = fleet.episode.collect(item, run="short", step=1, group_size=3, wait_s=1)
+        score = fleet.episode.collect(item, run="short", step=1, group_size=3, wait_s=4)
     assert score.score == pytest.approx(1 / 1.4)
     response = add_member(service, four_items()[0], **fields).json()
     assert (response["released"], response["missing"]) == (True, 1)
@@ -349,7 +349,7 @@ def test_an_incomplete_group_is_released_after_its_wait(service: httpx.Client):
 
 @pytest.mark.slow
 def test_the_only_member_that_arrived_of_a_group_abstains(service: httpx.Client):
-    fields = {"run": "lost", "wait_s": 1, "options": {"normalize": "group_std"}}
+    fields = {"run": "lost", "wait_s": 4, "options": {"normalize": "group_std"}}
     response = add_member(service, four_items()[0], **fields).json()
     assert not response["released"]
     with blocking.RewardFleet(episode=str(service.base_url)) as fleet:
@@ -358,7 +358,7 @@ def test_the_only_member_that_arrived_of_a_group_abstains(service: httpx.Client)
             run="lost",
             step=1,
             group_size=3,
-            wait_s=1,
+            wait_s=4,
             options={"normalize": "group_std"},
         )
     assert (score.score, score.status, score.keep) == (None, "abstained", False)
@@ -465,15 +465,14 @@ async def test_the_client(service: httpx.Client):
 
 @pytest.mark.slow
 def test_the_command_serves_and_stops_on_sigterm(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     command = f"{sys.executable} -m rewardfleet_server serve episode --port {port}"
     server = subprocess.Popen(command.split(), stderr=subprocess.DEVNULL)
     try:
         with blocking.RewardFleet(episode=f"http://127.0.0.1:{port}") as fleet:
             assert fleet.episode.temperatures(4).temperatures == [0.6, 0.7, 0.8, 0.9]
         server.terminate()
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
     finally:
         server.kill()
 
@@ -488,7 +487,7 @@ def test_the_example_draws_its_figure(tmp_path: Path):
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, "MPLBACKEND": "Agg", "MPLCONFIGDIR": str(tmp_path)},
         check=True,
     )

@@ -1,10 +1,12 @@
 """What `rewardfleet up` starts: defaults, a file, flags."""
 
+import itertools
 import socket
 from pathlib import Path
 
 import pytest
 
+from rewardfleet_server.fleet import settings
 from rewardfleet_server.fleet.settings import free_port, plan, read_config
 
 FILE = """
@@ -71,10 +73,12 @@ def test_port_0_is_a_free_port_that_no_connection_gets(tmp_path: Path):
     assert min(ports) > 1024 and max(ports) < first_of_connections
 
 
-def test_free_ports_leave_out_those_in_use():
+def test_free_ports_leave_out_those_in_use(monkeypatch: pytest.MonkeyPatch):
     taken = free_port()
-    with socket.create_server(("127.0.0.1", taken + 1)):
-        assert free_port() not in {taken, taken + 1}
+    with socket.create_server(("127.0.0.1", taken)):
+        numbers = itertools.count(taken - settings._LOWEST_PORT)  # it would be the next one
+        monkeypatch.setattr(settings, "_NUMBERS", numbers)
+        assert free_port() != taken
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from rewardfleet import RewardFleet, __version__
 from rewardfleet_server.cli import main
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.fleet import gateway as gateway_module
 from rewardfleet_server.fleet import status as status_module
+from rewardfleet_server.fleet import upstream
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.fleet.status import fleet_status
@@ -32,6 +34,8 @@ def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers, also on a busy machine."""
     monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 30)
     monkeypatch.setattr(status_module, "_IN_FLIGHT_SECONDS", 30)
+    monkeypatch.setattr(gateway_module, "_IN_FLIGHT_SECONDS", 30)
+    monkeypatch.setattr(upstream, "_CONNECT_SECONDS", 30)
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +150,31 @@ def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str,
 
 @pytest.mark.slow
 def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, monkeypatch):
-    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 2)
-
     async def silent(scope, receive, send):
         assert scope["type"] == "http"
         await receive()
         await receive()
 
-    with answering(200, b"<html>welcome</html>") as other, serving(silent) as silent_url:
-        exit_status, rows = status(NOTHING, other, silent_url, "--service", f"video={code_url}")
+    with answering(200, b"<html>welcome</html>") as other:
+        exit_status, rows = status(NOTHING, other, "--service", f"video={code_url}")
     assert exit_status == 1
+    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 2)  # only for what never answers
+    with serving(silent) as silent_url:
+        exit_status, unanswered = status(silent_url)
+    assert exit_status == 1
+    rows += unanswered
     assert [(each["service"], each["health"]) for each in rows] == [
         ("?", "unreachable"),
         ("?", "unreachable"),
-        ("?", "unreachable"),
         ("video", "not ready"),
+        ("?", "unreachable"),
     ]
     reasons = [each["reason"] for each in rows]
     assert "connection" in reasons[0]
     assert reasons[1:] == [
         "HTTP 200, not an answer of rewardfleet",
-        "no answer within 2 s",
         "this is the code service",
+        "no answer within 2 s",
     ]
 
 
@@ -204,7 +211,7 @@ def test_the_load_needs_a_key(serve: Serve, tmp_path, status, capsys, monkeypatc
 
 
 async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
-    url = str(serve(FakeJudge(wait_s=30), max_in_flight=1).base_url)
+    url = str(serve(FakeJudge(wait_s=120), max_in_flight=1).base_url)
     clip = make_video(4).read_bytes()
     async with RewardFleet(video=url) as fleet, asyncio.TaskGroup() as group:
         calls = [group.create_task(fleet.video.score(f"task {n}", clip)) for n in range(3)]
@@ -262,7 +269,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
     """Of a fleet by its gateway, and of single services, also below an ingress."""
     keys = tmp_path / "keys"
     keys.write_text("secret")
-    services = [serve(FakeJudge(wait_s=30), max_in_flight=1, api_key_file=keys) for _ in range(2)]
+    services = [serve(FakeJudge(wait_s=120), max_in_flight=1, api_key_file=keys) for _ in range(2)]
     videos = [str(each.base_url).rstrip("/") for each in services]
     replicas = {
         "video": [Replica("video", url, is_ready=True) for url in videos],
@@ -312,7 +319,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
         assert output.splitlines()[0].split()[:4] == ["age", "left", "stage", "items"]
         assert "call-0" in output and "3 samples in flight" in output and NOTHING in output
 
-        with httpx.Client(base_url=url, trust_env=False) as gateway:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as gateway:
             answer = gateway.get("/video/inflight", headers=key)
             assert answer.json()["total"] == 3
             answer = gateway.get("/inflight")

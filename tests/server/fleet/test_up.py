@@ -150,8 +150,8 @@ def test_services_end_when_their_parent_is_killed(tmp_path: Path):
 def test_logs_are_printed_with_the_names_of_replicas(tmp_path: Path):
     with up(tmp_path, "", "--logs") as fleet:
         fleet.wait_until_ready()
-        assert "tools-1 | " in fleet.log
-        assert "episode-0 | " in fleet.log
+        # What a service has written may be read after it has been found to be ready.
+        wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
 
 
 async def test_a_replica_that_does_not_answer_is_killed(

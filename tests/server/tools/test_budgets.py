@@ -312,6 +312,7 @@ def replicas(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client]):
     steps, workers = 12, 10
     options = {"eta": 0.1, "budget": 0.5, "parts": workers}
@@ -345,7 +346,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
             assert process.stderr is not None
             line = next(line for line in process.stderr if "serving tools on" in line)
             url = line.partition("serving tools on ")[2].partition('"')[0]
-            with httpx.Client(base_url=url, trust_env=False) as client:
+            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
                 client.put("/budgets/r", json={"eta": 0.5})
                 for part in "aabb":
                     update(client, "r", step, part=part, costs=[1])
@@ -354,12 +355,13 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
             assert (budget["open_step"], budget["open_parts"]) == (step, 2)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
             process.stderr.close()
         expected += 0.5 * (1 - 0.3)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_redis")
 def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: RedisServer):
     with served_tools(run_state_url=redis_server.url) as service:
         service.put("/budgets/r", json={"eta": 1, "budget": 0})
