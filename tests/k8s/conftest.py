@@ -6,7 +6,7 @@ from .manifests import K8S, OVERLAYS, Manifests, build
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return None if config.getoption("markexpr") == "k8s" else True
+    return None if "k8s" in config.getoption("markexpr") else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

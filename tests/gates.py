@@ -1,0 +1,210 @@
+"""Run gates, which are targets of the Makefile, and print a table of what each took.
+
+    python3 tests/gates.py ci        what a commit must pass; ends at the first gate that fails
+    python3 tests/gates.py all       everything in full, for the night before a release
+
+`all` goes on after a failed gate. Started again, it leaves out gates that this state of the files
+has passed, which it reads from `.gates.jsonl`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PASSED = ROOT / ".gates.jsonl"
+
+#: The closing line of a run of pytest, and the counts in it.
+_CLOSING_LINE = re.compile(r"(?:=+ )?(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s\b")
+_COUNTS = re.compile(r"(\d+) (passed|failed|errors?)\b")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A target of the Makefile.
+
+    Attributes:
+        target: The target, and variables for it.
+        limit_s: Seconds after which it has failed.
+        tools: Programs that it needs besides those that `make install` installs without root. If
+            one is missing, the gate fails in CI and is skipped elsewhere.
+        as_root: Whether it needs root.
+    """
+
+    target: str
+    limit_s: int
+    tools: tuple[str, ...] = ()
+    as_root: bool = False
+
+
+#: What the code service's jails need, and a Redis server. `make install` installs both as root.
+_SERVERS = ("bwrap", "redis-server")
+
+#: Cheap gates first.
+CI = [
+    Gate("check", 900),
+    Gate("demo", 600, ("bwrap",)),
+    Gate("test-k8s", 600, ("apt-get",)),
+    Gate("test", 3600, _SERVERS),
+    Gate("test-chaos SLICE=1", 900, _SERVERS),
+    Gate("test-interpreters SLICE=1", 900, _SERVERS),
+    Gate("test-ray SLICE=1", 900, _SERVERS),
+    Gate("test-trainers SLICE=1", 900),
+    Gate("test-engines SLICE=1", 900),
+    Gate("test-deploy SLICE=1", 900, ("apt-get",), as_root=True),
+]
+ALL = [
+    Gate("check", 1800),
+    Gate("demo", 1800, ("bwrap",)),
+    Gate("test-k8s", 1800, ("apt-get",)),
+    Gate("test", 7200, _SERVERS),
+    Gate("test-full", 7200, _SERVERS),
+    Gate("test-interpreters", 14400, _SERVERS),
+    Gate("test-ray", 3600, _SERVERS),
+    Gate("test-trainers", 7200),
+    Gate("test-engines", 7200),
+    Gate("test-deploy", 3600, ("apt-get",), as_root=True),
+    Gate("chaos", 7200, _SERVERS),
+    Gate("fuzz-normal-form", 1800),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a gate did.
+
+    Attributes:
+        gate: The gate's target.
+        result: `passed`, `failed`, or why it did not run.
+        wall_s: Seconds of wall time.
+        cpu_s: CPU seconds of its processes that have been waited for.
+        tests: Tests that ran.
+    """
+
+    gate: str
+    result: str
+    wall_s: float = 0
+    cpu_s: float = 0
+    tests: int = 0
+
+    @property
+    def is_failure(self) -> bool:
+        return self.result != "passed" and not self.result.startswith("skipped")
+
+
+def main() -> int:
+    """Run the gates that the command line names; return 1 if one failed."""
+    if sys.argv[1:] not in (["ci"], ["all"]):
+        sys.exit(__doc__)
+    in_full = sys.argv[1] == "all"
+    state = state_of_files()
+    done = passed_before(state) if in_full else {}
+    outcomes = []
+    for gate in ALL if in_full else CI:
+        outcome = done.get(gate.target) or run(gate)
+        outcomes.append(outcome)
+        print(f"gate {gate.target}: {outcome.result} after {outcome.wall_s:.0f} s", flush=True)
+        if in_full and outcome.result == "passed" and gate.target not in done:
+            with PASSED.open("a") as file:
+                file.write(json.dumps({"state": state, **asdict(outcome)}) + "\n")
+        if outcome.is_failure and not in_full:
+            break
+    print(table(outcomes))
+    return int(any(each.is_failure for each in outcomes))
+
+
+def run(gate: Gate) -> Outcome:
+    """Run a gate, print its output, and measure it."""
+    if missing := what_is_missing(gate):
+        return Outcome(gate.target, f"{'failed' if 'CI' in os.environ else 'skipped'}: {missing}")
+    before, started = os.times(), time.monotonic()
+    process = subprocess.Popen(
+        ["make", *gate.target.split()],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    counts: list[int] = []
+    printing = threading.Thread(target=_print_and_count, args=(process.stdout, counts), daemon=True)
+    printing.start()
+    try:
+        result = "failed" if process.wait(gate.limit_s) else "passed"
+    except subprocess.TimeoutExpired:
+        result = f"failed: it took more than {gate.limit_s} s"
+    finally:
+        with suppress(ProcessLookupError):  # what it has started and not ended
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait(60)
+    printing.join(60)
+    wall_s, after = time.monotonic() - started, os.times()
+    cpu_s = after.children_user - before.children_user
+    cpu_s += after.children_system - before.children_system
+    return Outcome(gate.target, result, wall_s, cpu_s, sum(counts))
+
+
+def what_is_missing(gate: Gate) -> str | None:
+    """Return what a gate needs and this machine lacks, once it has installed what it can."""
+    if gate.as_root and os.geteuid() != 0:
+        return "it needs root"
+    if {"bwrap", "redis-server"} & {*gate.tools}:
+        subprocess.run(["make", "--silent", "servers"], cwd=ROOT, timeout=900, check=False)
+    missing = [each for each in gate.tools if shutil.which(each) is None]
+    return f"it needs {' and '.join(missing)}" if missing else None
+
+
+def _print_and_count(lines: Iterable[str], counts: list[int]) -> None:
+    """Print the output of a gate; add the tests of each run of pytest to the counts."""
+    for line in lines:
+        print(line, end="", flush=True)
+        if closing := _CLOSING_LINE.match(line):
+            counts += [int(count) for count, _ in _COUNTS.findall(closing[1])]
+
+
+def state_of_files() -> str:
+    """Return a digest of all files that git tracks or would add."""
+    command = ["git", "ls-files", "-coz", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True).stdout
+    digest = hashlib.sha256()
+    for name in sorted(listed.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def passed_before(state: str) -> dict[str, Outcome]:
+    """Return the outcomes of gates that this state of the files has passed."""
+    lines = PASSED.read_text().splitlines() if PASSED.exists() else []
+    outcomes = [json.loads(line) for line in lines]
+    return {each["gate"]: Outcome(**each) for each in outcomes if each.pop("state") == state}
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return what each gate took, longest first, and their sum."""
+    rows = [f"{'gate':<28}{'wall':>8}{'CPU':>8}{'tests':>8}  result"]
+    total = Outcome(
+        "all", "", *(sum(getattr(o, f) for o in outcomes) for f in ("wall_s", "cpu_s", "tests"))
+    )
+    for each in [*sorted(outcomes, key=lambda each: -each.wall_s), total]:
+        times = f"{each.wall_s:>6.0f} s{each.cpu_s:>6.0f} s"
+        rows.append(f"{each.gate:<28}{times}{each.tests:>8}  {each.result}")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
