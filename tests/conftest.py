@@ -3,6 +3,7 @@
 import base64
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,12 +35,28 @@ LONG_CLIP = (
 Serve = Callable[..., httpx.Client]
 
 
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    """Measure times without collections of garbage: those of a complete suite take seconds."""
-    gc.disable()
+def pytest_collection_finish() -> None:
+    """Leave the modules and tests out of later collections of garbage, which would take seconds."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_collection_in_measurements(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("serial"):
+        gc.disable()
     yield
     gc.enable()
+
+
+def required(program: str) -> str:
+    """Return the path of a program. Without it, a test fails in CI and is skipped elsewhere."""
+    if path := shutil.which(program):
+        return path
+    reason = f"{program} is missing: `make install` installs it as root, or prints the command"
+    if "CI" in os.environ:
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

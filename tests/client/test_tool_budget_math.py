@@ -350,6 +350,7 @@ def test_invalid_input_is_named_by_its_position(arguments, options, message: str
         advantages(task, cost, list(groups), multiplier, **options)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("method", METHODS)
 def test_100000_answers_take_less_than_a_second(method: Method):
     rng = np.random.default_rng(0)

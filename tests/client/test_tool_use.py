@@ -305,6 +305,7 @@ def no_gc() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("variant", ["strict", "toolrl"])
@@ -322,6 +323,7 @@ def test_the_time_is_linear_in_the_answer(variant: str):
     assert took[1] < 20 * took[0]
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gc")
 def test_integers_with_equal_hashes_take_linear_time():
@@ -335,6 +337,7 @@ def test_integers_with_equal_hashes_take_linear_time():
     assert took[0] < 30 * took[1], "100 times with the hashes of integers"
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A real Redis server, which tests stop and freeze; commands that leave this process as it was."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ import redis
 
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+
+from ..conftest import required
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +27,7 @@ class RedisServer:
     """A `redis-server` on a free loopback port. What it stores survives a restart."""
 
     def __init__(self, folder: Path) -> None:
-        program = shutil.which("redis-server")
-        assert program, "install redis-server (`make install` does, if it has permission)"
+        program = required("redis-server")
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.Redis.from_url(self.url)

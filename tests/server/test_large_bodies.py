@@ -30,7 +30,7 @@ from ..conftest import Serve, image_base64
 from .processes import descendants, idle_seconds, memory_of, service_process, watched
 
 # A busy machine takes long for the largest bodies, and they may be repeated.
-pytestmark = [pytest.mark.usefixtures("no_gc"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 MIB = 2**20
 #: Seconds that a body may delay `/healthz`, besides the longest answer of the idle service.
@@ -113,6 +113,7 @@ def video() -> Iterator[tuple[int, str, float]]:
         yield process.pid, url, idle_seconds(url, process.pid)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*VIDEO_BODIES, *OTHER_BODIES])
 def test_a_large_body_does_not_delay_others(video: tuple[int, str, float], name: str):
@@ -131,6 +132,7 @@ def test_a_large_body_does_not_delay_others(video: tuple[int, str, float], name:
         assert watch.peak - before < 4 * len(body) + DECODER
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_twelve_videos_at_once_do_not_delay_others(video: tuple[int, str, float]):
     pid, url, idle = video
@@ -171,6 +173,7 @@ EPISODES: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_a_large_batch_of_episodes_does_not_delay_others():
     with service_process("episode") as (process, url):
@@ -191,6 +194,7 @@ def test_a_large_batch_of_episodes_does_not_delay_others():
             assert watch.peak - before < 14 * len(body) + DECODER, name
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["code", "tools"])
 def test_large_bodies_of_the_other_services_do_not_delay_others(service: str):

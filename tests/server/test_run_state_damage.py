@@ -419,8 +419,8 @@ async def test_values_of_a_wrong_shape_are_an_error(
 # Cost
 
 
+@pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_gc")
 async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_store: OpenStore):
     store = open_store()
 

@@ -204,7 +204,8 @@ async def measure(urls: list[str], load: Load, count: int) -> tuple[float, float
         return count / (time.monotonic() - started), float(np.quantile(seconds, 0.95))
 
 
-@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("load", "count"),

@@ -15,7 +15,7 @@ from rewardfleet_server.code.sandboxes import Sandbox
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox
 
-from ...conftest import client_of
+from ...conftest import client_of, required
 
 LEVELS = ("bubblewrap", "landlock")
 
@@ -81,6 +81,8 @@ def served_code(
     **settings: object,
 ) -> Iterator[Service]:
     """Serve the code service for the duration of the block."""
+    if level == "bubblewrap":
+        required("bwrap")
     # Without a cache, so that the effects of an attack on later programs are visible.
     uncached = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}

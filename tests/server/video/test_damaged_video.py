@@ -621,6 +621,7 @@ def test_pyav_and_opencv_work_in_one_process():
         assert set(threads.map(work, range(24))) == {2 * FRAMES}
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_decoding_takes_at_most_a_quarter_longer_than_opencv():
     """OpenCV hides errors. Both are measured in turns; the time is that of the processor."""

@@ -25,8 +25,6 @@ from rewardfleet_server.video.scorer import FrameMemoryLimiter
 
 from ...conftest import image_base64
 
-pytestmark = pytest.mark.usefixtures("no_gc")
-
 
 @pytest.fixture
 def one_slot():
@@ -186,6 +184,7 @@ async def test_large_items_leave_permits_and_queue_for_others():
     assert (admission.in_flight, admission.queue_depth) == (0, 0)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_small_request_is_answered_within_a_second_during_six_large_ones(tmp_path: Path):

@@ -30,8 +30,6 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import image_base64, served_with
 
-pytestmark = pytest.mark.usefixtures("no_gc")
-
 #: Calls that a judge without coroutines works on at the same time.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
 #: Seconds after which callers give up: calls reach the judge before, also on a machine that pauses.
@@ -404,6 +402,7 @@ class _ThreadJudge:
         self._threads.shutdown()
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_the_process_takes_less_than_a_millisecond_of_a_call(folder, make_video):
     settings = folder.settings(video_root=[folder.path])
