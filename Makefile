@@ -160,7 +160,7 @@ $(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/install.py 
 	touch $@
 
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
-	$(ENGINES)/bin/python -m pytest tests/engines tests/test_docs.py tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype
+	$(ENGINES)/bin/python -m pytest -q $(if $(SLICE),-m "engines and slice" tests/engines,tests/engines tests/test_docs.py tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype)
 
 bench-vlm: install-engines  ## vLLM behind the service, next to the original server's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py
@@ -187,9 +187,12 @@ $(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.p
 	@$(INSTALL) $(TRAINERS) requirements-trainers.txt
 	touch $@
 
-test-trainers: install-trainers  ## the router, and runs of TRL and verl, on torch and a local Ray
-	$(TRAINERS)/bin/python -m pytest tests/router tests/training tests/adapters/test_trl.py tests/adapters/test_openrlhf.py tests/adapters/test_verl_managers.py tests/adapters/test_grpo_failures.py tests/adapters/test_verl_advantages.py tests/adapters/test_frames.py tests/adapters/test_episode_managers.py tests/adapters/test_simplevla.py tests/adapters/test_lerobot.py tests/adapters/test_nemo_rl.py tests/adapters/test_ray_data.py tests/adapters/test_roll.py
-	$(TRAINERS)/bin/python -m pytest tests/test_docs.py -k 'python_blocks_run and trainers'
+# All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
+TRAINER_TESTS := tests/router tests/training tests/adapters
+
+test-trainers: install-trainers  ## the router and the adapters, and runs of TRL and verl, on torch and a local Ray
+	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(TRAINER_TESTS)
+	$(if $(SLICE),,$(TRAINERS)/bin/python -m pytest -q tests/test_docs.py -k 'python_blocks_run and trainers')
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero

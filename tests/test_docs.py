@@ -39,6 +39,7 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
+from .gates import ALL, CI
 from .gateways import fleet_of
 
 ROOT = Path(__file__).parent.parent
@@ -126,6 +127,21 @@ def test_the_page_of_each_trainer_says_how_to_debug_and_what_it_costs_in_memory(
     for page in sorted(pages):
         headings = re.findall(r"(?m)^## (\w+)", (ROOT / "docs/trainers" / f"{page}.md").read_text())
         assert {"Debugging", "Memory"} <= set(headings), page
+
+
+def test_the_gates_and_files_that_hold_a_guarantee_exist():
+    page = (ROOT / "docs" / "testing.md").read_text()
+    table = page.partition("## What holds each guarantee")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    gates = {each.target.partition(" ")[0] for each in [*CI, *ALL]}
+    for guarantee, tests, held_by in rows:
+        files, names = (re.findall(r"`([^`]+)`", cell) for cell in (tests, held_by))
+        assert files and names, guarantee
+        assert all((ROOT / file).is_file() for file in files), guarantee
+        assert set(names) <= gates, guarantee
+    assert gates <= set(re.findall(r"`([^`]+)`", table)), "a gate that the page does not mention"
+    targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text())
+    assert gates <= {*targets}
 
 
 @pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")

@@ -129,6 +129,7 @@ def expected_advantages(rewards: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.slice
 def test_killing_a_replica_leaves_the_scored_samples_as_if_there_were_no_others(
     tmp_path, policy, tokenizer
 ):

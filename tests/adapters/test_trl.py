@@ -144,6 +144,7 @@ def test_answers_that_call_tools_are_scored_by_a_correct_answer():
         assert call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3) == [4.0, 4.0, -3.0]
 
 
+@pytest.mark.slice
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TRL's own loop
 @pytest.mark.parametrize("is_async", [True, False])

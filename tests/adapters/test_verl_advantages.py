@@ -35,6 +35,7 @@ def call(name: str, tokens, mask, uids, **config: object):
     )
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize(
     ("ours", "theirs", "config"),
     [

@@ -31,6 +31,7 @@ print(number * {factor} + (number in {wrong}))
 """
 
 
+@pytest.mark.slice
 async def test_no_verdict_changes_while_jails_are_killed(
     tmp_path: Path, figures: Figures, factor: int
 ):

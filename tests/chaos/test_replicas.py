@@ -80,6 +80,7 @@ async def _disturb(replicas: list[ServiceProcess], figures: Figures, calls: int)
     await asyncio.to_thread(restarted.wait_until_ready)
 
 
+@pytest.mark.slice
 async def test_three_replicas_behind_the_gateway(tmp_path: Path, figures: Figures, factor: int):
     """Its callers know one address. Budgets count each step once."""
     config = "[tools]\nport = 0\nreplicas = 3\n"

@@ -62,6 +62,7 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
     patch.undo()
 
 
+@pytest.mark.slice
 async def test_it_returns_a_judgment(judge: VlmJudge, clip: Clip):
     """A random PRIMO-R1 abstains."""
     judgment = await judge.judge(TASK, clip, {})

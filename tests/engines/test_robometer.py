@@ -124,6 +124,7 @@ async def score(judge: RobometerJudge, clip: Clip) -> FrameScores:
     return await judge._score(clip, QUESTION)
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("count", [1, 8])
 def test_the_scores_are_those_of_an_independent_forward_pass(
     folder: Path, judge: RobometerJudge, videos: list[Path], count: int

@@ -102,6 +102,7 @@ async def test_the_items_of_a_batch_start_replicas_and_each_has_a_gpu(cluster: C
     assert {text.split()[0] for text in seen} == {"0", "1", "2"}
 
 
+@pytest.mark.slice
 async def test_programs_get_the_scores_of_the_plain_service_while_a_replica_is_killed(
     cluster: Cluster, plain: dict[str, str]
 ):

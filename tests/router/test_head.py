@@ -69,6 +69,7 @@ def test_routes_are_equally_probable_before_training():
     torch.testing.assert_close(output.log_prob, torch.full((5,), 1 / 3).log())
 
 
+@pytest.mark.slice
 def test_the_gradient_reaches_head_and_actor(actor):
     actor.route(IDS, MASK).log_prob.sum().backward()
     assert actor.head.linear.weight.grad.abs().sum() > 0

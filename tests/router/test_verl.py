@@ -232,6 +232,7 @@ def test_two_ranks_compute_and_learn_what_one_process_does(model, environment, t
     )
 
 
+@pytest.mark.slice
 def test_the_published_command_is_understood():
     from rewardfleet.adapters.router.verl.__main__ import compose
 

@@ -44,6 +44,7 @@ def local_ray():
     ray.shutdown()
 
 
+@pytest.mark.slice
 @pytest.mark.usefixtures("local_ray")
 def test_an_empty_response_gets_its_reward_and_the_batch_too(
     code_url: str, tokenizer, tmp_path: Path
