@@ -6,6 +6,8 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from rewardfleet import RewardFleet
 
 from .figures import Figures
