@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,59 +69,72 @@ LAZY = {
 WEB_FRAMEWORKS = {"starlette", "fastapi"}
 
 
-def imports(path: Path, package: Path) -> Iterator[str]:
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """The absolute names of the modules that a file imports."""
+    package = CLIENT if CLIENT in path.parents else SERVER
     here = [package.name, *path.relative_to(package).with_suffix("").parts][:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    found = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = here[: len(here) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
-def files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts]
+def violations(paths: Iterable[Path], is_allowed: Callable[[Path, str], bool]) -> list[str]:
+    """Return the imports of files that a rule does not allow."""
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in imports(path)
+        if not is_allowed(path, name)
+    ]
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+@cache
+def files(folder: Path) -> tuple[Path, ...]:
+    return tuple(path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts)
 
 
-@pytest.mark.parametrize("path", files(CLIENT), ids=name_of)
-def test_the_client_imports_its_few_dependencies_and_never_the_server(path: Path):
+def test_the_client_imports_its_few_dependencies_and_never_the_server():
     """`wire` imports pydantic and nothing of ours but itself."""
-    package = path.relative_to(CLIENT).parts[0]
-    in_wire = package == "wire"
-    allowed = {"pydantic", "typing_extensions"} | (set() if in_wire else {"httpx", "numpy"})
-    allowed |= TRAINERS if package == "adapters" else set()
-    allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
-    allowed |= ROUTER_LIBRARIES if ROUTER in path.parents else set()
-    for name in imports(path, CLIENT):
+
+    def is_allowed(path: Path, name: str) -> bool:
+        package = path.relative_to(CLIENT).parts[0]
+        in_wire = package == "wire"
         top = name.partition(".")[0]
         if top == "rewardfleet":
-            assert not in_wire or name.startswith("rewardfleet.wire"), name
-        else:
-            assert top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names), name
+            return not in_wire or name.startswith("rewardfleet.wire")
+        allowed = {"pydantic", "typing_extensions"} | (set() if in_wire else {"httpx", "numpy"})
+        allowed |= TRAINERS if package == "adapters" else set()
+        allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
+        allowed |= ROUTER_LIBRARIES if ROUTER in path.parents else set()
+        return top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names)
+
+    assert not violations(files(CLIENT), is_allowed)
 
 
-@pytest.mark.parametrize("path", LAZY, ids=name_of)
-def test_optional_libraries_are_imported_inside_functions(path: Path):
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for name in [alias.name for alias in node.names] + [getattr(node, "module", "")]:
-                assert name.partition(".")[0] not in LAZY[path], name
+def test_optional_libraries_are_imported_inside_functions():
+    for path, lazy in LAZY.items():
+        for node in tree(path).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for name in [alias.name for alias in node.names] + [getattr(node, "module", "")]:
+                    assert name.partition(".")[0] not in lazy, (path, name)
 
 
-@pytest.mark.parametrize("path", files(SERVER), ids=name_of)
-def test_only_http_imports_a_web_framework(path: Path):
+def test_only_http_imports_a_web_framework():
     """The engine, the services and the command know nothing of HTTP."""
-    if path.relative_to(SERVER).parts[0] == "http":
-        return
-    for name in imports(path, SERVER):
-        assert name.partition(".")[0] not in WEB_FRAMEWORKS, name
+    others = [path for path in files(SERVER) if path.relative_to(SERVER).parts[0] != "http"]
+    assert not violations(others, lambda _, name: name.partition(".")[0] not in WEB_FRAMEWORKS)
 
 
 def test_importing_the_engine_and_the_route_declarations_loads_no_web_framework():
@@ -135,28 +149,28 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
     assert not set(done.stdout.split()) & (WEB_FRAMEWORKS | {"uvicorn"})
 
 
-@pytest.mark.parametrize("path", files(SERVER), ids=name_of)
-def test_packages_of_the_server_import_in_one_direction(path: Path):
+def test_packages_of_the_server_import_in_one_direction():
     """Common modules ← `http` ← services; a service imports no other service."""
-    place = path.relative_to(SERVER)
-    package = place.parts[0] if len(place.parts) > 1 else None
-    for name in imports(path, SERVER):
-        parts = name.split(".")
-        if parts[0] == "rewardfleet" and str(place) not in CLIENT_USERS:
+    public_http = tuple(f"rewardfleet_server.http.{each}" for each in ("app", "routes", "trainers"))
+
+    def is_allowed(path: Path, name: str) -> bool:
+        place = path.relative_to(SERVER)
+        package = place.parts[0] if len(place.parts) > 1 else None
+        top, _, rest = name.partition(".")
+        imported = rest.partition(".")[0]
+        if top == "rewardfleet" and str(place) not in CLIENT_USERS:
             # Their arithmetic is shared by the service, the adapters and notebooks.
             shared = {"wire", {"episode": "episodes", "tools": "tool_use"}.get(package, "wire")}
-            assert name in {"rewardfleet", "rewardfleet.__version__"} or parts[1] in shared, name
-        if parts[0] != "rewardfleet_server" or len(parts) < 2:
-            continue
-        imported = parts[1]
+            return name in {"rewardfleet", "rewardfleet.__version__"} or imported in shared
+        if top != "rewardfleet_server" or not imported:
+            return True
         if imported in SERVICES:
-            assert package == imported or str(place) in {FAKES, COMMAND}, name
-        if imported == "http" and package != "http":
-            assert package in SERVICES or str(place) in {"serve.py", "fleet/up.py"}, name
+            return package == imported or str(place) in {FAKES, COMMAND}
         if imported == "http" and package in SERVICES:
-            assert name.startswith(
-                tuple(f"rewardfleet_server.http.{each}" for each in ("app", "routes", "trainers"))
-            )
+            return name.startswith(public_http)
+        return imported != "http" or package == "http" or str(place) in {"serve.py", "fleet/up.py"}
+
+    assert not violations(files(SERVER), is_allowed)
 
 
 def test_the_environment_is_read_in_settings_only():
@@ -189,10 +203,10 @@ def test_no_received_data_can_run():
     What the decoding process sends to its service is pickled; the service loads data only.
     """
     for path in {*files(CLIENT), *files(SERVER)} - {*files(GUEST)}:
-        for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
+        for name in imports(path):
             refused = {"pickle", "marshal", "shelve", "yaml"}
             assert name.partition(".")[0] not in refused or (path, name) == PICKLER, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile"}, path
             if isinstance(node, ast.keyword) and node.arg == "shell":
@@ -204,12 +218,12 @@ def test_what_runs_in_a_jail_imports_the_standard_library_only_and_is_imported_b
     """Its source is passed to the jail as it is."""
     package = "rewardfleet_server.code.sandboxes.jail.guest"
     for path in files(GUEST):
-        for name in imports(path, SERVER):
+        for name in imports(path):
             own = name.startswith(package)
             assert own or name.partition(".")[0] in sys.stdlib_module_names, name
     private = {f"{package}.{path.stem}" for path in {*files(GUEST)} - SHARED_WITH_GUEST}
     for path in {*files(CLIENT), *files(SERVER)} - {*files(GUEST)}:
-        for name in imports(path, CLIENT if CLIENT in path.parents else SERVER):
+        for name in imports(path):
             assert name not in private, path
 
 
