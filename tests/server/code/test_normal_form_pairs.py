@@ -15,7 +15,6 @@ from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from ...conftest import DATA
 from .fuzz_normal_form import Runner
 
-
 FOLDER = DATA / "normal_form"
 CLASSES = sorted(each.stem for each in (FOLDER / "differ").glob("*.txt"))
 
