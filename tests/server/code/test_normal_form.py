@@ -430,7 +430,7 @@ def test_mutants_with_other_bytecode_have_other_keys():
     check_mutants(300, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_5000_mutants_with_other_bytecode_have_other_keys():
     check_mutants(5_000, seed=2)
