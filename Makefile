@@ -12,6 +12,9 @@ AND_SLICE := $(if $(SLICE), and slice,)
 WORKERS ?= 2
 INSTALL := $(PYTHON) tests/install.py
 
+# Hundreds of processes of the tests would compile every module that they import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
 .PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway example-episode example-router example-learning serve lock

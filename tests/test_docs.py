@@ -308,20 +308,33 @@ def at_services() -> Iterator[Callable[[str], str]]:
         yield replace
 
 
+def _by_process() -> list[tuple[Block, ...]]:
+    """Group the Python of a page by what it needs: each group runs in one process."""
+    groups: dict[object, list[Block]] = {}
+    for block in blocks("python"):
+        groups.setdefault((block.page, *block.needs), []).append(block)
+    return [tuple(group) for group in groups.values()]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.id)
-def test_python_blocks_run(block: Block, at_services: Callable[[str], str]):
-    if missing := [package for package in block.needs if find_spec(package) is None]:
+@pytest.mark.parametrize("group", _by_process(), ids=lambda group: group[0].id)
+def test_python_blocks_run(group: tuple[Block, ...], at_services: Callable[[str], str]):
+    """Each block defines what it uses."""
+    page, needs = group[0].page, group[0].needs
+    if missing := [package for package in needs if find_spec(package) is None]:
         pytest.skip(f"needs {', '.join(missing)}")
-    program = at_services(block.text)
-    if "await " in program and "asyncio.run" not in program:
-        program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\n"
-        program += "asyncio.run(main())\n"
-    given = _GIVEN + (_TRAINER if block.page.parent.name == "trainers" else "")
-    given += "".join(_WITH_PACKAGE.get(package, "") for package in block.needs)
-    warnings = "default" if block.needs else "error"  # trainers warn about their own packages
+    given = _GIVEN + (_TRAINER if page.parent.name == "trainers" else "")
+    given += "".join(_WITH_PACKAGE.get(package, "") for package in needs)
+    program = ""
+    for block in group:
+        text = at_services(block.text)
+        if "await " in text and "asyncio.run" not in text:
+            text = f"import asyncio\nasync def main():\n{textwrap.indent(text, '    ')}\n"
+            text += "asyncio.run(main())\n"
+        program += f"exec(compile({given + text!r}, {block.id!r}, 'exec'), {{}})\n"
+    warnings = "default" if needs else "error"  # trainers warn about their own packages
     done = subprocess.run(
-        [sys.executable, "-W", warnings, "-c", given + program],
+        [sys.executable, "-W", warnings, "-c", program],
         capture_output=True,
         text=True,
         timeout=150,

@@ -338,7 +338,7 @@ def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client
 def test_a_budget_survives_kill_9(tmp_path: Path):
     """The process is killed after each answer; nothing that was answered is lost."""
     expected = 0.0
-    for step in range(4):
+    for step in range(3):
         command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", "--port", "0",
                    "--run-state-file", str(tmp_path / "runs.sqlite")]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -392,7 +392,7 @@ def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: Red
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"controller": "pid"}], ids=["dual_ascent", "pid"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, seed: int):
     """A policy with one logit per level of difficulty learns from group advantages."""
     rng = np.random.default_rng(seed)
