@@ -102,7 +102,7 @@ def install(python: Path, arguments: list[str], **options: object) -> None:
         environment = {**given, **(options.pop("env", None) or os.environ)}
         # As pip does, which takes the best version of all indexes; hashes say what is accepted.
         flags += ["--index-strategy", "unsafe-best-match"]
-        # As pip does as well: else every process compiles what it imports, if nothing may be written.
+        # As pip does; else each process compiles what it imports, where none may write.
         flags += ["--compile-bytecode"]
         command = [str(uv), "pip", "install", "--quiet", "--python", str(python), *flags]
         try:

@@ -46,7 +46,7 @@ def test_rewards_of_replayed_rollouts_equal_those_of_their_files(url):
     envs = LiberoRewardWrapper(vector, config, "task_descriptions")
     envs.reset()
     arrived = {}
-    while min(envs.rewards.episode) < 4:
+    while min(envs.rewards.episode) < 2:
         envs.step(vector.action_space.sample())
         for each in envs.collect():
             arrived[each.environment, each.episode] = each
@@ -57,14 +57,14 @@ def test_rewards_of_replayed_rollouts_equal_those_of_their_files(url):
     with blocking.RewardFleet(video=url) as fleet:
         for index, share in enumerate(shares):
             for episode, rollout in enumerate(share):
-                if (index, episode) not in arrived:  # of the few that have a fifth
+                if (index, episode) not in arrived:
                     continue
                 each = arrived[index, episode]
                 direct = fleet.video.score(rollout.task, rollout.path.read_bytes())
                 assert each.task == rollout.task
                 assert each.reward == float(direct.score >= 0.5)
                 differences.append(abs(each.score - direct.score))
-    assert len(differences) >= 32
+    assert len(differences) >= 16
     assert max(differences) < 0.15
     assert np.mean(differences) < 0.02
 

@@ -228,7 +228,10 @@ class CodeScorer:
         planned = await _plan_runs(tests)
         run = SubmissionRun(planned, before.limits, stop_at_failure=True, max_seconds=seconds)
         await self._execute(original_program, run, checker)
-        if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
+        failures = {each.verdict for each in run.verdicts} - {Outcome.ACCEPTED}
+        if failures == {Outcome.TIME_LIMIT} and run.seconds_left <= 0:
+            return None  # a test had less time than its own limit
+        if failures:
             return False
         return True if len(run.verdicts) == len(tests.cases) else None
 

@@ -66,7 +66,7 @@ def service(
 @pytest.fixture(scope="module", params=LEVELS)
 def hasty_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """One that soon ends checkers which do not end, also on a machine that is busy."""
-    with served_code(request.param, max_cpu_s=1.0, max_wall_s=8.0) as started:
+    with served_code(request.param, max_cpu_s=0.3, max_wall_s=8.0) as started:
         yield started
 
 
@@ -188,7 +188,7 @@ def test_a_checker_that_fails_on_an_output_rejects_it(service, action, reason):
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["while True: pass", "import time; time.sleep(60)"])
 def test_a_checker_that_does_not_end_on_an_output_rejects_it(hasty_service, action):
-    check_failure(hasty_service, action, "time limit", {"cpu_s": 1, "wall_s": 8})
+    check_failure(hasty_service, action, "time limit", {"cpu_s": 0.3, "wall_s": 8})
 
 
 def check_failure(service: Service, action: str, reason: str | None, limits: dict) -> None:
@@ -222,7 +222,7 @@ def test_a_checker_that_fails_on_the_expected_output_is_invalid(service, program
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [DOWN, "1 / 0", "\0"])
 def test_a_checker_that_does_not_end_on_the_expected_output_is_invalid(hasty_service, program):
-    limits = {"cpu_s": 1, "wall_s": 8}
+    limits = {"cpu_s": 0.3, "wall_s": 8}
     response = hasty_service.post(program, checked("while True: pass"), limits=limits)
     assert response.status_code == 422, response.text
     assert "time limit" in response.text

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +35,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...measure import Stopwatch
+from ..processes import service_process
 from .conftest import (
     LEVELS,
     LIMITS,
@@ -436,9 +436,9 @@ def test_programs_that_wake_up_do_not_share_a_core():
 @pytest.mark.slow
 def test_a_pause_for_a_core_does_not_end_a_program():
     """It is longer than the program's limit, because another one computes."""
-    sleeps = "import time\ntime.sleep(0.5)\nwhile time.process_time() < 0.2: pass\nprint(1)"
+    sleeps = "import time\ntime.sleep(1.5)\nwhile time.process_time() < 0.2: pass\nprint(1)"
     computes = "import time\nends = time.monotonic() + 8\nwhile time.monotonic() < ends: pass"
-    limits = {**LIMITS, "wall_s": 6}
+    limits = {**LIMITS, "wall_s": 4}
     with served_code(workers=1) as service, ThreadPoolExecutor(2) as threads:
         for _ in range(4):  # a program that a busy machine does not run seems to sleep
             before = programs()
@@ -446,9 +446,9 @@ def test_a_pause_for_a_core_does_not_end_a_program():
             wait_until(lambda paused=paused, before=before: paused.done() or programs() - before)
             computing = threads.submit(service.score, computes, stdio(("", "")))
             assert (paused.result()["score"], computing.result()["score"]) == (1.0, 1.0)
-            if (queue_ms := paused.result()["timing_ms"]["queue"]) > 6000:
+            if (queue_ms := paused.result()["timing_ms"]["queue"]) > 4000:
                 break
-    assert queue_ms > 6000
+    assert queue_ms > 4000
 
 
 @pytest.mark.slow
@@ -626,22 +626,12 @@ def test_a_module_that_cannot_be_preloaded_fails_the_start(
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_process_outlives_a_service_that_is_killed(level: str):
-    server = subprocess.Popen(
-        f"{sys.executable} -m rewardfleet_server serve code --port 0 --isolation {level}".split(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert any("serving " in line for line in server.stderr), "it listens"
+    with service_process("code", "--isolation", level) as (server, _):
         jails = descendants(server.pid)
         assert len(jails) >= 2
         server.kill()
         server.wait(60)
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in jails))
-    finally:
-        server.kill()
-        server.wait(60)
-        server.stderr.close()
 
 
 # The client

@@ -19,8 +19,8 @@ from rewardfleet.wire.episode import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.episode import group_collector
-from rewardfleet_server.fleet.settings import free_port
 
+from ..processes import service_process
 from ..test_requests import metric
 from .conftest import post_batch, served_episodes
 
@@ -464,17 +464,12 @@ async def test_the_client(service: httpx.Client):
 
 
 @pytest.mark.slow
-def test_the_command_serves_and_stops_on_sigterm(tmp_path: Path):
-    port = free_port()
-    command = f"{sys.executable} -m rewardfleet_server serve episode --port {port}"
-    server = subprocess.Popen(command.split(), stderr=subprocess.DEVNULL)
-    try:
-        with blocking.RewardFleet(episode=f"http://127.0.0.1:{port}") as fleet:
+def test_the_command_serves_and_stops_on_sigterm():
+    with service_process("episode") as (server, url):
+        with blocking.RewardFleet(episode=url) as fleet:
             assert fleet.episode.temperatures(4).temperatures == [0.6, 0.7, 0.8, 0.9]
         server.terminate()
         assert server.wait(60) == 0
-    finally:
-        server.kill()
 
 
 @pytest.mark.slow

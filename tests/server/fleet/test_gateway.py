@@ -7,8 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +35,7 @@ from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...gateways import LOOPBACK
+from ..processes import service_process
 
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 ITEM = {"response": ANSWER, "ground_truth": ANSWER}
@@ -806,26 +805,9 @@ async def test_the_client_sees_the_pause_of_a_fleet_at_capacity(front: Front):
             await fleet.tools.score(ANSWER, ANSWER)
 
 
-@contextmanager
-def tools_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            for line in process.stderr:
-                if found := re.search(r"serving tools on (http://[\d.:]+)", line):
-                    drain = threading.Thread(target=process.stderr.read, daemon=True)
-                    drain.start()
-                    yield process, found[1]
-                    break
-        finally:
-            process.kill()
-            process.wait(60)
-            drain.join(60)
-
-
 @pytest.mark.slow
 async def test_nothing_is_lost_when_a_replica_is_killed_under_load(front: Front):
-    with tools_process() as (victim, first), tools_process() as (_, second):
+    with service_process("tools") as (victim, first), service_process("tools") as (_, second):
         client = front(first, second)
         done = 0
 
@@ -833,14 +815,14 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(front: Front)
             nonlocal done
             score = await fleet.tools.score(ANSWER, ANSWER)
             done += 1
-            if done == 100:
+            if done == 50:
                 victim.kill()
             return score.score
 
         async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=100) as fleet:
-            scores = await asyncio.gather(*(call(fleet) for _ in range(400)))
+            scores = await asyncio.gather(*(call(fleet) for _ in range(200)))
             # Replicas take turns: if it had answered all requests before, it misses one of these.
             scores += [await call(fleet) for _ in range(4)]
-    assert scores == [4.0] * 404
+    assert scores == [4.0] * 204
     assert not client.replicas[0].is_ready
     wait_until(lambda: [each.outstanding for each in client.replicas] == [0, 0])

@@ -1,9 +1,6 @@
 """Budgets: one multiplier per run, whatever the number of workers and replicas."""
 
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +14,7 @@ from rewardfleet.tool_use import advantages
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import RedisServer
+from ..processes import service_process
 from .conftest import served_tools, update
 
 ETA, BUDGET = 0.5, 0.25
@@ -337,26 +335,19 @@ def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client
 @pytest.mark.slow
 def test_a_budget_survives_kill_9(tmp_path: Path):
     """The process is killed after each answer; nothing that was answered is lost."""
-    expected = 0.0
+    expected, path = 0.0, tmp_path / "runs.sqlite"
     for step in range(3):
-        command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", "--port", "0",
-                   "--run-state-file", str(tmp_path / "runs.sqlite")]  # fmt: skip
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr is not None
-            line = next(line for line in process.stderr if "serving tools on" in line)
-            url = line.partition("serving tools on ")[2].partition('"')[0]
-            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-                client.put("/budgets/r", json={"eta": 0.5})
-                for part in "aabb":
-                    update(client, "r", step, part=part, costs=[1])
-                budget = client.get("/budgets/r").json()
-            assert budget["lambda"] == pytest.approx(expected)
-            assert (budget["open_step"], budget["open_parts"]) == (step, 2)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(60)
-            process.stderr.close()
+        with (
+            service_process("tools", "--run-state-file", str(path)) as (process, url),
+            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+        ):
+            client.put("/budgets/r", json={"eta": 0.5})
+            for part in "aabb":
+                update(client, "r", step, part=part, costs=[1])
+            budget = client.get("/budgets/r").json()
+            process.kill()
+        assert budget["lambda"] == pytest.approx(expected)
+        assert (budget["open_step"], budget["open_parts"]) == (step, 2)
         expected += 0.5 * (1 - 0.3)
 
 
