@@ -9,7 +9,7 @@ TRAINERS := .venv-trainers
 
 # With SLICE=1, a heavy gate runs the few tests of it that CI runs.
 AND_SLICE := $(if $(SLICE), and slice,)
-WORKERS ?= 2
+WORKERS ?= 6
 INSTALL := $(PYTHON) tests/install.py
 
 # Hundreds of processes of the tests would compile every module that they import.

@@ -99,12 +99,16 @@ async def test_a_failing_replica_is_ejected_and_readmitted(replica, script):
 
 async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica, monkeypatch):
     monkeypatch.setattr(replicas, "PROBE_SECONDS", 60.0)  # longer than all calls on a busy machine
-    release = asyncio.Event()
-    failing, healthy_one = await replica(always(503, "unavailable")), await replica()
+    release, refuse = asyncio.Event(), always(503, "unavailable")
+
+    async def refuse_calls_and_hold_probes(request: Received) -> Reply | None:
+        script = refuse if request.path == "/score" else holding(release, refuse)
+        return await script(request)
+
+    failing, healthy_one = await replica(refuse_calls_and_hold_probes), await replica()
     async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
         while not failing.received:
             await score_number(fleet, 1)
-        failing.script = holding(release, always(503, "unavailable"))
         await until(lambda: failing.probes == 1)
         await asyncio.gather(*(score_number(fleet, number) for number in range(200)))
         assert failing.probes == 1

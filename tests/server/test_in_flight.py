@@ -194,7 +194,7 @@ async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls
             for clip in [b"not a video"] * 100:
                 with pytest.raises(RewardFleetError):
                     await fleet.video.score("task", clip)
-        async with RewardFleet(video=url, timeout_s=1, max_concurrency=400) as late:
+        async with RewardFleet(video=url, timeout_s=5, max_concurrency=400) as late:
             scores = await late.video.score_batch(requests)
             assert {score.error.kind for score in scores} == {"deadline_exceeded"}
         await reaches(client, 0)

@@ -22,7 +22,7 @@ LEVELS = ("bubblewrap", "landlock")
 #: More than honest programs need on a machine that is busy, or that pauses for seconds.
 LIMITS = {"cpu_s": 10, "wall_s": 30, "memory_mb": 256, "output_kb": 2048}
 #: For programs that must not pass, so that those that do not end take little time.
-SHORT_LIMITS = {**LIMITS, "cpu_s": 0.5, "wall_s": 1.5}
+SHORT_LIMITS = {**LIMITS, "cpu_s": 0.25, "wall_s": 1.5}
 
 
 class HeldSandbox(FakeSandbox):
