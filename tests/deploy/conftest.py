@@ -25,7 +25,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.deploy)
-        item.add_marker(pytest.mark.timeout(300))
+        item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")

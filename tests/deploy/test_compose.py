@@ -35,6 +35,7 @@ ANSWER = (
 # Images
 
 
+@pytest.mark.slice
 def test_the_image_has_no_compiler_and_no_root(engine: Engine):
     config = json.loads(engine.docker("inspect", "rewardfleet:cpu"))[0]["Config"]
     assert config["User"] == "10001:10001"
@@ -137,6 +138,7 @@ def test_secrets_are_files_that_only_their_owner_can_reach(stack: Stack):
     assert httpx.post(f"{stack.url}/tools/score", json={}, trust_env=False).status_code == 401
 
 
+@pytest.mark.slice
 async def test_one_item_of_each_service_is_scored(stack: Stack):
     entry = json.loads((LIBERO / "manifest.jsonl").read_text().splitlines()[0])
     async with stack.client() as fleet:
