@@ -124,7 +124,7 @@ def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_dead
         score = service.score("while True: pass", tests, limits=SHORT_LIMITS)
     # One, if the machine is so busy that the first test takes all of the wall time.
     timed = verdicts(score).count("time_limit")
-    assert timed in {1, 2}
+    assert 1 <= timed <= 1 / SHORT_LIMITS["cpu_s"]
     assert verdicts(score) == ["time_limit"] * timed + ["skipped"] * (20 - timed)
 
 
