@@ -105,7 +105,7 @@ def test(python: str, paths: list[str]) -> bool:
         except subprocess.SubprocessError as error:
             print(error)
             return False
-        tests = [str(own_python), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+        tests = [str(own_python), "-m", "pytest", "-q", "-n", "6", "--dist", "worksteal"]
         tests += ["-m", "not slow and not serial and not full", "-p", "no:cacheprovider", *paths]
         return not subprocess.run(tests, timeout=TEST_SECONDS, check=False, **options).returncode
 
