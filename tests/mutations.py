@@ -121,15 +121,16 @@ def draw(count: int) -> list[Mutation]:
 def mutations_of(path: Path) -> Iterator[Mutation]:
     """Yield the mutations of a file, without equivalent ones."""
     text = path.read_text()
-    lines = text.splitlines()
-    for kind, node, start, end, new in changes(ast.parse(text), lines):
+    lines, tree = text.splitlines(), ast.parse(text)
+    original = ast.dump(tree)
+    for kind, node, start, end, new in changes(tree, lines):
         before = lines[node.lineno - 1]
         # Columns count bytes.
         encoded = before.encode()
         after = (encoded[:start] + new.encode() + encoded[end:]).decode()
         mutated = "\n".join([*lines[: node.lineno - 1], after, *lines[node.lineno :]]) + "\n"
         try:
-            if ast.dump(ast.parse(mutated)) == ast.dump(ast.parse(text)):
+            if ast.dump(ast.parse(mutated)) == original:
                 continue
         except SyntaxError:
             continue

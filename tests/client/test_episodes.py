@@ -370,10 +370,10 @@ def test_a_batch_flows_through_three_functions_and_validation_is_final():
 
 
 def test_objectives_are_summed_gated_or_normalized_and_returned_as_components():
-    weights = {"success": 1.0, "efficiency": 2.0, "low_energy": 0.5}
+    weights = {"success": 1.0, "efficiency": 2.0, "low_energy": -0.5}
     energies = 1 / (1 + np.array([0, 2, 8]))
     successes, efficiencies = np.array([1, 1, 0]), np.array([1 / 1.1, 1 / 1.2, 0])
-    total = successes + 2 * efficiencies + 0.5 * energies
+    total = successes + 2 * efficiencies - 0.5 * energies
     expected = {"sum": total, "gated": total * successes}
     for combine, scores in expected.items():
         options = EpisodeOptions(weights=weights, combine=combine)
@@ -385,7 +385,7 @@ def test_objectives_are_summed_gated_or_normalized_and_returned_as_components():
     normalized = score_episodes(episodes(), options).scores
     by_hand = sum(
         weight * (values - values.mean()) / values.std(ddof=1)
-        for weight, values in ((1, successes), (2, efficiencies), (0.5, energies))
+        for weight, values in ((1, successes), (2, efficiencies), (-0.5, energies))
     )
     assert normalized == pytest.approx(by_hand, abs=1e-4)
 
