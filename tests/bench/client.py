@@ -8,7 +8,6 @@ fails or gets the answer of another call.
 
 import asyncio
 import base64
-import multiprocessing
 import os
 import signal
 import statistics
@@ -16,8 +15,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -25,11 +24,10 @@ from pathlib import Path
 import cv2
 import httpx
 import numpy as np
+from harness import serving, spawned
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.logs import configure_logging
-from rewardfleet_server.serve import Server
-from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
@@ -109,30 +107,13 @@ def _print(name: str, outcome: Outcome) -> None:
 def _measure(client: Client) -> Outcome:
     """Run a client in a new process, against three new replicas."""
     with ExitStack() as stack:
-        replicas = [
-            stack.enter_context(_process(_run_replica, *limits)) for limits in (LARGE, LARGE, SMALL)
-        ]
-        urls = [f"http://127.0.0.1:{pipe.recv()}" for pipe, _ in replicas]
-        victim = replicas[0][1]
-        pipe, _ = stack.enter_context(_process(_run_client, client, urls, victim))
+        replicas = [stack.enter_context(_replica(*limits)) for limits in (LARGE, LARGE, SMALL)]
+        urls = [f"http://127.0.0.1:{port}" for port, _ in replicas]
+        _, victim = replicas[0]
+        pipe, _ = stack.enter_context(spawned(_run_client, client, urls, victim))
         assert pipe.poll(TIME_LIMIT_SECONDS + 60), "the client exceeded its time limit"
         outcome: Outcome = pipe.recv()
     return outcome
-
-
-@contextmanager
-def _process(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Pipe, int]]:
-    """Run `target` in a process; yield a pipe to it and its id, and end it afterwards."""
-    context = multiprocessing.get_context("spawn")
-    pipe, child_pipe = context.Pipe()
-    process = context.Process(target=target, args=(child_pipe, *arguments), daemon=True)
-    process.start()
-    try:
-        assert process.pid is not None
-        yield pipe, process.pid
-    finally:
-        process.kill()
-        process.join(10)
 
 
 # The replicas
@@ -146,18 +127,12 @@ class NumberJudge(FakeJudge):
         return Judgment(int(task_text.split()[-1]) / CALLS, task_text)
 
 
-def _run_replica(pipe: Pipe, max_in_flight: int, max_queue_depth: int) -> None:
-    configure_logging("error")
-    settings = VideoSettings(port=0, max_in_flight=max_in_flight, max_queue_depth=max_queue_depth)
+def _replica(max_in_flight: int, max_queue_depth: int) -> AbstractContextManager[tuple[int, int]]:
+    settings = VideoSettings(
+        port=0, max_in_flight=max_in_flight, max_queue_depth=max_queue_depth, log_level="error"
+    )
     judge = NumberJudge(wait_s=JUDGE_SECONDS, deterministic=False)
-    server = Server(create_app(settings, {"fake": judge}), settings)
-
-    def send_port() -> None:
-        wait_until(lambda: server.started)
-        pipe.send(server.servers[0].sockets[0].getsockname()[1])
-
-    threading.Thread(target=send_port, daemon=True).start()
-    server.run()
+    return serving(create_app, settings, {"fake": judge})
 
 
 # The clients
@@ -169,12 +144,7 @@ def _image() -> bytes:
     return content.tobytes()
 
 
-def _run_client(
-    pipe: Pipe,
-    client: Client,
-    urls: list[str],
-    victim: int,
-) -> None:
+def _run_client(pipe: Pipe, client: Client, urls: list[str], victim: int) -> None:
     outcome = Outcome(before_mib=_peak_mib())
     started = time.perf_counter()
     # In a thread that is abandoned at the time limit: bare httpx takes minutes to cancel its calls.

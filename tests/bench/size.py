@@ -9,19 +9,17 @@ information.
 
 import asyncio
 import itertools
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+from harness import Ratio, command_serving, report
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.sizing import (
     Histogram,
     Load,
@@ -30,7 +28,6 @@ from rewardfleet_server.sizing import (
     measured_times,
     read_metrics,
 )
-from rewardfleet_server.testing import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 CLIPS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
@@ -41,12 +38,14 @@ Score = Callable[[RewardFleet, int], Awaitable[Any]]
 
 
 def main() -> int:
-    with running("code", 2, "--workers", "1", "--cache-file", "") as urls:
-        results = asyncio.run(compare("code", urls, 1, score_program))
+    with ExitStack() as stack:
+        flags = ("--cache-mb", "0", "--workers", "1", "--cache-file", "")
+        urls = [stack.enter_context(command_serving("code", *flags)) for _ in range(2)]
+        ratios = asyncio.run(compare("code", urls, 1, score_program))
     roots = ("--video-root", str(ROOT / "tests" / "data"))
-    with running("video", 1, "--max-in-flight", "2", *roots) as urls:
-        results += asyncio.run(compare("video", urls, 2, score_clip))
-    return 0 if all(results) else 1
+    with command_serving("video", "--cache-mb", "0", "--max-in-flight", "2", *roots) as url:
+        ratios += asyncio.run(compare("video", [url], 2, score_clip))
+    return report(ratios)
 
 
 async def score_program(fleet: RewardFleet, number: int) -> None:
@@ -64,12 +63,12 @@ async def score_clip(fleet: RewardFleet, number: int) -> None:
     assert score.score is not None
 
 
-async def compare(service: str, urls: list[str], slots: int, score: Score) -> list[bool]:
-    """Print predictions and measurements; return whether each is close enough."""
+async def compare(service: str, urls: list[str], slots: int, score: Score) -> list[Ratio]:
+    """Return predictions next to measurements."""
     total = slots * len(urls)
     numbers = itertools.count()
     full = Load(callers=total)
-    results = []
+    ratios = []
     async with RewardFleet(**{service: urls}) as fleet:
         await run(fleet, full, MEASURED, score, numbers)
         times = await asyncio.to_thread(measured_times, urls[0])
@@ -85,17 +84,23 @@ async def compare(service: str, urls: list[str], slots: int, score: Score) -> li
             after = await asyncio.to_thread(read_metrics, urls[0])
             times = ServiceTimes("this load", *map(without, after, before))
             found = Sizing(times, load, slots, 1e6).predict(len(urls))
-            ratios = found.items_per_s / per_second, found.p95_s / p95
-            is_close = abs(ratios[0] - 1) <= 0.2 and abs(ratios[1] - 1) <= 0.3
             is_judged = load.callers != total
-            results.append(is_close or not is_judged)
             kind = f"{load.callers} callers" if load.callers else f"bursts of {load.burst}"
-            print(
-                f"{service:6} {kind:13} measured {per_second:6.1f}/s, p95 {p95:.3f} s; predicted "
-                f"{found.items_per_s:6.1f}/s ({ratios[0]:.2f}x), p95 {found.p95_s:.3f} s "
-                f"({ratios[1]:.2f}x) {'' if is_close else 'MISSED' if is_judged else 'not judged'}"
-            )
-    return results
+            ratios += [
+                Ratio(
+                    f"{service}, {kind}: items/s, predicted; measured",
+                    found.items_per_s,
+                    per_second,
+                    "0.8 to 1.2" if is_judged else "",
+                ),
+                Ratio(
+                    f"{service}, {kind}: p95 in ms, predicted; measured",
+                    found.p95_s * 1000,
+                    p95 * 1000,
+                    "0.7 to 1.3" if is_judged else "",
+                ),
+            ]
+    return ratios
 
 
 def without(all_: Histogram, other: Histogram) -> Histogram:
@@ -131,33 +136,6 @@ async def run(
             tasks += [asyncio.create_task(one()) for _ in range(load.burst)]
         await asyncio.gather(*tasks)
     return len(seconds) / (time.monotonic() - started), float(np.quantile(seconds, 0.95))
-
-
-@contextmanager
-def running(service: str, replicas: int, *flags: str) -> Iterator[list[str]]:
-    """Run the replicas of a service as processes of their own; yield their URLs."""
-    ports = [free_port() for _ in range(replicas)]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    common = [sys.executable, "-m", "rewardfleet_server", "serve", service, "--cache-mb", "0"]
-    processes = [
-        subprocess.Popen([*common, *flags, "--port", str(port)], stderr=subprocess.DEVNULL)
-        for port in ports
-    ]
-    try:
-        wait_until(lambda: all(map(is_ready, urls)), 30)
-        yield urls
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(30)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 if __name__ == "__main__":

@@ -19,20 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
+from harness import Ratio, command_serving, health_watched, report
 
 from rewardfleet import RewardFleet, VideoScore
 from rewardfleet_server.video.frames import decode_video
 from rewardfleet_server.video.prompts import PERCENTAGE
 from rewardfleet_server.video.settings import prepare_engine_environment
-
-sys.path.insert(0, str(Path(__file__).parent))
-from load import health_watched
 
 ROOT = Path(__file__).parent.parent.parent
 VIDEOS = ROOT / "tests" / "data" / "libero" / "videos"
@@ -60,54 +55,49 @@ def main() -> int:
         maker = ROOT / "tests" / "engines" / "tiny_checkpoint.py"
         subprocess.run([sys.executable, maker, folder / "model"], check=True)
         clips = copies(folder / "clips")
+        flags = [
+            *("--video-root", str(folder / "clips"), "--model-path", str(folder / "model")),
+            *("--max-model-len", "4096", "--enforce-eager", "--cache-mb", "0"),
+        ]
         engine = OfflineEngine(folder / "model")
         try:
-            with service(folder) as port:
+            with command_serving("video", *flags) as url:
                 engine.one_batch(clips[:8])  # warm up each way
-                over_http(port, clips[:8])
+                over_http(url, clips[:8])
                 engine.one_by_one(clips[:2])
                 sequential, sequential_stages = engine.one_by_one(clips)
                 batches, rounds = [], []
                 for number in range(3):
                     batches.append(engine.one_batch(clips))
-                    rounds.append(over_http(port, clips, f"{TASK} {number}"))
+                    rounds.append(over_http(url, clips, f"{TASK} {number}"))
         finally:
             engine.close()
-    return report(sequential, sequential_stages, batches, rounds)
+    return compare(sequential, sequential_stages, batches, rounds)
 
 
-def report(
+def compare(
     sequential: float,
     sequential_stages: dict[str, float],
     batches: list[float],
     rounds: list["Round"],
 ) -> int:
     """Print the results; return the exit status."""
-    middle = sorted(rounds, key=lambda round_: round_.seconds)[len(rounds) // 2]
+    middle = sorted(rounds, key=lambda each: each.seconds)[len(rounds) // 2]
     service_rate, engine_rate = CLIPS / middle.seconds, CLIPS / statistics.median(batches)
     print(f"\n{CLIPS} clips, {NFRAMES} frames, {MAX_TOKENS} tokens; {os.cpu_count()} cores")
-    sequential_rate = CLIPS / sequential
-    print(
-        f"(a) one after another      {sequential_rate:6.2f} clips/s   {stages(sequential_stages)}"
+    print(f"(a) one after another: {stages(sequential_stages)}")
+    print(f"(b) service, {CLIPS} requests: {stages(middle.stages)}")
+    print(f"    rounds, clips/s: {', '.join(f'{CLIPS / each.seconds:.2f}' for each in rounds)}")
+    print("(c) engine alone, one batch")
+    print(f"    rounds, clips/s: {', '.join(f'{CLIPS / seconds:.2f}' for seconds in batches)}")
+    slowest_ms = max(each.slowest_health for each in rounds) * 1000
+    return report(
+        [
+            Ratio("clips/s; (a)", service_rate, CLIPS / sequential, ">= 3"),
+            Ratio("clips/s; (c)", service_rate, engine_rate, ">= 0.8"),
+            Ratio("ms of the slowest /healthz meanwhile; 50 ms", slowest_ms, 50, "<= 1"),
+        ]
     )
-    print(f"(b) service, {CLIPS} requests   {service_rate:6.2f} clips/s   {stages(middle.stages)}")
-    print(f"(c) engine alone, one batch {engine_rate:5.2f} clips/s")
-    print(f"    rounds of (b): {', '.join(f'{CLIPS / r.seconds:.2f}' for r in rounds)}")
-    print(f"    rounds of (c): {', '.join(f'{CLIPS / seconds:.2f}' for seconds in batches)}")
-    slowest = max(round_.slowest_health for round_ in rounds) * 1000
-    passed = [
-        check("b / a", service_rate / sequential_rate, 3.0),
-        check("b / c", service_rate / engine_rate, 0.8),
-        slowest < 50,
-    ]
-    print(f"slowest /healthz {slowest:.0f} ms (limit 50) {'' if passed[-1] else 'MISSED'}")
-    return 0 if all(passed) else 1
-
-
-def check(name: str, ratio: float, limit: float) -> bool:
-    """Print a ratio; return whether it reaches its limit."""
-    print(f"{name} {ratio:.2f} (at least {limit}) {'' if ratio >= limit else 'MISSED'}")
-    return ratio >= limit
 
 
 def stages(times: dict[str, float]) -> str:
@@ -196,49 +186,17 @@ class OfflineEngine:
         return prompt
 
 
-@contextmanager
-def service(folder: Path) -> Iterator[int]:
-    """Run the video service with its command; give its port."""
-    port = 18098
-    command = [
-        *(sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", str(port)),
-        *("--video-root", str(folder / "clips"), "--model-path", str(folder / "model")),
-        *("--max-model-len", "4096", "--enforce-eager", "--cache-mb", "0"),
-        *("--log-level", "warning"),
-    ]
-    url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + 180
-        while not is_ready(url):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the service did not start")
-            time.sleep(0.2)
-        yield port
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-class Round:
+class Round(NamedTuple):
     """The results of one round over HTTP; times in seconds."""
 
-    def __init__(self, seconds: float, stages: dict[str, float], slowest_health: float) -> None:
-        self.seconds = seconds
-        self.stages = stages
-        self.slowest_health = slowest_health
+    seconds: float
+    stages: dict[str, float]
+    slowest_health: float
 
 
-def over_http(port: int, clips: list[Path], task: str = TASK) -> Round:
-    with health_watched(port) as slowest:
-        seconds, scores = asyncio.run(score_all(port, clips, task))
+def over_http(url: str, clips: list[Path], task: str = TASK) -> Round:
+    with health_watched(int(url.rpartition(":")[2])) as slowest:
+        seconds, scores = asyncio.run(score_all(url, clips, task))
         health = slowest()
     times = {
         stage: statistics.mean(getattr(score.timing_ms, stage) for score in scores) / 1000
@@ -247,8 +205,8 @@ def over_http(port: int, clips: list[Path], task: str = TASK) -> Round:
     return Round(seconds, times, health)
 
 
-async def score_all(port: int, clips: list[Path], task: str) -> tuple[float, list[VideoScore]]:
-    async with RewardFleet(video=f"http://127.0.0.1:{port}") as fleet:
+async def score_all(url: str, clips: list[Path], task: str) -> tuple[float, list[VideoScore]]:
+    async with RewardFleet(video=url) as fleet:
         started = time.perf_counter()
         scores = await asyncio.gather(*(fleet.video.score(task, str(clip)) for clip in clips))
         return time.perf_counter() - started, scores
