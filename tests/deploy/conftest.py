@@ -1,12 +1,13 @@
 """The stack of docker-compose.yml in an engine of the tests' own; only for `pytest -m deploy`."""
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from rewardfleet import RewardFleet
@@ -16,6 +17,7 @@ from ..debian import MissingTool
 from .engine import ROOT, Engine
 
 _DATA = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewardfleet-deploy"
+PROJECT = "rewardfleet-test"
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -43,34 +45,35 @@ def engine() -> Iterator[Engine]:
         engine.stop()
 
 
+def request(method: str, url: str, **options: Any) -> httpx.Response:
+    return httpx.request(method, url, **{"timeout": 60, "trust_env": False, **options})
+
+
+def status(method: str, url: str, **options: Any) -> int:
+    """Return the status of a response; 0 without a response."""
+    try:
+        return request(method, url, timeout=20, **options).status_code
+    except httpx.HTTPError:
+        return 0
+
+
 @dataclass(frozen=True)
 class Stack:
-    """The running stack.
-
-    Attributes:
-        url: The address of the fleet.
-        prometheus: That of Prometheus.
-        api_key: The key that `make secrets` created.
-        network: The network of the services.
-    """
+    """The running stack: addresses, and the key that `make secrets` created."""
 
     engine: Engine
     url: str
     prometheus: str
     api_key: str
-    network: str
 
-    def compose(self, *arguments: object, check: bool = True) -> str:
-        return self.engine.docker("compose", *arguments, check=check)
+    def compose(self, *arguments: object) -> str:
+        return self.engine.docker("compose", *arguments)
 
     def up(self, *flags: object) -> None:
         self.compose("up", "--detach", "--wait", *flags)
 
     def containers(self, service: str = "") -> list[str]:
         return self.compose("ps", "-q", *([service] if service else [])).split()
-
-    def inspect(self, container: str) -> dict:
-        return json.loads(self.engine.docker("inspect", container))[0]
 
     def client(self, *, timeout_s: float = 60) -> RewardFleet:
         return RewardFleet(self.url, api_key=self.api_key, timeout_s=timeout_s)
@@ -81,28 +84,21 @@ def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     secrets = tmp_path_factory.mktemp("stack") / "secrets"
     subprocess.run(["make", "secrets", f"SECRETS={secrets}"], cwd=ROOT, check=True, timeout=30)
     fleet, prometheus = free_port(), free_port()
-    name = "rewardfleet-test"
     engine.environment |= {
-        "COMPOSE_PROJECT_NAME": name,
+        "COMPOSE_PROJECT_NAME": PROJECT,
         "SECRETS": str(secrets),
         "FLEET_PORT": str(fleet),
         "PROMETHEUS_PORT": str(prometheus),
         "CODE_CPUS": "1",  # there may be no more
         "VIDEO_CPUS": "1",
     }
-    stack = Stack(
-        engine,
-        f"http://127.0.0.1:{fleet}",
-        f"http://127.0.0.1:{prometheus}",
-        (secrets / "api_key").read_text(),
-        f"{name}_services",
-    )
+    api_key = (secrets / "api_key").read_text()
+    stack = Stack(engine, f"http://127.0.0.1:{fleet}", f"http://127.0.0.1:{prometheus}", api_key)
     stack.compose("down", "--volumes", "--timeout=5")  # of a run that was killed
     try:
         stack.up("--no-build")
         yield stack
     finally:
         stack.compose("down", "--volumes", "--timeout=10")
-        assert (
-            engine.docker("ps", "-q", "--filter", f"label=com.docker.compose.project={name}") == ""
-        )
+        label = f"label=com.docker.compose.project={PROJECT}"
+        assert engine.docker("ps", "-q", "--filter", label) == ""

@@ -75,8 +75,10 @@ class Engine:
             debian.run("apt-get", "update", "-qq")
             packages = ("docker.io", "mmdebstrap")
             debian.run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages)
-        if not (self.folder / "config/cli-plugins/docker-compose").exists():
-            self._install_plugins()
+        if not (plugins := self.folder / "config/cli-plugins").exists():
+            packages = self.folder / "plugins"
+            debian.extract(("docker-compose", "docker-buildx"), packages)
+            shutil.copytree(packages / "extracted/usr/libexec/docker/cli-plugins", plugins)
         self._start_daemon()
 
     def stop(self) -> None:
@@ -101,12 +103,9 @@ class Engine:
         tar.unlink()
         context.mkdir(exist_ok=True)
         shutil.copy(_CERTIFICATES, context)
-        index = _output("pip", "config", "get", "global.index-url")
-        lines = [
-            "[global]",
-            f"cert = {_CERTIFICATES}",
-            *([f"index-url = {index}"] if index else []),
-        ]
+        command = ("pip", "config", "get", "global.index-url")
+        index = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        lines = ["[global]", f"cert = {_CERTIFICATES}", f"index-url = {index}" if index else ""]
         (context / "pip.conf").write_text("\n".join(lines) + "\n")
         self.build(HERE / "base.Dockerfile", "python:3.13-slim", context)
 
@@ -119,13 +118,6 @@ class Engine:
             self.build(HERE / "images.Dockerfile", tag, empty, f"--target={target}")
         self.docker("image", "prune", "--force")  # those that had these tags before
         self.docker("builder", "prune", "--force", "--keep-storage=6GB")
-
-    def _install_plugins(self) -> None:
-        """Extract Debian's plugins of docker."""
-        packages = self.folder / "plugins"
-        debian.extract(("docker-compose", "docker-buildx"), packages)
-        plugins = self.folder / "config/cli-plugins"
-        shutil.copytree(packages / "extracted/usr/libexec/docker/cli-plugins", plugins)
 
     def _start_daemon(self) -> None:
         folder = self.folder
@@ -162,7 +154,3 @@ def _end_previous(pid_file: Path, data: str) -> None:
     except FileNotFoundError:
         pass
     pid_file.unlink(missing_ok=True)
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

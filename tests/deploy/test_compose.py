@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from rewardfleet.wire.errors import Problem
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
-from .conftest import Stack
+from .conftest import PROJECT, Stack, request, status
 from .engine import HERE, ROOT, Engine
 
 LIBERO = ROOT / "tests/data/libero"
@@ -38,8 +39,7 @@ ANSWER = (
 @pytest.mark.slice
 def test_the_image_has_no_compiler_and_no_root(engine: Engine):
     config = json.loads(engine.docker("inspect", "rewardfleet:cpu"))[0]["Config"]
-    assert config["User"] == "10001:10001"
-    assert config["Entrypoint"] == ["rewardfleet"]
+    assert (config["User"], config["Entrypoint"]) == ("10001:10001", ["rewardfleet"])
     assert config["Healthcheck"]["Test"][0] == "CMD"
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
     found = engine.docker(
@@ -56,12 +56,11 @@ def test_a_service_refuses_to_listen_beyond_loopback_without_a_key(engine: Engin
 
 def test_the_gpu_image_builds_over_a_base_and_leaves_its_packages_as_they_are(engine: Engine):
     """The base here is a stand-in without vLLM; sortedcontainers is older than in the lock."""
-    engine.build(ROOT / "deploy/Dockerfile", "standin-packages", ROOT, "--target=build")
-    engine.build(
-        HERE / "images.Dockerfile", "standin-vllm", engine.folder / "empty", "--target=vllm"
-    )
+    dockerfile, empty = ROOT / "deploy/Dockerfile", engine.folder / "empty"
+    engine.build(dockerfile, "standin-packages", ROOT, "--target=build")
+    engine.build(HERE / "images.Dockerfile", "standin-vllm", empty, "--target=vllm")
     flags = ("--target=gpu", "--build-arg=GPU_BASE=standin-vllm")
-    engine.build(ROOT / "deploy/Dockerfile", "rewardfleet:gpu", ROOT, *flags)
+    engine.build(dockerfile, "rewardfleet:gpu", ROOT, *flags)
     program = (
         "import os, redis, msgspec, rewardfleet_server.video.app\n"
         "from importlib.metadata import version\n"
@@ -74,15 +73,14 @@ def test_the_gpu_image_builds_over_a_base_and_leaves_its_packages_as_they_are(en
 @pytest.mark.parametrize("profile", ["grafana", "gpu"])
 def test_a_profile_is_valid(engine: Engine, profile: str):
     config = json.loads(engine.docker("compose", "--profile", profile, "config", "--format=json"))
-    services = config["services"]
     if profile == "gpu":
-        devices = services["vlm"]["deploy"]["resources"]["reservations"]["devices"]
-        assert devices == [{"capabilities": ["gpu"], "driver": "nvidia", "count": 1}]
-        assert {"type": "volume", "source": "models", "target": "/models", "volume": {}} in (
-            services["vlm"]["volumes"]
-        )
+        judge = config["services"]["vlm"]
+        devices = [{"capabilities": ["gpu"], "driver": "nvidia", "count": 1}]
+        assert judge["deploy"]["resources"]["reservations"]["devices"] == devices
+        models = {"type": "volume", "source": "models", "target": "/models", "volume": {}}
+        assert models in judge["volumes"]
     else:
-        environment = services["grafana"]["environment"]
+        environment = config["services"]["grafana"]["environment"]
         assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana_password"
 
 
@@ -97,45 +95,31 @@ def test_every_variable_of_the_example_is_used_and_no_other():
 # The stack
 
 
-def test_only_loopback_ports_are_published(stack: Stack):
-    published = {}
-    for container in stack.containers():
-        config = stack.inspect(container)
-        service = config["Config"]["Labels"]["com.docker.compose.service"]
-        assert config["State"]["Health"]["Status"] == "healthy", service
-        ports = [
-            each for ports in config["NetworkSettings"]["Ports"].values() for each in ports or ()
-        ]
-        published[service] = {each["HostIp"] for each in ports}
-    assert published.pop("proxy") == {"127.0.0.1"}
-    assert published.pop("prometheus") == {"127.0.0.1"}
-    assert published == {"redis": set(), **{name: set() for name in SERVICES}}
-
-
-def test_containers_are_confined(stack: Stack):
-    for container in stack.containers():
-        config = stack.inspect(container)
-        service, host = (
-            config["Config"]["Labels"]["com.docker.compose.service"],
-            config["HostConfig"],
-        )
-        assert config["Config"]["User"] not in {"", "root", "0"}, service
+def test_containers_are_confined_and_publish_loopback_ports_only(stack: Stack):
+    services = set()
+    for each in json.loads(stack.engine.docker("inspect", *stack.containers())):
+        config, host = each["Config"], each["HostConfig"]
+        services.add(service := config["Labels"]["com.docker.compose.service"])
+        assert each["State"]["Health"]["Status"] == "healthy", service
+        assert config["User"] not in {"", "root", "0"}, service
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], service
         assert host["CapAdd"] == (["NET_BIND_SERVICE"] if service == "proxy" else None)
         assert "no-new-privileges:true" in host["SecurityOpt"], service
         assert host["Memory"] and host["NanoCpus"] and host["PidsLimit"], service
+        assert stack.api_key not in json.dumps(each), service
+        published = each["NetworkSettings"]["Ports"].values()
+        is_public = service in {"proxy", "prometheus"}
+        addresses = {port["HostIp"] for ports in published for port in ports or ()}
+        assert addresses == ({"127.0.0.1"} if is_public else set()), service
+    assert services == {"redis", "proxy", "prometheus", *SERVICES}
 
 
 def test_secrets_are_files_that_only_their_owner_can_reach(stack: Stack):
     folder = Path(stack.engine.environment["SECRETS"])
     assert folder.stat().st_mode & 0o777 == 0o700
     assert len(stack.api_key) == 48
-    before = stack.api_key
     subprocess.run(["make", "secrets", f"SECRETS={folder}"], cwd=ROOT, check=True, timeout=30)
-    assert (folder / "api_key").read_text() == before
-    for container in stack.containers():
-        assert stack.api_key not in json.dumps(stack.inspect(container))
-    assert httpx.post(f"{stack.url}/tools/score", json={}, trust_env=False).status_code == 401
+    assert (folder / "api_key").read_text() == stack.api_key
 
 
 @pytest.mark.slice
@@ -162,17 +146,12 @@ async def test_one_item_of_each_service_is_scored(stack: Stack):
         assert answer.score == 4.0
 
 
-def test_large_requests_that_are_refused_early_are_answered(stack: Stack):
-    """The service answers before it has read the body."""
-    with httpx.Client(trust_env=False, timeout=60) as http:
-        for _ in range(20):
-            answer = http.post(f"{stack.url}/video/score", content=b"x" * 5_000_000)
-            assert answer.status_code == 401
-
-
-def test_pages_know_their_prefix(stack: Stack):
-    page = httpx.get(f"{stack.url}/code/docs", timeout=60, trust_env=False).text
-    assert "/code/openapi.json" in page
+def test_responses_without_a_key(stack: Stack):
+    with httpx.Client(base_url=stack.url, trust_env=False, timeout=60) as http:
+        assert "/code/openapi.json" in http.get("/code/docs").text  # pages know their prefix
+        assert http.post("/tools/score", json={}).status_code == 401
+        for _ in range(20):  # the service answers before it has read the body
+            assert http.post("/video/score", content=b"x" * 5_000_000).status_code == 401
 
 
 def test_status_shows_the_fleet(stack: Stack):
@@ -183,60 +162,57 @@ def test_status_shows_the_fleet(stack: Stack):
     assert services == dict.fromkeys(SERVICES, "ready")
 
 
-def test_prometheus_scrapes_every_service(stack: Stack):
-    def scraped() -> bool:
-        answer = httpx.get(f"{stack.prometheus}/api/v1/query?query=up", trust_env=False).json()
-        values = {each["metric"]["service"]: each["value"][1] for each in answer["data"]["result"]}
-        return values == dict.fromkeys(SERVICES, "1")
+def test_prometheus_scrapes_every_service_and_evaluates_the_alert_rules(stack: Stack):
+    def data(path: str) -> dict[str, Any]:
+        return request("GET", f"{stack.prometheus}/api/v1/{path}").json()["data"]
 
-    wait_until(scraped, 120)
+    def targets() -> dict[str, str]:
+        result = data("query?query=up")["result"]
+        return {each["metric"]["service"]: each["value"][1] for each in result}
 
+    def rules() -> set[str]:
+        return {rule["health"] for group in data("rules")["groups"] for rule in group["rules"]}
 
-def test_prometheus_evaluates_the_alert_rules(stack: Stack):
-    def rules() -> list[dict]:
-        answer = httpx.get(f"{stack.prometheus}/api/v1/rules", trust_env=False).json()
-        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
-
-    assert rules()
-    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), 120)
+    wait_until(lambda: targets() == dict.fromkeys(SERVICES, "1"), 120)
+    wait_until(lambda: rules() == {"ok"}, 120)
 
 
 # The jail in a container
 
 
+async def check_isolation(url: str, level: str, *, steal: str, api_key: str | None = None) -> None:
+    """Check the level of a code service, and that its programs cannot read what `steal` prints."""
+    wait_until(lambda: status("GET", f"{url}/readyz") == 200, 150)
+    assert request("GET", f"{url}/readyz").json()["isolation"] == level
+    async with RewardFleet(code=url, api_key=api_key) as fleet:
+        score = await fleet.code.score(PROGRAM, SUM)
+        assert (score.score, score.isolation) == (1.0, level), score
+        stolen = await fleet.code.score(steal, SUM)
+        assert stolen.score == 0 and not stolen.verdicts[0].stdout, stolen
+
+
+SECCOMP = "--security-opt=seccomp=deploy/seccomp-code.json"
+
+
 @pytest.mark.parametrize(
-    ("options", "isolation"),
+    ("options", "level"),
     [
         ((), "landlock"),
-        (("--security-opt=seccomp=deploy/seccomp-code.json",), "landlock"),  # /proc is masked
-        (
-            (
-                "--security-opt=seccomp=deploy/seccomp-code.json",
-                "--security-opt=systempaths=unconfined",
-            ),
-            "bubblewrap",
-        ),
+        ((SECCOMP,), "landlock"),  # /proc is masked
+        ((SECCOMP, "--security-opt=systempaths=unconfined"), "bubblewrap"),
     ],
 )
 async def test_the_isolation_level_follows_from_the_options_of_the_container(
-    engine: Engine, options: tuple[str, ...], isolation: str
+    engine: Engine, options: tuple[str, ...], level: str
 ):
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    port = free_port()
     container = engine.docker(
         *("run", "--rm", "--detach", "--init", "--network=host", *HARDENED, *options),
         *("rewardfleet:cpu", "serve", "code", "--host=127.0.0.1", f"--port={port}"),
     )
     try:
-        wait_until(lambda: _status(f"{url}/readyz") == 200, 120)
-        assert (
-            httpx.get(f"{url}/readyz", timeout=60, trust_env=False).json()["isolation"] == isolation
-        )
-        async with RewardFleet(code=url) as fleet:
-            score = await fleet.code.score(PROGRAM, SUM)
-            assert (score.score, score.isolation) == (1.0, isolation), score
-            secret = "print(open('/proc/1/environ').read(), open('/etc/passwd').read())"
-            stolen = await fleet.code.score(secret, SUM)
-            assert stolen.score == 0 and not stolen.verdicts[0].stdout
+        secrets = "print(open('/proc/1/environ').read(), open('/etc/passwd').read())"
+        await check_isolation(f"http://127.0.0.1:{port}", level, steal=secrets)
     finally:
         started = time.monotonic()
         engine.docker("stop", "--time=60", container)
@@ -246,7 +222,7 @@ async def test_the_isolation_level_follows_from_the_options_of_the_container(
 # Replicas
 
 
-async def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
+def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
     """Stand-ins for two replicas, one of which is always at capacity."""
     program = (
         "from http.server import *\nimport sys\n"
@@ -261,27 +237,26 @@ async def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
         "        self.wfile.write(body)\n"
         "ThreadingHTTPServer(('', 8080), Replica).serve_forever()"
     )
-    run = ("run", "--rm", "--detach", f"--network={stack.network}", "--network-alias=vlm", "--init")
+    run = ("run", "--rm", "--detach", f"--network={PROJECT}_services", "--network-alias=vlm")
     standins = [
-        stack.engine.docker(*run, "python:3.13-slim", "python", "-c", program, status)
-        for status in (429, 200)
+        stack.engine.docker(*run, "--init", "python:3.13-slim", "python", "-c", program, code)
+        for code in (429, 200)
     ]
+    url, body = f"{stack.url}/vlm/score", b"x" * 100_000
     try:
-        wait_until(lambda: _status(f"{stack.url}/vlm/score", b"up") == 200, 120)
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
-            body = b"x" * 100_000
-            answers = [await http.post(f"{stack.url}/vlm/score", content=body) for _ in range(60)]
-            passed = [each for each in answers if each.status_code == 200]
-            # Each is sent four times; of equally busy replicas, one is chosen at random.
-            assert len(passed) > 45
-            assert all(each.content == body for each in passed)
-            large = b"x" * 3_000_000  # is not stored, so it is sent once, and complete
-            answers = [await http.post(f"{stack.url}/vlm/score", content=large) for _ in range(20)]
-            assert {each.status_code for each in answers} == {200, 429}
-            assert all(each.content == large for each in answers)
-            stack.engine.docker("kill", standins.pop())
-            wait_until(lambda: _status(f"{stack.url}/vlm/score", body) == 429, 120)
-            refused = await http.post(f"{stack.url}/vlm/score", content=body)
+        wait_until(lambda: status("POST", url, content=b"up") == 200, 120)
+        answers = [request("POST", url, content=body) for _ in range(60)]
+        passed = [each for each in answers if each.status_code == 200]
+        # Each is sent four times; of equally busy replicas, one is chosen at random.
+        assert len(passed) > 45
+        assert all(each.content == body for each in passed)
+        large = b"x" * 3_000_000  # is not stored, so it is sent once, and complete
+        answers = [request("POST", url, content=large) for _ in range(20)]
+        assert {each.status_code for each in answers} == {200, 429}
+        assert all(each.content == large for each in answers)
+        stack.engine.docker("kill", standins.pop())
+        wait_until(lambda: status("POST", url, content=body) == 429, 120)
+        refused = request("POST", url, content=body)
         problem = Problem.model_validate_json(refused.content)
         assert (problem.kind, problem.retry_after) == ("overloaded", 7)
         assert refused.headers["retry-after"] == "7"
@@ -321,9 +296,24 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack)
 async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_it_is_back(
     stack: Stack,
 ):
-    program = "print(sum(map(int, input().split())))"
+    headers = {"authorization": f"Bearer {stack.api_key}"}
+
+    def keys_in_redis() -> int:
+        return int(stack.compose("exec", "-T", "redis", "redis-cli", "dbsize"))
+
+    def is_cached_in_redis() -> bool:
+        """Score a new program, and return whether Redis has more keys then.
+
+        The score is stored before the response, unless the service still skips Redis after a
+        failure.
+        """
+        before = keys_in_redis()
+        body = {"revision": f"print({time.monotonic_ns()})", "tests": SUM}
+        request("POST", f"{stack.url}/code/score", json=body, headers=headers)
+        return keys_in_redis() > before
+
     async with stack.client() as fleet:
-        await fleet.code.score(program, SUM)
+        await fleet.code.score("print(sum(map(int, input().split())))", SUM)
         await fleet.tools.put_budget("run", budget=0.3)
         before = await fleet.tools.update_budget("run", step=0, costs=[1.0])
         stack.compose("stop", "redis")
@@ -333,38 +323,17 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         async with stack.client(timeout_s=30) as impatient:
             with pytest.raises(Unavailable):
                 await impatient.tools.update_budget("run", step=1, costs=[1.0])
-        answer = httpx.get(
-            f"{stack.url}/tools/budgets/run",
-            headers={"authorization": f"Bearer {stack.api_key}"},
-            timeout=30,
-            trust_env=False,
-        )
+        answer = request("GET", f"{stack.url}/tools/budgets/run", headers=headers, timeout=30)
         assert (answer.status_code, answer.json()["retryable"]) == (503, True)
         stack.up("--no-build")
         after = await fleet.tools.update_budget("run", step=1, costs=[1.0])
         assert after.lambda_ > before.lambda_ > 0  # nothing is lost, and each step counts once
         # A new process has nothing in memory, so the score comes from Redis.
         unseen = "print(2 + 3)"
-        wait_until(lambda: _is_cached_in_redis(stack))
+        wait_until(is_cached_in_redis)
         await fleet.code.score(unseen, SUM)
         stack.up("--no-build", "--force-recreate", "--no-deps", "code")
         assert (await fleet.code.score(unseen, SUM)).cached
-
-
-def _is_cached_in_redis(stack: Stack) -> bool:
-    """Score a new program, and return whether Redis has more keys then.
-
-    The score is stored before the response, unless the service still skips Redis after a failure.
-    """
-    before = _keys_in_redis(stack)
-    body = {"revision": f"print({time.monotonic_ns()})", "tests": SUM}
-    headers = {"authorization": f"Bearer {stack.api_key}"}
-    httpx.post(f"{stack.url}/code/score", json=body, headers=headers, trust_env=False)
-    return _keys_in_redis(stack) > before
-
-
-def _keys_in_redis(stack: Stack) -> int:
-    return int(stack.compose("exec", "-T", "redis", "redis-cli", "dbsize"))
 
 
 def _results(stack: Stack, container: str) -> float:
@@ -376,12 +345,3 @@ def _results(stack: Stack, container: str) -> float:
     text = stack.engine.docker("exec", container, "python", "-c", program)
     lines = [line for line in text.splitlines() if line.startswith("rewardfleet_results_total{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def _status(url: str, body: bytes | None = None) -> int:
-    """Return the status of a response; 0 without a response."""
-    try:
-        method = "GET" if body is None else "POST"
-        return httpx.request(method, url, content=body, timeout=20, trust_env=False).status_code
-    except httpx.HTTPError:
-        return 0

@@ -1,21 +1,30 @@
 """The pods of k8s/, under their own security contexts and limits, in a container engine."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from rewardfleet import RewardFleet
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
-from ..k8s.manifests import K8S, Manifest, Manifests, build, containers_of, pod_of, references
-from ..k8s.test_settings import quantity
+from ..k8s.manifests import (
+    K8S,
+    Manifest,
+    Manifests,
+    build,
+    container_of,
+    pod_of,
+    quantity,
+    references,
+)
+from .conftest import request, status
 from .engine import ROOT, STAND_INS, Engine
-from .test_compose import ANSWER, PROGRAM, SUM
+from .test_compose import ANSWER, PROGRAM, SUM, check_isolation
 
 NETWORK = "rewardfleet-pods"
 PASSWORD, KEY = "redis-password", "api-key"
@@ -57,10 +66,14 @@ def flags(manifests: Manifests, workload: Manifest, folder: Path) -> list[str]:
 
     Not translated, as docker has no such thing: `hostUsers`, probes, `sizeLimit` of volumes.
     """
-    pod, (container,) = pod_of(workload), containers_of(workload)
+    pod, container = pod_of(workload), container_of(workload)
     of_pod, own = pod["securityContext"], container["securityContext"]
     assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True
-    limits = container["resources"]["limits"]
+    limits, profile = container["resources"]["limits"], of_pod["seccompProfile"]
+    environment = manifests.environment(container)
+    for each in container.get("env", ()):
+        for key in references(each, "secretKeyRef"):
+            environment[each["name"]] = SECRETS[key["name"], key["key"]]
     given = [
         f"--user={of_pod['runAsUser']}:{of_pod['runAsGroup']}",
         "--read-only",
@@ -69,33 +82,23 @@ def flags(manifests: Manifests, workload: Manifest, folder: Path) -> list[str]:
         *(f"--cap-add={each}" for each in own["capabilities"].get("add", ())),
         f"--memory={int(quantity(limits['memory']))}",
         f"--cpus={min(quantity(limits['cpu']), os.cpu_count() or 1)}",
+        *(f"--env={name}={value}" for name, value in environment.items()),
+        *(_volume(manifests, workload, mount, folder) for mount in container["volumeMounts"]),
     ]
     if "fsGroup" in of_pod:
         given.append(f"--group-add={of_pod['fsGroup']}")
     if pod.get("shareProcessNamespace"):
         given.append("--init")
-    if of_pod["seccompProfile"]["type"] == "Localhost":
-        name = Path(of_pod["seccompProfile"]["localhostProfile"]).name
-        given.append(f"--security-opt=seccomp={ROOT / 'deploy' / name}")
+    if profile["type"] == "Localhost":
+        path = ROOT / "deploy" / Path(profile["localhostProfile"]).name
+        given.append(f"--security-opt=seccomp={path}")
     if own.get("procMount") == "Unmasked":
         given.append("--security-opt=systempaths=unconfined")
-    environment = manifests.environment(container)
-    for each in container.get("env", ()):
-        for key in references(each, "secretKeyRef"):
-            environment[each["name"]] = SECRETS[key["name"], key["key"]]
-    given += [f"--env={name}={value}" for name, value in environment.items()]
-    for mount in container["volumeMounts"]:
-        given.append(_volume(manifests, workload, mount, folder))
     arguments = (
-        [_expand(each, environment) for each in container["args"]] if "args" in container else []
+        re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], each)
+        for each in container.get("args", ())
     )
     return [*given, container["image"], *arguments]
-
-
-def _expand(argument: str, environment: dict[str, str]) -> str:
-    for name, value in environment.items():
-        argument = argument.replace(f"$({name})", value)
-    return argument
 
 
 def _volume(manifests: Manifests, workload: Manifest, mount: Manifest, folder: Path) -> str:
@@ -134,7 +137,7 @@ def running(
     try:
         for name in names:
             workload = manifests.workload(name)
-            image = containers_of(workload)[0]["image"]
+            image = container_of(workload)["image"]
             local = {"rewardfleet": "rewardfleet:cpu"} | STAND_INS
             engine.docker("tag", local[image.partition(":")[0]], image)
             ports = [f"--publish=127.0.0.1:{publish[name]}"] if name in publish else []
@@ -158,19 +161,15 @@ async def test_all_pods_of_an_overlay_work_together(engine: Engine, network: str
     url = f"http://127.0.0.1:{port}"
     names = ["redis", "video", "code", "episode", "tools", "proxy"]
     with running(engine, "cpu", names, tmp_path, {"proxy": f"{port}:18000"}) as containers:
-        for name in names[1:-1]:
-            wait_until(lambda name=name: _status(f"{url}/{name}/readyz") == 200, 150)
-        assert _status(f"{url}/healthz") == 200
-        probe = build(K8S / "overlays/cpu").workload("redis")
-        command = containers_of(probe)[0]["readinessProbe"]["exec"]["command"]
-        engine.docker("exec", containers["redis"], *command)
-        assert _status(f"{url}/code/metrics") == 401
+        for path in ("healthz", *(f"{name}/readyz" for name in names[1:-1])):
+            wait_until(lambda path=path: status("GET", f"{url}/{path}") == 200, 150)
+        probe = container_of(build(K8S / "overlays/cpu").workload("redis"))["readinessProbe"]
+        engine.docker("exec", containers["redis"], *probe["exec"]["command"])
         metrics = {"authorization": f"Bearer {SECRETS['api-keys', 'metrics']}"}
-        answer = httpx.get(f"{url}/code/metrics", headers=metrics, timeout=60, trust_env=False)
+        answer = request("GET", f"{url}/code/metrics", headers=metrics)
         assert "rewardfleet_queue_depth" in answer.text
-        assert (
-            httpx.post(f"{url}/code/score", json={}, timeout=60, trust_env=False).status_code == 401
-        )
+        for method, path in (("GET", "metrics"), ("POST", "score")):
+            assert status(method, f"{url}/code/{path}", json={}) == 401
         async with RewardFleet(url, api_key=KEY) as fleet:
             score = await fleet.code.score(PROGRAM, SUM)
             assert (score.score, score.isolation) == (1.0, "landlock"), score
@@ -191,14 +190,9 @@ async def test_the_code_service_has_the_isolation_of_its_overlay(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with running(engine, overlay, ["code"], tmp_path, {"code": f"{port}:8080"}):
-        wait_until(lambda: _status(f"{url}/readyz") == 200, 150)
-        assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).json()["isolation"] == level
+        stolen = "print(open('/run/secrets/api-keys/keys').read())\nprint(5)"
+        await check_isolation(url, level, steal=stolen, api_key=KEY)
         async with RewardFleet(code=url, api_key=KEY) as fleet:
-            score = await fleet.code.score(PROGRAM, SUM)
-            assert (score.score, score.isolation) == (1.0, level), score
-            secret = "print(open('/run/secrets/api-keys/keys').read())\nprint(5)"
-            stolen = await fleet.code.score(secret, SUM)
-            assert stolen.score == 0 and KEY not in stolen.verdicts[0].stdout
             # The limit on threads counts all of the user on the node, so the service has its own.
             threads = await fleet.code.score(THREAD, SUM)
             assert threads.score == 1.0, threads
@@ -210,15 +204,7 @@ async def test_the_code_service_refuses_to_start_below_its_level(
     """With the masked /proc of other pods, bubblewrap does not work."""
     manifests = build(K8S / "overlays/code-userns")
     workload = manifests.workload("code")
-    del containers_of(workload)[0]["securityContext"]["procMount"]
+    del container_of(workload)["securityContext"]["procMount"]
     (tmp_path / "files").mkdir()
     run = ("run", "--rm", "--network=none", *flags(manifests, workload, tmp_path / "files"))
     assert "programs cannot be isolated on this machine" in engine.docker(*run, check=False)
-
-
-def _status(url: str) -> int:
-    """Return the status of a response; 0 without a response."""
-    try:
-        return httpx.get(url, timeout=20, trust_env=False).status_code
-    except httpx.HTTPError:
-        return 0

@@ -1,8 +1,8 @@
-"""The manifests of every overlay; only for `pytest -m k8s`."""
+"""The manifests of every overlay and component; only for `pytest -m k8s`."""
 
 import pytest
 
-from .manifests import K8S, OVERLAYS, Manifests, build
+from .manifests import COMPONENTS, K8S, OVERLAYS, Manifests, build, build_text
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -18,6 +18,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def overlays() -> dict[str, Manifests]:
     """The manifests of each overlay."""
     return {name: build(K8S / "overlays" / name) for name in OVERLAYS}
+
+
+@pytest.fixture(scope="session")
+def components(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifests]:
+    """Those of the base with one component only, as users compose them."""
+    text = "resources: [rewardfleet/k8s/base]\ncomponents: [rewardfleet/k8s/components/{}]\n"
+    return {
+        name: build_text(text.format(name), tmp_path_factory.mktemp(name)) for name in COMPONENTS
+    }
 
 
 @pytest.fixture(params=OVERLAYS)

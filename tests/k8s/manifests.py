@@ -1,10 +1,14 @@
 """The manifests that kustomize builds from the folders of k8s/."""
 
+import copy
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,10 @@ from .. import debian
 ROOT = Path(__file__).parent.parent.parent
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(each.name for each in (K8S / "overlays").iterdir())
+COMPONENTS = sorted(each.name for each in (K8S / "components").iterdir())
+GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewardfleet-kustomize"
-_WORKLOADS = {"Deployment", "StatefulSet"}
+_UNITS = {"Gi": 2**30, "Mi": 2**20, "m": 1e-3, "": 1.0}
 
 Manifest = dict[str, Any]
 
@@ -31,22 +37,22 @@ class Manifests:
         return [each for each in self.items if each["kind"] in kinds]
 
     def get(self, kind: str, name: str) -> Manifest:
-        found = [each for each in self.of(kind) if each["metadata"]["name"] == name]
-        assert len(found) == 1, f"there are {len(found)} {kind} {name}"
-        return found[0]
+        return _only(self.of(kind), name)
 
     @property
     def workloads(self) -> list[Manifest]:
-        return self.of(*_WORKLOADS)
+        return self.of("Deployment", "StatefulSet")
 
     def workload(self, name: str) -> Manifest:
-        found = [each for each in self.workloads if each["metadata"]["name"] == name]
-        assert len(found) == 1, f"there are {len(found)} workloads {name}"
-        return found[0]
+        return _only(self.workloads, name)
 
     def selected(self, selector: Mapping[str, str]) -> list[Manifest]:
         """Return the workloads whose pods have these labels."""
         return [each for each in self.workloads if selector.items() <= labels_of(each).items()]
+
+    def services(self) -> list[Manifest]:
+        """Return the workloads that run one of the services."""
+        return self.selected({"app.kubernetes.io/component": "service"})
 
     def environment(self, container: Manifest) -> dict[str, str]:
         """Return the environment of a container; values of Secrets are empty."""
@@ -54,6 +60,20 @@ class Manifests:
         for each in container.get("envFrom", ()):
             found |= self.get("ConfigMap", each["configMapRef"]["name"])["data"]
         return found | {each["name"]: each.get("value", "") for each in container.get("env", ())}
+
+
+def _only(manifests: list[Manifest], name: str) -> Manifest:
+    found = [each for each in manifests if name_of(each) == name]
+    assert len(found) == 1, f"there are {len(found)} {name}"
+    return found[0]
+
+
+def name_of(manifest: Manifest) -> str:
+    return manifest["metadata"]["name"]
+
+
+def names_of(manifests: list[Manifest]) -> set[str]:
+    return {name_of(each) for each in manifests}
 
 
 def labels_of(workload: Manifest) -> dict[str, str]:
@@ -66,26 +86,39 @@ def pod_of(workload: Manifest) -> Manifest:
     return workload["spec"]["template"]["spec"]
 
 
-def containers_of(workload: Manifest) -> list[Manifest]:
-    return pod_of(workload)["containers"]
+def container_of(workload: Manifest) -> Manifest:
+    """Return the only container of the pods of a workload."""
+    (container,) = pod_of(workload)["containers"]
+    return container
 
 
 def ports_of(workload: Manifest) -> dict[str, int]:
     """Return the ports of a workload by name."""
-    ports = [port for each in containers_of(workload) for port in each["ports"]]
-    return {each["name"]: each["containerPort"] for each in ports}
+    return {each["name"]: each["containerPort"] for each in container_of(workload)["ports"]}
+
+
+def quantity(text: object) -> float:
+    """Return a quantity of Kubernetes in bytes or cores."""
+    number, unit = re.fullmatch(r"([\d.]+)(\w*)", str(text)).groups()
+    return float(number) * _UNITS[unit]
 
 
 def references(node: Any, *kinds: str) -> Iterator[Manifest]:
     """Yield what is below the keys `kinds` anywhere in a manifest, e.g. `secretKeyRef`."""
-    if isinstance(node, list):
-        for each in node:
-            yield from references(each, *kinds)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            if key in kinds:
-                yield value
+    pairs = node.items() if isinstance(node, dict) else [("", each) for each in node]
+    for key, value in pairs:
+        if key in kinds:
+            yield value
+        if isinstance(value, dict | list):
             yield from references(value, *kinds)
+
+
+def changed(node: Any, path: str, value: object) -> Any:
+    """Return a copy with another value at a path, e.g. `spec.ports.0.port`."""
+    result = copy.deepcopy(node)
+    *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    reduce(getitem, parents, result)[last] = value
+    return result
 
 
 def find_kustomize() -> list[str]:
@@ -120,15 +153,9 @@ def build(folder: Path) -> Manifests:
     return Manifests(list(yaml.safe_load_all(done.stdout)))
 
 
-def build_with(component: str, folder: Path) -> Manifests:
-    """Build the base with one component, as users compose them.
-
-    Args:
-        component: Its name.
-        folder: An empty folder for the kustomization.
-    """
+def build_text(text: str, folder: Path) -> Manifests:
+    """Build a kustomization that names folders below `rewardfleet/k8s`, in an empty folder."""
+    assert "rewardfleet/k8s" in text
     k8s = os.path.relpath(K8S, folder)  # kustomize accepts no absolute path
-    (folder / "kustomization.yaml").write_text(
-        f"resources: [{k8s}/base]\ncomponents: [{k8s}/components/{component}]\n"
-    )
+    (folder / "kustomization.yaml").write_text(text.replace("rewardfleet/k8s", k8s))
     return build(folder)

@@ -1,133 +1,134 @@
-"""The check of the Pod Security Standard finds every fault, and no pod of the overlays has one."""
+"""The Pod Security Standard `restricted` of Kubernetes 1.34: a check, its own tests, all pods.
 
-import copy
+Source: https://kubernetes.io/docs/concepts/security/pod-security-standards
+"""
+
 from typing import Any
 
 import pytest
 
-from .manifests import Manifests, labels_of, pod_of
-from .pod_security import violations
+from .manifests import OVERLAYS, Manifests, changed, name_of, pod_of
 
-POD: dict[str, Any] = {
-    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-    "volumes": [{"name": "tmp", "emptyDir": {}}],
-    "containers": [
-        {
-            "name": "one",
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
-        }
-    ],
-}
-FAULTS = {
-    "hostNetwork": ({"hostNetwork": True}, {}),
-    "hostPID": ({"hostPID": True}, {}),
-    "hostIPC": ({"hostIPC": True}, {}),
-    "volume host": ({"volumes": [{"name": "host", "hostPath": {"path": "/"}}]}, {}),
-    "sysctl kernel.msgmax": (
-        {
-            "securityContext": {
-                **POD["securityContext"],
-                "sysctls": [{"name": "kernel.msgmax", "value": "1"}],
-            }
-        },
-        {},
-    ),
-    "privileged": ({}, {"privileged": True}),
-    "procMount": ({}, {"procMount": "Unmasked"}),
-    "capabilities.drop": ({}, {"capabilities": {"drop": ["NET_RAW"]}}),
-    "capabilities.add": ({}, {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}),
-    "allowPrivilegeEscalation": ({}, {"allowPrivilegeEscalation": True}),
-    "runAsNonRoot": ({}, {"runAsNonRoot": False}),
-    "runAsUser": ({}, {"runAsUser": 0}),
-    "appArmorProfile": ({}, {"appArmorProfile": {"type": "Unconfined"}}),
-    "seLinuxOptions": ({}, {"seLinuxOptions": {"type": "spc_t"}}),
-    "windowsOptions": ({}, {"windowsOptions": {"hostProcess": True}}),
-}
+_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+    "projected", "secret",
+}  # fmt: skip
+_SYSCTLS = {
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+}  # fmt: skip
+_SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+_PROFILES = {"RuntimeDefault", "Localhost"}
+_DEFAULT = {"type": "RuntimeDefault"}
+_KINDS = ("initContainers", "containers", "ephemeralContainers")
 
 
-def test_a_restricted_pod_has_no_violation():
-    assert violations(POD) == []
+def violations(pod: dict[str, Any]) -> list[str]:
+    """Return the fields of a pod's specification that the standard does not permit."""
+    context = pod.get("securityContext", {})
+    found = {name: pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")}
+    for volume in pod.get("volumes", ()):
+        kinds = volume.keys() - {"name"} or {"emptyDir"}
+        found[f"volume {volume['name']}"] = not kinds <= _VOLUMES
+    for each in context.get("sysctls", ()):
+        found[f"sysctl {each['name']}"] = each["name"] not in _SYSCTLS
+    containers = [each for kind in _KINDS for each in pod.get(kind, ())]
+    return [
+        *(name for name, is_fault in found.items() if is_fault),
+        *_of_context(context),
+        *(fault for each in containers for fault in _of_container(each, context)),
+    ]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", ["containers", "initContainers", "ephemeralContainers"])
-def test_a_fault_is_found(fault: str, kind: str):
-    of_pod, of_container = FAULTS[fault]
-    pod = copy.deepcopy(POD)
-    pod["initContainers"] = pod["ephemeralContainers"] = []
-    pod = {**pod, kind: copy.deepcopy(POD["containers"]), **of_pod}
-    pod[kind][0]["securityContext"] |= of_container
-    assert violations(pod) == [fault]
+def _of_context(context: dict[str, Any]) -> list[str]:
+    selinux = context.get("seLinuxOptions", {})
+    found = {
+        "runAsUser": context.get("runAsUser") == 0,
+        "seccompProfile": context.get("seccompProfile", _DEFAULT).get("type") not in _PROFILES,
+        "appArmorProfile": context.get("appArmorProfile", _DEFAULT).get("type") not in _PROFILES,
+        "seLinuxOptions": selinux.get("type", "") not in _SELINUX
+        or selinux.get("user")
+        or selinux.get("role"),
+        "windowsOptions": context.get("windowsOptions", {}).get("hostProcess"),
+    }
+    return [name for name, is_fault in found.items() if is_fault]
 
 
+def _of_container(container: dict[str, Any], of_pod: dict[str, Any]) -> list[str]:
+    context = container.get("securityContext", {})
+    effective = {**of_pod, **context}
+    capabilities = context.get("capabilities", {})
+    found = {
+        "runAsNonRoot": effective.get("runAsNonRoot") is not True,
+        "seccompProfile": effective.get("seccompProfile", {}).get("type") not in _PROFILES,
+        "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is not False,
+        "privileged": context.get("privileged"),
+        "procMount": context.get("procMount", "Default") != "Default",
+        "capabilities.drop": "ALL" not in capabilities.get("drop", ()),
+        "capabilities.add": not set(capabilities.get("add", ())) <= {"NET_BIND_SERVICE"},
+        "hostPort": any(port.get("hostPort") for port in container.get("ports", ())),
+    }
+    handlers = {**container, **container.get("lifecycle", {})}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe", "preStop", "postStart"):
+        requests = [handlers.get(name, {}).get(kind, {}) for kind in ("httpGet", "tcpSocket")]
+        found[f"{name}.host"] = any(each.get("host") for each in requests)
+    return _of_context(context) + [name for name, is_fault in found.items() if is_fault]
+
+
+OF_POD = {"runAsNonRoot": True, "seccompProfile": _DEFAULT}
+OF_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+POD = {"securityContext": OF_POD, "volumes": [{"name": "tmp", "emptyDir": {}}]}
+UNCONFINED = {"type": "Unconfined"}
+OTHER_HOST = {"host": "169.254.169.254", "port": 80}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
-    ("context", "fault"),
+    ("path", "value", "expected"),
     [
-        ({}, ["runAsNonRoot", "seccompProfile"]),
-        ({"runAsNonRoot": True}, ["seccompProfile"]),
-        (
-            {"runAsNonRoot": True, "seccompProfile": {"type": "Unconfined"}},
-            ["seccompProfile", "seccompProfile"],
-        ),
+        ("securityContext", OF_POD, []),
+        ("hostNetwork", True, ["hostNetwork"]),
+        ("hostPID", True, ["hostPID"]),
+        ("hostIPC", True, ["hostIPC"]),
+        ("volumes", [{"name": "host", "hostPath": {"path": "/"}}], ["volume host"]),
+        ("securityContext.sysctls", [{"name": "kernel.msgmax"}], ["sysctl kernel.msgmax"]),
+        # What a pod does not say, its containers must.
+        ("securityContext", {}, ["runAsNonRoot", "seccompProfile"]),
+        ("securityContext", {"runAsNonRoot": True}, ["seccompProfile"]),
+        ("securityContext.seccompProfile", UNCONFINED, ["seccompProfile"] * 2),
+        ("KIND.0.securityContext.privileged", True, ["privileged"]),
+        ("KIND.0.securityContext.procMount", "Unmasked", ["procMount"]),
+        ("KIND.0.securityContext.capabilities.drop", ["NET_RAW"], ["capabilities.drop"]),
+        ("KIND.0.securityContext.capabilities.add", ["SYS_ADMIN"], ["capabilities.add"]),
+        ("KIND.0.securityContext.allowPrivilegeEscalation", True, ["allowPrivilegeEscalation"]),
+        ("KIND.0.securityContext.runAsNonRoot", False, ["runAsNonRoot"]),
+        ("KIND.0.securityContext.runAsUser", 0, ["runAsUser"]),
+        ("KIND.0.securityContext.appArmorProfile", UNCONFINED, ["appArmorProfile"]),
+        ("KIND.0.securityContext.seLinuxOptions", {"type": "spc_t"}, ["seLinuxOptions"]),
+        ("KIND.0.securityContext.windowsOptions", {"hostProcess": True}, ["windowsOptions"]),
+        ("KIND.0.ports", [{"containerPort": 1, "hostPort": 1}], ["hostPort"]),
+        ("KIND.0.readinessProbe", {"httpGet": OTHER_HOST}, ["readinessProbe.host"]),
+        ("KIND.0.lifecycle", {"preStop": {"tcpSocket": OTHER_HOST}}, ["preStop.host"]),
     ],
 )
-def test_what_a_pod_does_not_say_its_containers_must(context: dict[str, Any], fault: list[str]):
-    assert violations({**POD, "securityContext": context}) == fault
+def test_a_fault_is_found(kind: str, path: str, value: object, expected: list[str]):
+    pod = {**POD, kind: [{"name": "one", "securityContext": OF_CONTAINER}]}
+    assert violations(changed(pod, path.replace("KIND", kind), value)) == expected
 
 
-def test_ports_and_probes_stay_in_the_pod():
-    container = {
-        **POD["containers"][0],
-        "ports": [{"containerPort": 1, "hostPort": 1}],
-        "readinessProbe": {"httpGet": {"host": "169.254.169.254", "port": 80}},
-        "lifecycle": {"preStop": {"tcpSocket": {"host": "other", "port": 80}}},
-    }
-    found = violations({**POD, "containers": [container]})
-    assert found == ["hostPort", "readinessProbe.host", "preStop.host"]
-
-
-def test_pods_are_restricted(overlay: Manifests):
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_are_restricted(overlays: dict[str, Manifests], name: str):
     """With the exception that the overlay `code-userns` is for, the /proc of the code service."""
-    namespace = overlay.of("Namespace")[0]["metadata"]["labels"]
-    level = namespace["pod-security.kubernetes.io/enforce"]
-    assert namespace["pod-security.kubernetes.io/warn"] == "restricted"
-    found = {each["metadata"]["name"]: violations(pod_of(each)) for each in overlay.workloads}
-    faulty = {name: faults for name, faults in found.items() if faults}
-    if level == "restricted":
-        assert faulty == {}
-    else:  # since 1.35, `baseline` permits it in a user namespace
-        assert (level, faulty) == ("baseline", {"code": ["procMount"]})
-        assert namespace["pod-security.kubernetes.io/enforce-version"] == "v1.35"
-        assert pod_of(overlay.workload("code"))["hostUsers"] is False
-
-
-def test_only_one_overlay_lowers_the_standard(overlays: dict[str, Manifests]):
-    levels = {
-        name: each.of("Namespace")[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-        for name, each in overlays.items()
-    }
-    assert {name for name, level in levels.items() if level != "restricted"} == {"code-userns"}
-
-
-def test_containers_have_what_the_standard_does_not_require(overlay: Manifests):
-    users: dict[int, set[str]] = {}
-    for workload in overlay.workloads:
-        name, pod = workload["metadata"]["name"], pod_of(workload)
-        assert pod["automountServiceAccountToken"] is False, name
-        # Variables of Services such as REWARDFLEET_PORT would be taken for settings.
-        assert pod["enableServiceLinks"] is False, name
-        users.setdefault(pod["securityContext"]["runAsUser"], set()).add(name)
-        for container in pod["containers"]:
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
-            resources = container["resources"]
-            assert {"cpu", "memory"} <= resources["requests"].keys(), name
-            assert "memory" in resources["limits"], name
-        for volume in pod.get("volumes", ()):
-            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), name
-        for spread in pod.get("topologySpreadConstraints", ()):
-            assert spread["labelSelector"]["matchLabels"].items() <= labels_of(workload).items()
-    # Without user namespaces, the limit on threads counts those of the same user in other pods.
-    assert {"code"} in users.values()
+    (namespace,) = overlays[name].of("Namespace")
+    labels = namespace["metadata"]["labels"]
+    found = {name_of(each): violations(pod_of(each)) for each in overlays[name].workloads}
+    faulty = {workload: faults for workload, faults in found.items() if faults}
+    levels = [labels[f"pod-security.kubernetes.io/{mode}"] for mode in ("enforce", "warn")]
+    if name == "code-userns":  # since 1.35, `baseline` permits it in a user namespace
+        assert (levels, faulty) == (["baseline", "restricted"], {"code": ["procMount"]})
+        assert labels["pod-security.kubernetes.io/enforce-version"] == "v1.35"
+        assert pod_of(overlays[name].workload("code"))["hostUsers"] is False
+    else:
+        assert (levels, faulty) == (["restricted", "restricted"], {})

@@ -1,24 +1,30 @@
 """What a manifest names exists: pods, ports, ConfigMaps, Secrets, volumes, images, files."""
 
 import re
+from collections.abc import Callable
 
+import pytest
 import yaml
 
 from rewardfleet import __version__
 from rewardfleet_server.registry import SERVICES
 
 from .manifests import (
-    K8S,
+    COMPONENTS,
+    GUIDE,
+    OVERLAYS,
     ROOT,
+    Manifest,
     Manifests,
-    containers_of,
+    container_of,
     labels_of,
+    name_of,
+    names_of,
     pod_of,
     ports_of,
     references,
 )
 
-GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 #: Secrets by name and key that the guide creates.
 SECRETS = {
     (name, key)
@@ -27,8 +33,84 @@ SECRETS = {
 }
 
 
+#: Where a workload names its own labels, volumes or ports, and whether what it names is right.
+RULES: dict[str, Callable[[Manifests, Manifest], bool]] = {
+    "selects its own pods only": lambda overlay, workload: (
+        overlay.selected(workload["spec"]["selector"]["matchLabels"]) == [workload]
+    ),
+    "spreads its own pods": lambda _, workload: all(
+        each["matchLabels"].items() <= labels_of(workload).items()
+        for each in references(pod_of(workload), "labelSelector")
+    ),
+    "has its Service": lambda overlay, workload: (
+        workload["spec"].get("serviceName", name_of(workload)) in names_of(overlay.of("Service"))
+    ),
+    "mounts its volumes": lambda _, workload: (
+        {each["name"] for each in container_of(workload)["volumeMounts"]}
+        == {each["name"] for each in pod_of(workload).get("volumes", ())}
+        | names_of(workload["spec"].get("volumeClaimTemplates", []))
+    ),
+    "limits its folders": lambda _, workload: all(
+        "sizeLimit" in each for each in references(pod_of(workload), "emptyDir")
+    ),
+    "has the ports of its probes": lambda _, workload: all(
+        each["port"] in ports_of(workload) for each in references(pod_of(workload), "httpGet")
+    ),
+    "has an image with a fixed tag": lambda _, workload: bool(
+        re.fullmatch(
+            rf"rewardfleet[\w-]*:{re.escape(__version__)}|(?!rewardfleet)[^:]+:\d+\.\d+\.\d+",
+            container_of(workload)["image"],
+        )
+    ),
+    "has requests and a limit": lambda _, workload: (
+        {"cpu", "memory"} <= container_of(workload)["resources"]["requests"].keys()
+        and "memory" in container_of(workload)["resources"]["limits"]
+    ),
+    "has a read-only root and no token": lambda _, workload: (
+        container_of(workload)["securityContext"]["readOnlyRootFilesystem"] is True
+        and pod_of(workload)["automountServiceAccountToken"] is False
+    ),
+    # Variables of Services such as REWARDFLEET_PORT would be taken for settings.
+    "has no links": lambda _, workload: pod_of(workload)["enableServiceLinks"] is False,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_workload(overlay: Manifests, rule: str):
+    assert [name_of(each) for each in overlay.workloads if not RULES[rule](overlay, each)] == []
+
+
+def test_the_code_service_has_a_user_of_its_own(overlay: Manifests):
+    """Without user namespaces, the limit on threads counts those of the same user in other pods."""
+    users = {name_of(e): pod_of(e)["securityContext"]["runAsUser"] for e in overlay.workloads}
+    assert [name for name in users if users[name] == users["code"]] == ["code"]
+
+
+def test_pods_have_all_probes_which_need_no_api_key(overlay: Manifests):
+    kinds = ("startup", "readiness", "liveness")
+    for workload in overlay.workloads:
+        probes = [container_of(workload)[f"{kind}Probe"] for kind in kinds]
+        if workload in overlay.services():
+            paths = [each["httpGet"]["path"] for each in probes]
+            assert paths == ["/healthz", "/readyz", "/healthz"]
+
+
+def test_pods_answer_every_admitted_request_before_they_are_killed(overlay: Manifests):
+    settings = overlay.environment(container_of(overlay.workload("code")))
+    deadline = float(settings["REWARDFLEET_DEADLINE_S"])
+    shutdown = float(settings["REWARDFLEET_SHUTDOWN_TIMEOUT_S"])
+    assert shutdown > deadline
+    for workload in (each for each in overlay.workloads if name_of(each) != "redis"):
+        is_proxy = name_of(workload) == "proxy"
+        hook = container_of(workload)["lifecycle"]["preStop"]["sleep"]["seconds"]
+        # The proxy looks up a name each second; its record lives up to 30 s.
+        assert is_proxy or hook > 30 + 1
+        needed = hook + (deadline if is_proxy else shutdown) + 10
+        assert pod_of(workload)["terminationGracePeriodSeconds"] >= needed, name_of(workload)
+
+
 def test_names_are_unique_and_in_the_namespace(overlay: Manifests):
-    names = [(each["kind"], each["metadata"]["name"]) for each in overlay.items]
+    names = [(each["kind"], name_of(each)) for each in overlay.items]
     assert len(names) == len(set(names))
     for each in overlay.items:
         assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "rewardfleet"
@@ -36,49 +118,41 @@ def test_names_are_unique_and_in_the_namespace(overlay: Manifests):
 
 
 def test_every_service_is_deployed(overlay: Manifests):
-    names = {each["metadata"]["name"] for each in overlay.workloads}
-    assert names - {"vlm"} == {*SERVICES, "proxy", "redis"}
+    assert names_of(overlay.workloads) - {"vlm"} == {*SERVICES, "proxy", "redis"}
     for name in SERVICES:
-        assert containers_of(overlay.workload(name))[0]["args"] == ["serve", name]
+        assert container_of(overlay.workload(name))["args"] == ["serve", name]
 
 
 def test_a_service_selects_one_workload_and_its_port(overlay: Manifests):
     for service in overlay.of("Service"):
-        name, spec = service["metadata"]["name"], service["spec"]
-        (workload,) = overlay.selected(spec["selector"])
-        assert workload["metadata"]["name"] == name
-        ports = ports_of(workload)
-        for port in spec["ports"]:
-            assert ports[port["targetPort"]] == port["port"], name
+        name, spec = name_of(service), service["spec"]
+        assert overlay.selected(spec["selector"]) == [overlay.workload(name)]
+        ports = ports_of(overlay.workload(name))
+        assert all(ports[each["targetPort"]] == each["port"] for each in spec["ports"]), name
         # Its DNS name has the addresses of all pods, which the Caddyfile and a StatefulSet expect.
         assert (spec.get("clusterIP") == "None") is (name != "proxy")
 
 
-def test_selectors_of_workloads_select_their_own_pods_only(overlay: Manifests):
-    for workload in overlay.workloads:
-        assert overlay.selected(workload["spec"]["selector"]["matchLabels"]) == [workload]
-        if workload["kind"] == "StatefulSet":
-            overlay.get("Service", workload["spec"]["serviceName"])
-
-
 def test_every_workload_with_replicas_may_lose_one_pod_at_a_time(overlay: Manifests):
-    protected = set()
-    for budget in overlay.of("PodDisruptionBudget"):
-        (workload,) = overlay.selected(budget["spec"]["selector"]["matchLabels"])
-        protected.add(workload["metadata"]["name"])
-        assert budget["spec"]["maxUnavailable"] == 1  # a single replica does not block a drain
-    assert protected == {each["metadata"]["name"] for each in overlay.workloads} - {"redis"}
+    budgets = [each["spec"] for each in overlay.of("PodDisruptionBudget")]
+    selected = [overlay.selected(each["selector"]["matchLabels"]) for each in budgets]
+    assert {name_of(each) for (each,) in selected} == names_of(overlay.workloads) - {"redis"}
+    # A single replica does not block a drain.
+    assert all(each["maxUnavailable"] == 1 for each in budgets)
 
 
 def test_the_ingress_leads_to_the_proxy(overlay: Manifests):
     (ingress,) = overlay.of("Ingress")
     (rule,) = ingress["spec"]["rules"]
-    assert [each["hosts"] for each in ingress["spec"]["tls"]] == [[rule["host"]]]
     (path,) = rule["http"]["paths"]
     target = path["backend"]["service"]
-    ports = {each["name"] for each in overlay.get("Service", target["name"])["spec"]["ports"]}
-    assert target["port"]["name"] in ports
+    ports = overlay.get("Service", target["name"])["spec"]["ports"]
+    assert target["port"]["name"] in {each["name"] for each in ports}
+    assert [each["hosts"] for each in ingress["spec"]["tls"]] == [[rule["host"]]]
     assert "annotations" not in ingress["metadata"]
+    assert all(
+        f"create secret tls {each['secretName']}" in GUIDE for each in ingress["spec"]["tls"]
+    )
 
 
 def test_the_proxy_leads_to_the_services(overlay: Manifests):
@@ -89,85 +163,26 @@ def test_the_proxy_leads_to_the_services(overlay: Manifests):
     (upstream,) = re.findall(r"(?m)^\t+port (\d+)$", caddyfile)
     (listens,) = re.findall(r"(?m)^:(\d+) ", caddyfile)
     assert ports_of(overlay.workload("proxy")) == {"http": int(listens)}
-    for each in overlay.selected({"app.kubernetes.io/component": "service"}):
+    for each in overlay.services():
         assert ports_of(each) == {"http": int(upstream)}
-        overlay.get("Service", each["metadata"]["name"])
+        overlay.get("Service", name_of(each))
 
 
 def test_config_maps_exist_and_are_used(overlay: Manifests):
-    named = {
-        each["name"]
-        for workload in overlay.workloads
-        for each in references(workload, "configMapRef", "configMap", "configMapKeyRef")
-    }
-    assert named == {each["metadata"]["name"] for each in overlay.of("ConfigMap")}
+    keys = ("configMapRef", "configMap", "configMapKeyRef")
+    named = {each["name"] for each in references(overlay.workloads, *keys)}
+    assert named == names_of(overlay.of("ConfigMap"))
 
 
 def test_the_guide_creates_the_secrets(overlays: dict[str, Manifests]):
-    named, optional = set(), set()
-    for each in (each for overlay in overlays.values() for each in overlay.items):
-        assert each["kind"] != "Secret"
-        for key in references(each, "secretKeyRef", "credentials"):
-            (optional if key.get("optional") else named).add((key["name"], key["key"]))
-        for volume in references(each, "secret"):
-            named |= {(volume["secretName"], item["key"]) for item in volume["items"]}
-    assert named | optional == SECRETS
-    for ingress in overlays["cpu"].of("Ingress"):
-        for tls in ingress["spec"]["tls"]:
-            assert f"create secret tls {tls['secretName']}" in GUIDE
-
-
-def test_volumes_are_mounted_and_probes_name_ports(overlay: Manifests):
-    for workload in overlay.workloads:
-        pod = pod_of(workload)
-        volumes = {each["name"] for each in pod.get("volumes", ())}
-        volumes |= {
-            each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())
-        }
-        mounts = {
-            each["name"] for container in pod["containers"] for each in container["volumeMounts"]
-        }
-        assert mounts == volumes
-        for handler in references(pod, "httpGet"):
-            assert handler["port"] in ports_of(workload)
-
-
-def test_pods_have_all_probes_which_need_no_api_key(overlay: Manifests):
-    for workload in overlay.workloads:
-        (container,) = containers_of(workload)
-        probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
-        if labels_of(workload)["app.kubernetes.io/component"] == "service":
-            paths = [each["httpGet"]["path"] for each in probes]
-            assert paths == ["/healthz", "/readyz", "/healthz"]
-
-
-def test_pods_answer_every_admitted_request_before_they_are_killed(overlay: Manifests):
-    for workload in overlay.workloads:
-        pod, name = pod_of(workload), workload["metadata"]["name"]
-        (container,) = pod["containers"]
-        if name == "redis":
-            continue
-        hook = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        settings = overlay.environment(containers_of(overlay.workload("code"))[0])
-        deadline = float(settings["REWARDFLEET_DEADLINE_S"])
-        if name == "proxy":
-            drain = deadline
-        else:
-            drain = float(settings["REWARDFLEET_SHUTDOWN_TIMEOUT_S"])
-            # The proxy looks up a name each second; its record lives up to 30 s.
-            assert hook > 30 + 1
-            assert drain > deadline
-        assert pod["terminationGracePeriodSeconds"] >= hook + drain + 10, name
-
-
-def test_images_have_fixed_tags(overlay: Manifests):
-    for workload in overlay.workloads:
-        for container in containers_of(workload):
-            name, _, tag = container["image"].partition(":")
-            if name.startswith("rewardfleet"):
-                assert tag == __version__
-            else:
-                assert re.fullmatch(r"\d+\.\d+\.\d+", tag), container["image"]
+    items = [each for overlay in overlays.values() for each in overlay.items]
+    assert "Secret" not in {each["kind"] for each in items}
+    named = {
+        (each["name"], each["key"]) for each in references(items, "secretKeyRef", "credentials")
+    }
+    volumes = references(items, "secret")
+    named |= {(each["secretName"], item["key"]) for each in volumes for item in each["items"]}
+    assert named == SECRETS
 
 
 def test_the_seccomp_profile_is_that_of_the_guide(overlays: dict[str, Manifests]):
@@ -187,10 +202,5 @@ def test_the_alert_rules_are_those_of_the_other_deployments(overlays: dict[str, 
 
 
 def test_every_folder_is_described():
-    readme_names = set(re.findall(r"`(overlays/[\w-]+|components/[\w-]+)`", GUIDE))
-    folders = {
-        str(each.relative_to(K8S))
-        for kind in ("overlays", "components")
-        for each in (K8S / kind).iterdir()
-    }
-    assert folders == readme_names
+    folders = {*(f"overlays/{e}" for e in OVERLAYS), *(f"components/{e}" for e in COMPONENTS)}
+    assert folders == set(re.findall(r"`(overlays/[\w-]+|components/[\w-]+)`", GUIDE))

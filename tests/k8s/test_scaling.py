@@ -1,14 +1,13 @@
 """Autoscalers: one per target, with the rules that KEDA's admission webhook enforces."""
 
-import copy
 import re
-from typing import Any
 
 import pytest
 
-from .manifests import ROOT, Manifest, Manifests, containers_of
+from .manifests import ROOT, Manifest, Manifests, changed, container_of, name_of, names_of
 
 METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 
 def target_of(scaler: Manifest) -> tuple[str, str]:
@@ -19,58 +18,45 @@ def target_of(scaler: Manifest) -> tuple[str, str]:
 
 def faults(manifests: Manifests) -> list[str]:
     """Return the rules of Kubernetes and KEDA that the autoscalers break."""
-    found = []
-    scalers = manifests.of("HorizontalPodAutoscaler", "ScaledObject")
+    scalers = manifests.of(*KINDS)
     targets = [target_of(each) for each in scalers]
-    found += [f"{each} has two autoscalers" for each in set(targets) if targets.count(each) > 1]
+    found = [f"{each} has two autoscalers" for each in set(targets) if targets.count(each) > 1]
+    workloads = {(each["kind"], name_of(each)): each for each in manifests.workloads}
     for scaler, target in zip(scalers, targets, strict=True):
-        if target not in {(each["kind"], each["metadata"]["name"]) for each in manifests.workloads}:
-            found.append(f"{target} does not exist")
-            continue
-        workload = manifests.workload(target[1])
-        if "replicas" in workload["spec"]:
-            found.append(f"{target} has replicas, which `kubectl apply` would restore")
-        found += [f"{target}: {each}" for each in _of_scaler(scaler, workload)]
+        broken = _of_scaler(scaler, workloads[target]) if target in workloads else ["no target"]
+        found += [f"{target}: {each}" for each in broken]
     return found
 
 
 def _of_scaler(scaler: Manifest, workload: Manifest) -> list[str]:
     spec = scaler["spec"]
+    low, high = spec.get("minReplicas", 1), spec.get("maxReplicas")
+    types = [each["resource"]["name"] for each in spec.get("metrics", ()) if "resource" in each]
     if scaler["kind"] == "ScaledObject":
         low, high = spec.get("minReplicaCount", 0), spec.get("maxReplicaCount", 100)
-        idle = spec.get("idleReplicaCount")
-        resources = [t["type"] for t in spec["triggers"] if t["type"] in {"cpu", "memory"}]
-        only_resources = len(resources) == len(spec["triggers"])
-    else:
-        low, high, idle = spec.get("minReplicas", 1), spec["maxReplicas"], None
-        resources = [m["resource"]["name"] for m in spec["metrics"] if m["type"] == "Resource"]
-        only_resources = False
-    found = []
-    if low > high:
-        found.append("the minimum is above the maximum")
-    if idle is not None and idle >= low:
-        found.append("the idle count is not below the minimum")
-    if only_resources and low == 0:
-        found.append("cpu and memory cannot scale to 0")
-    found += [
-        f"no requests of {name}"
-        for name in resources
-        for container in containers_of(workload)
-        if name not in container["resources"].get("requests", {})
-        and name not in container["resources"].get("limits", {})
-    ]
-    return found
+        types = [each["type"] for each in spec["triggers"]]
+    resources = container_of(workload)["resources"]
+    given = resources.get("requests", {}).keys() | resources.get("limits", {}).keys()
+    only_resources = scaler["kind"] == "ScaledObject" and set(types) <= {"cpu", "memory"}
+    rules = {
+        "replicas, which `kubectl apply` would restore": "replicas" in workload["spec"],
+        "the minimum is above the maximum": low > high,
+        "the idle count is not below the minimum": spec.get("idleReplicaCount", -1) >= low,
+        "cpu and memory cannot scale to 0": only_resources and low == 0,
+        "no requests of cpu": "cpu" in types and "cpu" not in given,
+        "no requests of memory": "memory" in types and "memory" not in given,
+    }
+    return [rule for rule, is_broken in rules.items() if is_broken]
 
 
 def test_autoscalers_follow_the_rules(overlay: Manifests):
     assert faults(overlay) == []
-    scalers = overlay.of("HorizontalPodAutoscaler", "ScaledObject")
+    scalers = overlay.of(*KINDS)
     assert {target_of(each) for each in scalers} == {
         ("Deployment", "video"),
         ("Deployment", "code"),
     }
-    for each in scalers:
-        spec = each["spec"]
+    for spec in (each["spec"] for each in scalers):
         assert spec.get("minReplicas", spec.get("minReplicaCount")) >= 2  # warm
 
 
@@ -78,44 +64,41 @@ CPU = {"type": "cpu", "metricType": "Utilization", "metadata": {"value": "70"}}
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("changes", "fault"),
     [
         ({"minReplicaCount": 9}, "minimum is above"),
         ({"minReplicaCount": 0, "triggers": [CPU]}, "cannot scale to 0"),
         ({"idleReplicaCount": 2}, "idle count"),
-        ({"scaleTargetRef": {"name": "nothing"}}, "does not exist"),
+        ({"scaleTargetRef": {"name": "nothing"}}, "no target"),
         ({"scaleTargetRef": {"name": "video"}}, "two autoscalers"),
-        ({"scaleTargetRef": {"name": "proxy"}}, "has replicas"),
+        ({"scaleTargetRef": {"name": "proxy"}}, "replicas, which"),
     ],
 )
-def test_a_fault_is_found(overlays: dict[str, Manifests], change: dict[str, Any], fault: str):
-    items = copy.deepcopy(overlays["keda"].items)
-    Manifests(items).get("ScaledObject", "code")["spec"] |= change
+def test_a_fault_is_found(overlays: dict[str, Manifests], changes: dict[str, object], fault: str):
+    code = overlays["keda"].get("ScaledObject", "code")
+    other = changed(code, "spec", code["spec"] | changes)
+    items = [other if each is code else each for each in overlays["keda"].items]
     assert [each for each in faults(Manifests(items)) if fault in each]
 
 
 def test_an_autoscaler_of_each_kind_for_one_target_is_a_fault(overlays: dict[str, Manifests]):
-    both = Manifests(overlays["keda"].items + overlays["cpu"].of("HorizontalPodAutoscaler"))
+    both = Manifests(overlays["keda"].items + overlays["cpu"].of(*KINDS))
     assert len(faults(both)) == 2
 
 
 def test_load_of_the_cpu_needs_requests(overlays: dict[str, Manifests]):
-    items = copy.deepcopy(overlays["cpu"].items)
-    manifests = Manifests(items)
-    containers_of(manifests.workload("code"))[0]["resources"] = {}
-    assert faults(manifests) == ["('Deployment', 'code'): no requests of cpu"]
+    path = "spec.template.spec.containers.0.resources"
+    items = overlays["cpu"].of(*KINDS) + [changed(e, path, {}) for e in overlays["cpu"].workloads]
+    assert "('Deployment', 'code'): no requests of cpu" in faults(Manifests(items))
 
 
 def test_queries_use_metrics_that_exist(overlays: dict[str, Manifests]):
     overlay = overlays["keda"]
     (monitor,) = overlay.of("ServiceMonitor")
-    selector = monitor["spec"]["selector"]["matchLabels"]
-    scraped = {
-        each["metadata"]["name"]
-        for each in overlay.of("Service")
-        if selector.items() <= each["metadata"]["labels"].items()
-    }
-    assert scraped == {"video", "code", "episode", "tools"}
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    services = overlay.of("Service")
+    scraped = [each for each in services if selector <= each["metadata"]["labels"].items()]
+    assert names_of(scraped) == {"video", "code", "episode", "tools"}
     for scaler in overlay.of("ScaledObject"):
         (trigger,) = scaler["spec"]["triggers"]
         query = trigger["metadata"]["query"]
@@ -124,5 +107,5 @@ def test_queries_use_metrics_that_exist(overlays: dict[str, Manifests]):
         for metric, labels in metrics:
             assert f"| `{metric}` | gauge |" in METRICS
             # prometheus-operator adds both labels; `service` is the name of the Service.
-            expected = {"namespace": "rewardfleet", "service": scaler["metadata"]["name"]}
+            expected = {"namespace": "rewardfleet", "service": name_of(scaler)}
             assert dict(re.findall(r'(\w+)="([^"]*)"', labels)) == expected
