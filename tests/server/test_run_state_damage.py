@@ -145,12 +145,6 @@ async def test_members_that_arrive_together_are_accepted_up_to_the_size(open_sto
     assert len(await stores[0].members(key)) == 4
 
 
-@pytest.fixture
-def short_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group_settings, sqlite_groups, redis_state):
-        monkeypatch.setattr(module, "ABANDONED_SECONDS", 0.0)
-
-
 def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
     changed = settings.model_copy(update={"run_state_max_age_days": max_age_s / 86_400})
     return open_run_state(changed)
@@ -181,12 +175,14 @@ async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSett
 
 @pytest.mark.slow
 async def test_abandoned_groups_are_deleted_and_their_members_are_late(
-    settings: RunStateSettings, short_ages: None
+    settings: RunStateSettings, monkeypatch: pytest.MonkeyPatch
 ):
     store = opened(settings, 5)
     try:
         key = GroupKey("r", 1, "abandoned")
         await store.groups.add(key, member(wait_s=-1))
+        for module in (group_settings, sqlite_groups, redis_state):  # not before it is open
+            monkeypatch.setattr(module, "ABANDONED_SECONDS", 0.0)
         deadline = time.monotonic() + 60
         while await store.groups.members(key) is not None:
             assert time.monotonic() < deadline
