@@ -2,6 +2,7 @@
 
 import json
 import keyword
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,41 @@ Setup = Annotated[
     Field(
         description="Source code that runs before the program, e.g. imports that it relies on.",
         json_schema_extra=_NO_NUL,
+    ),
+]
+
+
+#: Source code of the data set that precedes the program.
+Prompt = Annotated[
+    str,
+    StringConstraints(max_length=MAX_SOURCE),
+    AfterValidator(_without_nul),
+    Field(
+        description="Source code that precedes the program in its data set: imports, helper "
+        "functions, and the signature that a completion continues.",
+        json_schema_extra=_NO_NUL,
+    ),
+]
+
+
+def _without_keyword(expression: str) -> str:
+    keywords = filter(keyword.iskeyword, re.findall(r"\w+", expression))
+    if (found := next(keywords, None)) is not None:
+        raise ValueError(f"{found!r} is a keyword")
+    return expression
+
+
+_NAME = r"[^\W\d]\w*(?:\(\))?"
+#: What tests call: a name, or attributes and calls without arguments.
+EntryPoint = Annotated[
+    str,
+    StringConstraints(max_length=200, pattern=rf"^(?:{_NAME}(?:\.{_NAME})*)?$"),
+    AfterValidator(_without_keyword),
+    Field(
+        description="What the tests call: the name of a function or class, or an expression of "
+        "attributes and calls without arguments, such as `Solution().twoSum`. Empty: the tests "
+        "name it themselves.",
+        json_schema_extra={"not": {"pattern": rf"\b(?:{'|'.join(keyword.kwlist)})\b"}},
     ),
 ]
 
@@ -163,6 +199,7 @@ class FunctionalTests(Request):
         json_schema_extra={"not": {"enum": list(keyword.kwlist)}},
     )
     setup: Setup = ""
+    prompt: Prompt = ""
     cases: list[FunctionalCase] = Field(
         min_length=1, max_length=MAX_TESTS, description="The tests."
     )
@@ -184,6 +221,8 @@ class AssertTests(Request):
 
     kind: Literal["asserts"] = Field(description="The kind of these tests.")
     setup: Setup = ""
+    prompt: Prompt = ""
+    entry_point: EntryPoint = ""
     cases: list[Source] = Field(
         min_length=1,
         max_length=MAX_TESTS,
@@ -238,6 +277,11 @@ class DatasetTests(Request):
     strict: bool | None = Field(None, description=_STRICT)
     checker_program: CheckerProgram | None = Field(
         None, description="As in `stdio`. Null: that of the row, unless `checker` is given."
+    )
+    check_reference: bool = Field(
+        False,
+        description="Whether the row's own solution is run first, once per set of tests. Tests "
+        "that reject it are invalid.",
     )
 
     @model_validator(mode="after")
@@ -383,6 +427,7 @@ class Verdict(Response):
         description="The first 200 characters that the `checker_program` printed. They may tell "
         "the expected output.",
     )
+    checks: int = Field(0, ge=0, description="How many checks were evaluated.")
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
@@ -426,6 +471,10 @@ class CodeScore(Score):
     )
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
     suspicions: list[str] = Field(default_factory=list, description="Signs of tampering.")
+    left_out: list[str] = Field(
+        default_factory=list,
+        description="Tests that do not count, because they pass without a program.",
+    )
     timing_ms: CodeTiming = Field(
         default_factory=CodeTiming, description="Milliseconds of each stage."
     )
