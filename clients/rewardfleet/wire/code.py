@@ -406,6 +406,7 @@ class Outcome(StrEnum):
     COMPILE_ERROR = "compile_error"
     EXITED_EARLY = "exited_early"  #: the program ended before it had answered all checks
     SKIPPED = "skipped"  #: not run, because a test before it failed or the time was up
+    LEFT_OUT = "left_out"  #: not run and not counted, because it passes without a program
 
 
 class Verdict(Response):
@@ -413,7 +414,8 @@ class Verdict(Response):
 
     verdict: Outcome = Field(
         description="exited_early: the program ended before it had answered. skipped: it was not "
-        "run, because a test before it failed or the time was used up."
+        "run, because a test before it failed or the time was used up. left_out: it does not "
+        "count, because it passes without a program."
     )
     verdict_by: Literal["service", "jail", "checker"] = Field(
         "service",

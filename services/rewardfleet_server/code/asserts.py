@@ -2,27 +2,34 @@
 
 import ast
 import builtins
-import re
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rewardfleet.wire.code import AssertTests
+from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
 
 from .parser import exclusive_parser
+from .sandboxes.jail.guest.names import STANDARD_NAMES
+from .sandboxes.jail.guest.scripts import has_check as _has_check
 
-#: Tests that look into the process of the program, or need its event loop.
-_LOOKS_INSIDE = re.compile(
-    r"\b(?:inspect|doctest|gc|_getframe|settrace|asyncio|await|threading|concurrent|Thread\w*|patch|mock"
-    r"|Mock|MagicMock|__main__|__code__|seed|environ|warnings|assertWarns|setrecursionlimit)\b"
-    r"|\bsys\s*\.\s*modules\b|\.__(?!init__|name__|enter__|exit__)\w+__|\b(?:dir|vars|locals)\("
-)
-#: Tests that ask for the types or the identity of objects.
-_SENSITIVE = re.compile(
-    r"\b(?:isinstance|issubclass|hasattr|type|id|callable|copy|deepcopy|pickle|match|__class__)\b"
-    r"|\bis\b(?!\s+(?:not\s+)?(?:None|True|False)\b)"
-)
+#: Names of tests that look into the process of the program.
+_LOOKS_INSIDE = {
+    "inspect", "doctest", "gc", "_getframe", "settrace", "threading", "concurrent", "patch", "mock",
+    "Mock", "MagicMock", "AsyncMock", "__main__", "__code__", "seed", "environ", "warnings",
+    "assertWarns", "setrecursionlimit", "dir", "vars", "locals", "sys.modules",
+}  # fmt: skip
+#: Special attributes that a test may use of any object.
+_PLAIN_ATTRIBUTES = {".__init__", ".__name__", ".__enter__", ".__exit__"}
+#: Names of tests that ask for the types or the identity of objects.
+_SENSITIVE = {
+    "isinstance", "issubclass", "hasattr", "type", "id", "callable", "copy", "deepcopy", "pickle",
+    "match",
+}  # fmt: skip
+#: Functions of constants whose results a program cannot change.
+_IMMUTABLE = {"bool", "bytes", "complex", "float", "frozenset", "int", "range", "str", "tuple"}
 _BUILTINS = frozenset(dir(builtins))
 #: What a test may replace: the program gets it for each call.
 _STREAMS = {("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input")}
@@ -38,6 +45,8 @@ class ParsedAssert:
             `inside`: the program's process does.
         source: The case, or the expression to be compared with the literal.
         expected: The literal that is expected, in a tuple; None for a complete case.
+        entry_point: What its tests call, if it does not name it.
+        fails_alone: Whether it is known to fail without a program.
         is_sensitive: Whether it may notice which objects are in another process.
         asks_identity: Whether it asks for the identity of values, which do not keep theirs: `is`
             for the same, `is not` for different ones.
@@ -46,6 +55,8 @@ class ParsedAssert:
     kind: Literal["eval", "value", "assert", "inside"]
     source: str
     expected: tuple[Any] | None = None
+    entry_point: str = ""
+    fails_alone: bool = False
     is_sensitive: bool = False
     asks_identity: Literal["", "is", "is not"] = ""
 
@@ -54,23 +65,42 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     """Return the cases of the tests.
 
     Raises:
-        InvalidRequest: A case is not an assert, is not valid Python, or looks into the program's
-            process although the tests are strict.
+        InvalidRequest: A case has no check, or is not valid Python.
     """
-    setup = parse(tests.setup, "tests.setup")
+    setup = parse(setup_of(tests), "tests.setup")
     given = {name for statement in setup for name in _bound_names(statement)}
+    given.discard(tests.entry_point.partition(".")[0].removesuffix("()"))
     classes = {each.name for each in setup if isinstance(each, ast.ClassDef)}
-    shared = _shared_state(setup), classes
-    found = [_parsed(case, f"tests.cases.{n}", given, shared) for n, case in enumerate(tests.cases)]
-    if tests.strict:
-        setup_looks_inside = _LOOKS_INSIDE.search(tests.setup) is not None
-        for index, each in enumerate(found):
-            if each.kind == "inside" or setup_looks_inside:
-                raise InvalidRequest(
-                    f"tests.cases.{index}: it looks into the program's process, where the program "
-                    "can tamper with it, which `strict` does not allow"
-                )
-    return found
+    context = _Context(
+        given, _shared_state(setup), classes, tests.entry_point, any(map(_has_check, setup))
+    )
+    return [_parsed(case, f"tests.cases.{n}", context) for n, case in enumerate(tests.cases)]
+
+
+def setup_of(tests: AssertTests | FunctionalTests) -> str:
+    """Return the code that runs before the program and the tests."""
+    if not tests.prompt:
+        return tests.setup
+    return f"{tests.setup}\n{tests.prompt}"
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What the cases of a request share.
+
+    Attributes:
+        given: Names that the setup binds.
+        shared: Variables of the setup that the program may change.
+        classes: Classes of the setup.
+        entry_point: What tests call.
+        has_check: Whether the setup has a check.
+    """
+
+    given: AbstractSet[str]
+    shared: AbstractSet[str]
+    classes: AbstractSet[str]
+    entry_point: str
+    has_check: bool
 
 
 def parse(source: str, field_name: str) -> list[ast.stmt]:
@@ -86,24 +116,94 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
         raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
 
 
-def _parsed(
-    case: str, field_name: str, given: set[str], shared: tuple[set[str], set[str]]
-) -> ParsedAssert:
+def _parsed(case: str, field_name: str, context: _Context) -> ParsedAssert:
     statements = parse(case, field_name)
-    if not any(isinstance(node, ast.Assert) for each in statements for node in ast.walk(each)):
-        raise InvalidRequest(f"{field_name}: give one assert statement, or a script with asserts")
-    if _LOOKS_INSIDE.search(case) or _changes_inside(statements, *shared):
-        return ParsedAssert("inside", case)
-    is_sensitive = _SENSITIVE.search(case) is not None
+    if not context.has_check and not any(map(_has_check, statements)):
+        raise InvalidRequest(
+            f"{field_name}: give one assert statement, or a script with asserts: it has no check"
+        )
+    names = _identifiers(statements)
+    entry = context.entry_point
+    if _looks_inside(names) or _changes_inside(statements, context.shared, context.classes):
+        return ParsedAssert("inside", case, entry_point=entry)
     identity = _identity(statements)
+    kind: Literal["eval", "value", "assert"] = "assert"
+    source, expected = case, None
     compared = _compared_with_literal(statements)
     if compared is not None:
         expression, literal = compared
-        source = ast.get_source_segment(case, expression)
-        if source is not None:
-            kind: Literal["eval", "value"] = "eval" if _is_call(expression, given) else "value"
-            return ParsedAssert(kind, f"({source}\n)", (literal,), is_sensitive, identity)
-    return ParsedAssert("assert", case, None, is_sensitive, identity)
+        segment = ast.get_source_segment(case, expression)
+        if segment is not None:
+            kind = "eval" if _is_call(expression, context.given) else "value"
+            source, expected = f"({segment}\n)", (literal,)
+    return ParsedAssert(
+        kind,
+        source,
+        expected,
+        entry,
+        fails_alone=kind == "eval" or _fails_alone(statements, context.given),
+        is_sensitive=bool(names & _SENSITIVE or identity),
+        asks_identity=identity,
+    )
+
+
+def _identifiers(statements: Sequence[ast.stmt]) -> set[str]:
+    """Return the names and attributes that a test uses, not the words of its texts.
+
+    `sys.modules` is one of them.
+    """
+    found, variables = set(), set()
+    for node in (each for statement in statements for each in ast.walk(statement)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                variables.add(name)
+            case ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
+                found.add("sys.modules")
+            case ast.Attribute(attr=name):
+                found.add(f".{name}" if name.startswith("__") else name)
+            case ast.alias(name=name):
+                found |= {*name.split(".")}
+            case ast.Match():
+                found.add("match")
+    return found - variables
+
+
+def _looks_inside(names: AbstractSet[str]) -> bool:
+    return bool(names & _LOOKS_INSIDE) or any(
+        name.startswith("Thread")
+        or (name.startswith(".__") and name.endswith("__") and name not in _PLAIN_ATTRIBUTES)
+        for name in names
+    )
+
+
+def _fails_alone(statements: Sequence[ast.stmt], given: AbstractSet[str]) -> bool:
+    """Return whether an assert uses a name that nothing defines, whatever else is true."""
+    match statements:
+        case [ast.Assert(test=test)]:
+            known = _BUILTINS | given | STANDARD_NAMES.keys()
+            with suppress(RecursionError):
+                return any(name not in known for name in _always_evaluated(test))
+    return False
+
+
+def _always_evaluated(node: ast.expr) -> Iterator[str]:
+    """Yield names that are evaluated whenever an expression is."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Load()):
+            yield name
+        case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            pass
+        case ast.BoolOp(values=[first, *_]) | ast.IfExp(test=first):
+            yield from _always_evaluated(first)
+        case ast.Compare(left=left, comparators=[right, *_]):
+            yield from _always_evaluated(left)
+            yield from _always_evaluated(right)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    yield from _always_evaluated(child)
 
 
 def _identity(statements: Sequence[ast.stmt]) -> Literal["", "is", "is not"]:
@@ -125,14 +225,32 @@ def _shared_state(setup: Sequence[ast.stmt]) -> set[str]:
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
                 names = set(_bound_names(statement))
                 variables |= names
-                if _literal(value) is None or isinstance(value, ast.List | ast.Dict | ast.Set):
+                if not _is_immutable(value):
                     changeable |= names
             case ast.FunctionDef() | ast.ClassDef():
                 used |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     return changeable | (variables & used)
 
 
-def _changes_inside(statements: Sequence[ast.stmt], shared: set[str], classes: set[str]) -> bool:
+def _is_immutable(node: ast.expr) -> bool:
+    """Return whether an expression is a constant that a program cannot change."""
+    match node:
+        case ast.List() | ast.Dict() | ast.Set():
+            return False
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return name in _IMMUTABLE and all(map(_literal, args))
+        case ast.Attribute(value=ast.Name(id="math")):
+            return True
+        case ast.UnaryOp(operand=operand):
+            return _is_immutable(operand)
+        case ast.BinOp(left=left, right=right):
+            return _is_immutable(left) and _is_immutable(right)
+    return _literal(node) is not None
+
+
+def _changes_inside(
+    statements: Sequence[ast.stmt], shared: AbstractSet[str], classes: AbstractSet[str]
+) -> bool:
     """Return whether a test replaces parts of modules, or uses state that a setup shares."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     own = {node.id for node in nodes if isinstance(node, ast.Name) and _is_stored(node)}
@@ -176,7 +294,7 @@ def _is_equality(operator: ast.cmpop, literal: object) -> bool:
     return isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_singleton)
 
 
-def _is_call(node: ast.expr, given: set[str]) -> bool:
+def _is_call(node: ast.expr, given: AbstractSet[str]) -> bool:
     """Return whether an expression is a call of the program with constants.
 
     Nothing but the program computes its value, so it may be computed in the program's process.
@@ -188,7 +306,7 @@ def _is_call(node: ast.expr, given: set[str]) -> bool:
     return False
 
 
-def _is_of_program(node: ast.expr, given: set[str]) -> bool:
+def _is_of_program(node: ast.expr, given: AbstractSet[str]) -> bool:
     match node:
         case ast.Name(id=name):
             return name not in _BUILTINS and name not in given

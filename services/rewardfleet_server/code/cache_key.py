@@ -122,7 +122,7 @@ def store_policy(
         with_original: Whether the original program was run as well, to determine whether the
             judgment is right.
     """
-    outcomes = {verdict.verdict for verdict in score.verdicts}
+    outcomes = {verdict.verdict for verdict in score.verdicts} - {Outcome.LEFT_OUT}
     complete = mode == "pass_rate" or Outcome.SKIPPED not in outcomes
     # Tests after a failure are skipped by design. Otherwise, tests are skipped for lack of time.
     has_failure = mode == "all_pass" and bool(outcomes - {Outcome.ACCEPTED, Outcome.SKIPPED})

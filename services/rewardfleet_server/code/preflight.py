@@ -1,8 +1,8 @@
-"""Preflight: whether tests work by themselves, i.e. without the program.
+"""Preflight: whether tests work by themselves, and prove anything about a program.
 
 Tests whose setup fails, that do not compile, or whose own imports fail say nothing about the
-program, so they are invalid. That is found out without the program, whose failures are always
-judged.
+program, so they are invalid. So are tests that pass without a program. Both are found out without
+it, as its failures are always judged.
 """
 
 import ast
@@ -11,19 +11,23 @@ import hashlib
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
+from .asserts import setup_of
 from .packages import how_to_add
 from .parser import exclusive_parser
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
+from .sandboxes.jail.guest.names import PROGRAM_MODULES
+from .sandboxes.jail.guest.scripts import has_check
 from .settings import CodeSettings
 from .submission import SHORT_TEXT
-from .verdict import encoded, failure
+from .verdict import CallRun, TestRun, encoded, failure, run_alone
 
 #: Tests that worked, whose digests are held in memory.
 _MAX_CHECKED = 4096
@@ -34,7 +38,7 @@ _WORDS = re.compile(
     r"|class|__debug__"
 )
 #: Modules of the program, which is not there in the preflight.
-_OF_PROGRAM = {"program", "__main__", "__future__"}
+_OF_PROGRAM = {*PROGRAM_MODULES, "__future__"}
 #: Tests that change what can be imported.
 _CHANGES_IMPORTS = re.compile(r"\bsys\s*\.\s*(?:path|modules|meta_path)\b")
 _DYNAMIC_IMPORTS = {"__import__", "import_module"}
@@ -53,7 +57,7 @@ _MAX_REASON = 200
 
 
 class Preflight:
-    """Checks that tests work by themselves, once for all equal ones.
+    """Checks tests by themselves, once for all equal ones.
 
     Args:
         sandbox: Where they run.
@@ -63,35 +67,68 @@ class Preflight:
     def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
         self._sandbox = sandbox
         self._settings = settings
-        self._checked: OrderedDict[str, None] = OrderedDict()
-        self._running: SingleFlight[None] = SingleFlight()
+        self._checked: OrderedDict[str, Mapping[int, str]] = OrderedDict()
+        self._running: SingleFlight[Mapping[int, str]] = SingleFlight()
 
-    async def check(self, tests: PlainTests, limits: RunLimits) -> None:
-        """Run the setup, compile the asserts, and make their imports.
+    async def check(
+        self, tests: PlainTests, planned: Sequence[TestRun], limits: RunLimits
+    ) -> Mapping[int, str]:
+        """Run the setup, compile the asserts, make their imports, and run them without a program.
+
+        Returns:
+            Why cases do not count, by index: those that pass without a program.
 
         Raises:
-            InvalidRequest: One of them fails.
+            InvalidRequest: One of them fails, or all cases pass without a program.
             Unavailable: Their jail died.
         """
         cases = tests.cases if isinstance(tests, AssertTests) else []
-        if not tests.setup and not cases:
-            return
+        setup = tests.setup if isinstance(tests, StdioTests) else setup_of(tests)
+        if not setup and not cases:
+            return {}
         stdin = encoded(tests.cases[0].stdin) if isinstance(tests, StdioTests) else b""
-        if sum(map(len, (tests.setup, stdin, *cases))) <= SHORT_TEXT:
-            prepared = _prepare(cases, tests.setup, stdin, limits)
+        alone = run_alone(tests, planned) if isinstance(tests, AssertTests) else None
+        prepare = partial(_prepare, cases, setup, stdin, limits, alone=alone)
+        if sum(map(len, (setup, stdin, *cases))) <= SHORT_TEXT:
+            key, script = prepare()
         else:
-            prepared = await asyncio.to_thread(_prepare, cases, tests.setup, stdin, limits)
-        key, script = prepared
-        if not script or key in self._checked:
-            return
-        if isinstance(tests, StdioTests):
-            job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
-        else:  # checks make the program a module, which the setup may depend on
-            check = Check("assert", script, secrets.token_hex(16))
-            job = Job("", [ProgramRun(setup=tests.setup, checks=(check,))], limits)
-        await self._running.do(key, lambda: self._run(key, job))
+            key, script = await asyncio.to_thread(prepare)
+        if not key:
+            return {}
+        found = self._checked.get(key)
+        if found is None:
+            if isinstance(tests, StdioTests):
+                job = Job(script, [ProgramRun(stdin, setup)], limits)
+            else:  # checks make the program a module, which the setup may depend on
+                check = Check("assert", script or "pass", secrets.token_hex(16))
+                job = Job("", [ProgramRun(setup=setup, checks=(check,))], limits)
+            found = await self._running.do(key, lambda: self._run(key, cases, job, alone))
+        return found
 
-    async def _run(self, key: str, job: Job) -> None:
+    async def _run(
+        self,
+        key: str,
+        cases: Sequence[str],
+        job: Job,
+        alone: tuple[CallRun, list[int]] | None,
+    ) -> Mapping[int, str]:
+        result = await self._result(job)
+        failed = failure(result, job.limits)
+        has_checks = bool(job.runs[0].checks)
+        has_held = b'"held"' in (result.test_report or result.report)
+        if failed is not None or (has_checks and not has_held):
+            raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
+        left_out: Mapping[int, str] = {}
+        if alone is not None:
+            call_run, indexes = alone
+            result = await self._result(Job("", [call_run.run], job.limits))
+            left_out = _left_out(cases, indexes, call_run.checks_alone(result))
+        self._checked[key] = left_out
+        if len(self._checked) > _MAX_CHECKED:
+            self._checked.popitem(last=False)
+        return left_out
+
+    async def _result(self, job: Job) -> RunResult:
         results: list[RunResult] = []
 
         def on_result(result: RunResult) -> bool:
@@ -99,17 +136,9 @@ class Preflight:
             return False
 
         await self._sandbox.run(job, on_result, Timing())
-        result = results[0]
-        if result.stopped == "died":  # the machine may have no memory left
+        if results[0].stopped == "died":  # the machine may have no memory left
             raise Unavailable("tests: the jail died without the program", retry_after=1)
-        failed = failure(result, job.limits)
-        has_checks = bool(job.runs[0].checks)
-        has_held = b'"held"' in (result.test_report or result.report)
-        if failed is not None or (has_checks and not has_held):
-            raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
-        self._checked[key] = None
-        if len(self._checked) > _MAX_CHECKED:
-            self._checked.popitem(last=False)
+        return results[0]
 
     def _explain(self, result: RunResult, failed: str) -> str:
         stderr = result.stderr.decode(errors="replace")
@@ -126,19 +155,69 @@ class Preflight:
         return f"{message}; to add a package: {how_to_add(self._settings, module[1])}"
 
 
-def _prepare(cases: Sequence[str], setup: str, stdin: bytes, limits: RunLimits) -> tuple[str, str]:
+def _left_out(
+    cases: Sequence[str], indexes: Sequence[int], checks: Sequence[int | None]
+) -> dict[int, str]:
+    """Return why cases do not count, by index.
+
+    Args:
+        cases: All cases.
+        indexes: Those that were evaluated without a program.
+        checks: How many checks each evaluated; None for those that failed.
+
+    Raises:
+        InvalidRequest: None of the cases counts.
+    """
+    found = {
+        index: "it passes without a program" if count else _why_nothing(cases[index])
+        for index, count in zip(indexes, checks, strict=True)
+        if count is not None
+    }
+    if len(found) == len(cases):
+        raise InvalidRequest(f"tests prove nothing: tests.cases.0: {found[0]}")
+    return found
+
+
+def _why_nothing(case: str) -> str:
+    """Return why no check of a case is evaluated."""
+    with exclusive_parser():
+        body = ast.parse(case).body
+    functions = [each for each in body if isinstance(each, ast.FunctionDef) and has_check(each)]
+    if not functions:
+        return "none of its checks is evaluated without a program"
+    name = functions[0].name
+    advice = "; give `entry_point`, which it is called with" if name == "check" else ""
+    return f"its asserts are in `{name}`, which nothing calls{advice}"
+
+
+def _prepare(
+    cases: Sequence[str],
+    setup: str,
+    stdin: bytes,
+    limits: RunLimits,
+    *,
+    alone: tuple[CallRun, list[int]] | None,
+) -> tuple[str, str]:
     """Return a digest of tests, and a program that compiles the cases and makes all imports.
 
-    The program is empty if nothing can fail.
+    The program is empty if nothing can fail; the digest as well if nothing is to be run.
     """
     sources = {f"tests.cases.{n}": case for n, case in enumerate(cases) if _WORDS.search(case)}
-    if not sources and not setup:
+    script = ""
+    if sources or setup:
+        compiled = [f"compile({source!r}, {name!r}, 'exec')" for name, source in sources.items()]
+        script = "\n".join([*compiled, import_statements([setup, *sources.values()])])
+    elif alone is None:
         return "", ""
-    compiled = [f"compile({source!r}, {name!r}, 'exec')" for name, source in sources.items()]
-    script = "\n".join([*compiled, import_statements([setup, *sources.values()])])
+    checks = (
+        []
+        if alone is None
+        else [f"{c.kind} {c.source} {c.entry_point}" for c in alone[0].run.checks]
+    )
+    expected = [] if alone is None else [repr(alone[0].expected), repr(alone[1]), str(len(cases))]
     digest = hashlib.sha256(f"{limits} {len(stdin)} {len(setup)}".encode())
-    for part in (stdin, encoded(setup), encoded(script)):
-        digest.update(part)
+    for part in (stdin, encoded(setup), encoded(script), *map(encoded, (*checks, *expected))):
+        digest.update(part + b"\0")
     return digest.hexdigest(), script
 
 

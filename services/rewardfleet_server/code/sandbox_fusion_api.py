@@ -216,7 +216,7 @@ def _overall_result(score: CodeScore) -> EvalTestCase:
 
 def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
     for count, verdict in enumerate(verdicts, 1):
-        if verdict.verdict is not Outcome.ACCEPTED:
+        if verdict.verdict not in {Outcome.ACCEPTED, Outcome.LEFT_OUT}:
             return verdicts[:count]
     return verdicts
 

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.wire.code import (
-    AssertTests,
     CodeRequest,
     CodeScore,
     DatasetTests,
@@ -137,18 +136,18 @@ class CodeScorer:
         call_timeout_s: float | None,
     ) -> CodeScore:
         tests, limits = await self._plain_tests(request, limits)
-        if isinstance(tests, AssertTests) and tests.strict and self.isolation == "fusion":
-            raise InvalidRequest(
-                "tests.strict: --sandbox fusion evaluates asserts in the program's process"
-            )
         planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
-        await self._preflight.check(tests, limits)
+        left_out = await self._preflight.check(tests, planned, limits)
+        counted = _counted(tests, left_out)
+        if left_out:
+            planned = await _plan_runs(counted)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return self._invalid_critique(submission.program, len(tests.cases))
         run = SubmissionRun(
             planned,
             limits,
+            numbers=[n + 1 for n in range(len(tests.cases)) if n not in left_out],
             stop_at_failure=request.mode == "all_pass",
             max_seconds=self._max_seconds(call_timeout_s),
         )
@@ -158,13 +157,16 @@ class CodeScorer:
             run.verdicts.append(
                 Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
             )
-        score = self._verdicts(run, request.mode, len(tests.cases))
+        score = self._verdicts(run, request.mode, len(counted.cases))
+        for index, reason in left_out.items():
+            score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
+            score.left_out.append(f"test {index + 1}: {reason}")
         score.code = submission.program
         if submission.judgment is not None:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
             if passed is None and submission.original_program is not None:
-                passed = await self._passes(submission.original_program, tests, run, checker)
+                passed = await self._passes(submission.original_program, counted, run, checker)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
@@ -226,7 +228,13 @@ class CodeScorer:
         if seconds <= 0:
             return None
         planned = await _plan_runs(tests)
-        run = SubmissionRun(planned, before.limits, stop_at_failure=True, max_seconds=seconds)
+        run = SubmissionRun(
+            planned,
+            before.limits,
+            numbers=range(1, len(tests.cases) + 1),
+            stop_at_failure=True,
+            max_seconds=seconds,
+        )
         await self._execute(original_program, run, checker)
         failures = {each.verdict for each in run.verdicts} - {Outcome.ACCEPTED}
         if failures == {Outcome.TIME_LIMIT} and run.seconds_left <= 0:
@@ -286,7 +294,10 @@ def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
     """Return whether a stored score can be one of this request; see `CachePolicy`."""
     outcomes = [verdict.verdict for verdict in score.verdicts]
     tests = request.tests
-    if not outcomes or not (isinstance(tests, DatasetTests) or len(tests.cases) == len(outcomes)):
+    if not (isinstance(tests, DatasetTests) or len(tests.cases) == len(outcomes)):
+        return False
+    outcomes = [each for each in outcomes if each is not Outcome.LEFT_OUT]
+    if not outcomes:
         return False
     passed = outcomes.count(Outcome.ACCEPTED)
     right = score.components.get("judgment_correct")
@@ -312,6 +323,14 @@ def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore)
             "critique_valid": None if request.critique is None else True,
         }
     )
+
+
+def _counted(tests: PlainTests, left_out: Mapping[int, str]) -> PlainTests:
+    """Return tests without the cases that do not count, of which not all are."""
+    if not left_out:
+        return tests
+    cases = [each for index, each in enumerate(tests.cases) if index not in left_out]
+    return tests.model_copy(update={"cases": cases})
 
 
 async def _plan_runs(tests: PlainTests) -> Sequence[TestRun]:

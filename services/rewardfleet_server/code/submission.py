@@ -81,6 +81,7 @@ class SubmissionRun:
     Args:
         planned: The runs, with what is expected of each.
         limits: The limits of one run.
+        numbers: The numbers of the tests, from 1, by which suspicions name them.
         stop_at_failure: Whether the runs after the first failure are skipped.
         max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time, which
             starts now.
@@ -100,10 +101,12 @@ class SubmissionRun:
         planned: Sequence[TestRun],
         limits: RunLimits,
         *,
+        numbers: Sequence[int],
         stop_at_failure: bool,
         max_seconds: float,
     ) -> None:
         self.limits = limits
+        self._numbers = numbers
         self.verdicts: list[Verdict] = []
         self.suspicions: list[str] = []
         self.timing = CodeTiming()
@@ -151,7 +154,8 @@ class SubmissionRun:
             return False
         self._done += 1
         index = len(self.verdicts)
-        self.suspicions += [f"test {index + 1}: {each}" for each in judged.suspicions]
+        number = self._numbers[index]
+        self.suspicions += [f"test {number}: {each}" for each in judged.suspicions]
         self.verdicts += judged.verdicts
         self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
         self.timing.run = round(self.timing.run + result.run_ms, 3)
@@ -181,7 +185,7 @@ class SubmissionRun:
         update = {"verdict": decision.outcome, "checker_message": decision.message}
         self.verdicts[index] = self.verdicts[index].model_copy(update=update)
         if decision.suspicion is not None:
-            self.suspicions.append(f"test {index + 1}: {decision.suspicion}")
+            self.suspicions.append(f"test {self._numbers[index]}: {decision.suspicion}")
         self._cpu_ms_left -= result.cpu_ms
         is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
         if is_over:

@@ -23,7 +23,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
-from .asserts import ParsedAssert, parse, parsed_asserts
+from .asserts import ParsedAssert, parse, parsed_asserts, setup_of
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
 from .tolerance import Tolerance
@@ -33,6 +33,8 @@ from .values import Equality, is_plain
 SANDBOX_DIED = "its sandbox died"
 _EARLY = "exited, as if successful, before it had answered"
 
+#: Checks of one test that a verdict counts.
+_MAX_CHECKS = 10**9
 #: Bytes of standard output and standard error that a verdict shows.
 _MAX_SHOWN = 1000
 
@@ -100,9 +102,9 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     Raises:
         InvalidRequest: A case is not an assert, or a case or the setup is not valid Python.
     """
-    if tests.setup:
-        parse(tests.setup, "tests.setup")
     if isinstance(tests, StdioTests):
+        if tests.setup:
+            parse(tests.setup, "tests.setup")
         return [
             StdioRun(ProgramRun(encoded(case.stdin), tests.setup), encoded(case.stdout), tests)
             for case in tests.cases
@@ -110,10 +112,12 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     if isinstance(tests, FunctionalTests):
         if keyword.iskeyword(tests.fn_name):
             raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
+        if setup := setup_of(tests):
+            parse(setup, "tests.setup")
         rule = _equality(tests, as_json=True)
         return [
             CallRun(
-                ProgramRun(setup=tests.setup, checks=(_call_check(tests, index),)),
+                ProgramRun(setup=setup, checks=(_call_check(tests, index),)),
                 (ExpectedValue(case.expected, rule),),
             )
             for index, case in enumerate(tests.cases)
@@ -132,14 +136,27 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
             "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
             secrets.token_hex(16),
+            entry_point=each.entry_point,
         )
         for each in asserts
     )
     expected = tuple(
         None if each.expected is None else ExpectedValue(each.expected[0], rule) for each in asserts
     )
-    run = ProgramRun(setup=tests.setup, checks=checks)
+    run = ProgramRun(setup=setup_of(tests), checks=checks)
     return CallRun(run, expected, tests.strict, tuple(asserts))
+
+
+def run_alone(tests: AssertTests, planned: Sequence[TestRun]) -> tuple["CallRun", list[int]] | None:
+    """Return a run of the cases that may pass without a program, and their indexes.
+
+    None if all of them fail without one.
+    """
+    asserts = [each for run in planned if isinstance(run, CallRun) for each in run.asserts]
+    indexes = [index for index, each in enumerate(asserts) if not each.fails_alone]
+    if not indexes:
+        return None
+    return _assert_run(tests, [asserts[index] for index in indexes]), indexes
 
 
 def encoded(text: str) -> bytes:
@@ -182,7 +199,9 @@ class StdioRun:
         if outcome is None:
             right = self._is_right(result.stdout)
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
-        return RunVerdicts([_verdict(outcome, result)], _suspicions(outcome, result, forged))
+        checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
+        verdict = _verdict(outcome, result, checks=checks)
+        return RunVerdicts([verdict], _suspicions(outcome, result, forged))
 
     def _is_right(self, printed: bytes) -> bool:
         tests = self.tests
@@ -213,7 +232,7 @@ class CallRun:
     Attributes:
         run: The run, with its checks.
         expected: One per check; None if the complete assert is evaluated in the jail.
-        strict: Whether what is decided in the program's process is a wrong answer.
+        strict: Whether a pass that the program could decide is a wrong answer.
         asserts: What the checks were made of. One per check.
         known: Verdicts that an earlier run has found. One per check.
     """
@@ -239,13 +258,19 @@ class CallRun:
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected)
+            checks = 0 if answer is None else _checks_of(answer)
             inside = _decided_inside(answer, expected, result)
             if self.known:
                 inside = "the program's process"
-            if inside and self.strict and outcome is Outcome.ACCEPTED:
+            if outcome is Outcome.ACCEPTED and not checks:
                 outcome = Outcome.WRONG_ANSWER
-                suspicions.append(f"decided by {inside}, which `strict` rejects")
-            verdicts.append(_verdict(outcome, result, by="jail" if inside else "service"))
+                suspicions.append("no check was evaluated")
+            if inside and outcome is Outcome.ACCEPTED:
+                rejected = ", which `strict` rejects" if self.strict else ""
+                outcome = Outcome.WRONG_ANSWER if self.strict else outcome
+                suspicions.append(f"decided by {inside}{rejected}")
+            by: Literal["service", "jail"] = "jail" if inside else "service"
+            verdicts.append(_verdict(outcome, result, by=by, checks=checks))
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
@@ -255,6 +280,23 @@ class CallRun:
             pairs = zip(self.known, verdicts, strict=True)
             return RunVerdicts([known or found for known, found in pairs], suspicions)
         return RunVerdicts(verdicts, suspicions, again=self._again(answers, verdicts))
+
+    def checks_alone(self, result: RunResult) -> list[int | None]:
+        """Return how many checks were evaluated per case that passed; None for one that failed.
+
+        Raises:
+            InvalidRequest: A test cannot be called.
+        """
+        nonces = {check.nonce for check in self.run.checks}
+        answers, _ = _answers(result.test_report or result.report, nonces)
+        found: list[int | None] = []
+        for check, expected in zip(self.run.checks, self.expected, strict=True):
+            answer = answers.get(check.nonce, {"raised": ""})
+            if answer.get("raised") == "UnsupportedTest":
+                raise InvalidRequest(f"tests: {str(answer.get('message'))[:300]}")
+            passed = _outcome(answer, expected) is Outcome.ACCEPTED
+            found.append(_checks_of(answer) if passed else None)
+        return found
 
     def _again(
         self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]
@@ -268,11 +310,13 @@ class CallRun:
             return None
         known: list[Verdict | None] = []
         for check, verdict, each in zip(self.run.checks, verdicts, self.asserts, strict=False):
-            crossed = answers.get(check.nonce, {}).get("objects") is True
+            answer = answers.get(check.nonce, {})
+            crossed = answer.get("objects") is True
             passed = verdict.verdict is Outcome.ACCEPTED
             doubtful = crossed and (each.is_sensitive or not passed)
             doubtful |= each.asks_identity == ("is not" if passed else "is")
-            doubtful &= each.kind in {"value", "assert"}
+            # What was refused would be allowed there.
+            doubtful &= each.kind in {"value", "assert"} and answer.get("refused") is not True
             known.append(None if doubtful else verdict)
         if all(known):
             return None
@@ -306,6 +350,14 @@ def _decided_inside(
     if result.test_report is not None:
         return None if "inside" not in answer else str(answer["inside"])
     return "the program's process" if expected is None else None
+
+
+def _checks_of(answer: dict[str, Any]) -> int:
+    """Return how many checks were evaluated for an answer, which may be forged."""
+    if "value" in answer:
+        return 1
+    checks = answer.get("checks")
+    return checks if isinstance(checks, int) and 0 <= checks <= _MAX_CHECKS else 0
 
 
 def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:
@@ -377,7 +429,11 @@ def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:
 
 
 def _verdict(
-    outcome: Outcome, result: RunResult, *, by: Literal["service", "jail", "checker"] = "service"
+    outcome: Outcome,
+    result: RunResult,
+    *,
+    by: Literal["service", "jail", "checker"] = "service",
+    checks: int = 0,
 ) -> Verdict:
     stderr = result.stderr
     if len(stderr) > _MAX_SHOWN:  # the reason for a failure comes last
@@ -385,6 +441,7 @@ def _verdict(
     return Verdict(
         verdict=outcome,
         verdict_by=by,
+        checks=checks,
         cpu_ms=round(result.cpu_ms, 3),
         wall_ms=round(result.fork_ms + result.run_ms, 3),
         stdout=result.stdout[:_MAX_SHOWN].decode(errors="replace"),

@@ -586,8 +586,10 @@ def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
     score = service.score("def f(x): return 2 * x", tests)
     assert [each["verdict_by"] for each in score["verdicts"]] == ["service"] * 3
     assert score["score"] == 1.0
-    score = service.score("class Four:\n  __eq__ = lambda *_: True\ndef f(x): return Four()", tests)
-    assert [each["verdict_by"] for each in score["verdicts"]][1:] == ["jail", "jail"]
+    tests = asserts("class F(Four): pass\nassert F() == 4")
+    score = service.score("class Four:\n  __eq__ = lambda *_: True", tests)
+    assert [each["verdict_by"] for each in score["verdicts"]] == ["jail"]
+    assert score["suspicions"] == ["test 1: decided by the program's process"]
 
 
 # Correct programs that other sandboxes fail

@@ -374,8 +374,7 @@ def test_mbppplus_over_http(service: Service):
     row = {"test_list": ["assert f() == 1", "assert f() in (1,)"]}
     anything = "class E:\n  __eq__ = lambda *_: True\ndef f(): return E()"
     tests = dataset("mbppplus", row)
-    assert service.score(anything, tests)["pass_rate"] == 0.5
-    assert service.score(anything, {**tests, "strict": True})["pass_rate"] == 0.0
+    assert service.score(anything, tests)["pass_rate"] == 0.0
     script = dataset("mbppplus", {"test": "def check(f):\n    assert f(1) == 2\ncheck(f)"})
     (verdict,) = service.score("def f(x): return x + 1", script)["verdicts"]
     assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "service")

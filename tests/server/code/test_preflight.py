@@ -9,6 +9,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.preflight import Preflight, import_statements
 from rewardfleet_server.code.sandboxes import RunLimits, RunResult
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.verdict import plan_runs
 from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import Service, asserts, functional, served_code, stdio
@@ -64,12 +65,13 @@ async def test_the_same_imports_are_checked_once():
         AssertTests(kind="asserts", cases=["assert f() == 1"]),
         StdioTests(kind="stdio", cases=cases),
     ):
-        await check.check(tests, LIMITS)
+        await check.check(tests, plan_runs(tests), LIMITS)
     assert not sandbox.jobs, "nothing can fail"
     for number in range(3):
         cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
-        await check.check(AssertTests(kind="asserts", cases=cases), LIMITS)
-    assert len(sandbox.jobs) == 1
+        tests = AssertTests(kind="asserts", cases=cases)
+        await check.check(tests, plan_runs(tests), LIMITS)
+    assert len(sandbox.jobs) == 2, "its imports, and the script without a program"
 
 
 MISSING = {
@@ -259,6 +261,6 @@ async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then
     tests = AssertTests(kind="asserts", cases=["assert f()"], setup="import rf_absent")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="rf_absent"):
-            await check.check(tests, LIMITS)
+            await check.check(tests, plan_runs(tests), LIMITS)
     ready = True
-    await check.check(tests, LIMITS)
+    await check.check(tests, plan_runs(tests), LIMITS)

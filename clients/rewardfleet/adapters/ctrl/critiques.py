@@ -168,7 +168,7 @@ def execution_feedback(score: CodeScore, tests: Any) -> str:
         return "It passes all tests: it is correct. A short positive review is enough."
     failed = [
         (index, each) for index, each in enumerate(score.verdicts)
-        if each.verdict not in {Outcome.ACCEPTED, Outcome.SKIPPED}
+        if each.verdict not in {Outcome.ACCEPTED, Outcome.SKIPPED, Outcome.LEFT_OUT}
     ]  # fmt: skip
     if not failed:
         return "It fails."

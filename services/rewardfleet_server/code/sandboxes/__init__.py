@@ -51,16 +51,23 @@ class Check:
         source: A name, or source code.
         nonce: A secret that the answer repeats. Without it, the program cannot forge an answer.
         args: The arguments of a `call`.
+        entry_point: What the tests of a script call, if it does not name it.
     """
 
     kind: Literal["call", "eval", "assert", "value", "inside"]
     source: str
     nonce: str
     args: tuple[JsonValue, ...] = ()
+    entry_point: str = ""
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the check as the jail reads it."""
-        return {self.kind: self.source, "args": list(self.args), "nonce": self.nonce}
+        return {
+            self.kind: self.source,
+            "args": list(self.args),
+            "nonce": self.nonce,
+            "entry_point": self.entry_point,
+        }
 
 
 @dataclass(frozen=True)

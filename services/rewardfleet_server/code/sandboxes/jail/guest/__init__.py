@@ -13,6 +13,8 @@ MODULES = (
     "confinement",
     "answers",
     "streams",
+    "names",
+    "scripts",
     "proxies",
     "builtin_types",
     "encoder",

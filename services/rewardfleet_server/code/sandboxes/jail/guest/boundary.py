@@ -10,6 +10,7 @@ The side of the program is not trusted: whatever it sends can only become values
 exceptions on the side of the tests.
 """
 
+import ast
 import builtins
 import collections
 import contextlib
@@ -25,7 +26,8 @@ import threading
 import traceback
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar, NoReturn
 
 from .builtin_types import (
     ATOM_NAMES,
@@ -43,6 +45,7 @@ from .builtin_types import (
 )
 from .encoder import Encoder, Variable, has_own_name
 from .proxies import OPERATIONS, CallableProxy, Proxy, stops
+from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
 _MAX_MESSAGE_BYTES = 256 * 2**20
@@ -66,11 +69,6 @@ _OF_STREAMS = {
     "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
 }  # fmt: skip
 
-#: Names that tests expect a program to have imported.
-_WELL_KNOWN = sys.stdlib_module_names | {
-    "ChainMap", "Counter", "OrderedDict", "allclose", "approx", "array_equal", "deepcopy",
-    "defaultdict", "deque", "isclose", "np", "numpy", "pandas", "pd",
-}  # fmt: skip
 #: Modules whose exceptions are the same on both sides.
 _WITH_EXCEPTIONS = {
     "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
@@ -108,6 +106,10 @@ class Side:
         objects_crossed: Whether an object of a class of the other side was used.
         raised: Names of the exceptions that crossed, and of their bases.
         uses: Operations on each object of the other side.
+        constructs: Names of classes of the other side that the current test constructs.
+        uses_objects: Whether the current test is about objects of the other side. Otherwise, these
+            have no operations but those of functions and iterators.
+        refused: Whether an operation of the current test was refused.
         is_trusted: Whether this is the side of the tests.
     """
 
@@ -120,6 +122,9 @@ class Side:
         self.objects_crossed = False
         self.raised: set[str] = set()
         self.uses: set[tuple[int, str]] = set()
+        self.constructs: AbstractSet[str] = frozenset()
+        self.uses_objects = True
+        self.refused = False
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -253,7 +258,7 @@ class Side:
             PermissionError: It may not.
         """
 
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the other side, or the operation of this name."""
         encoder = Encoder(self)
         message: dict[str, Any] = {}
@@ -271,6 +276,15 @@ class Side:
         message["objects"] = encoder.objects()
         may_stop = target == "next" if isinstance(target, str) else stops(target)
         return self.request(message, may_stop=may_stop)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse an operation, which fails the test whatever the program's process would do.
+
+        Raises:
+            TypeError: Always.
+        """
+        self.refused = True
+        raise TypeError(reason)
 
     def replaced_streams(self) -> Iterable[tuple[str, Any]]:
         """Return the standard streams, and the function `input`, that a test has replaced."""
@@ -331,7 +345,7 @@ class Side:
         self.objects_crossed = True
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
         fields = {"_side": self, "_handle": int(handle), "_kind": str(kind) or "?", "_name": ""}
-        for name, value in fields.items():
+        for name, value in {**fields, "_is_own": False, "_items": None}.items():
             object.__setattr__(proxy, name, value)
         return proxy
 
@@ -539,9 +553,11 @@ class ProgramSide(Side):
                 raise NameError(f"name {name!r} is not defined")
             return Variable(name, self._namespace[name])
         if "inside" in message:
-            code = compile(message["inside"], "test.py", "exec")
-            exec(code, {**self._namespace, "__builtins__": self._builtins})
-            return True
+            variables = {**self._namespace, "__builtins__": self._builtins}
+            entry = message["entry_point"]
+            script = TestScript(variables, (lambda: eval(entry, variables)) if entry else None)
+            script.run(ast.parse(message["inside"]))
+            return script.checks
         return super().do(message, roots)
 
 
@@ -549,15 +565,23 @@ class TestSide(Side):
     """The side of the tests.
 
     Attributes:
-        tests_others: Whether the current test uses several names of the program.
+        may_repeat: Whether the current test may be evaluated again in the program's process if it
+            fails, because it needs objects that cannot cross.
     """
 
     is_trusted = True
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
-        self.tests_others = False
+        self.may_repeat = False
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
+
+    def begin_test(self) -> None:
+        """Forget what the last test did."""
+        self.decided_by.clear()
+        self.raised.clear()
+        self.uses.clear()
+        self.objects_crossed = self.refused = False
 
     def wait_for_program(self) -> list[str]:
         """Return the names that the program defined, once it has run."""
@@ -575,13 +599,12 @@ class TestSide(Side):
             if has_own_name(name, module, path) and path in {"", name} and _is_known(module, path):
                 return super().imported(module, path)
             raise NameError(f"the program's {name!r} is not the test's")
-        if name in _WELL_KNOWN and self.tests_others:
-            self.decided_by.add(f"the program's own {name}")
         crossed = self.objects_crossed
         value = self.decode(data)
         if type(value) is CallableProxy:
             kind = object.__getattribute__(value, "_kind")
             self.objects_crossed = crossed or kind not in _FUNCTION_KINDS
+            object.__setattr__(value, "_is_own", name in self.constructs)
         return value
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
@@ -603,10 +626,10 @@ class TestSide(Side):
             kind = AttributeError if target[1:2] == ["getattr"] else PermissionError
             raise kind("a program cannot use this object of the test")
 
-    def run_inside(self, source: str) -> None:
-        """Evaluate a test in the process of the program."""
+    def run_inside(self, source: str, entry_point: str) -> int:
+        """Evaluate a test in the process of the program; return its number of checks."""
         self.decided_by.add("the program's process")
-        self.request({"inside": source})
+        return int(self.request({"inside": source, "entry_point": entry_point}))
 
     def replaced_streams(self) -> Iterable[tuple[str, Any]]:
         """See `Side.replaced_streams`."""

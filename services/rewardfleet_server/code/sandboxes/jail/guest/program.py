@@ -4,6 +4,7 @@ It takes its limits and its seccomp filter before the first line of the program.
 processes or send signals, so nothing of it is left after its end.
 """
 
+import ast
 import atexit
 import builtins
 import contextlib
@@ -26,10 +27,11 @@ from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
 from .descriptors import ALL_SEALS, ORDER, Order, Script, read_all, read_script, write_all
+from .scripts import TestScript, UnsupportedTest, unsupported
 
 #: The program may replace these.
 BUILTINS = dict(vars(builtins))
-COMPILE, EVAL, EXEC = compile, eval, exec
+COMPILE, EVAL = compile, eval
 #: The exit status of Python if its last output could not be written.
 LOST_OUTPUT = 120
 #: CPython optimizes a function after eight calls, and its instructions after some more.
@@ -88,7 +90,7 @@ def warm_up() -> None:
         module = program.module()
         program.run_source(program.compiled(), module.__dict__, None)
         program.flush()
-    del sys.modules["program"]
+    del sys.modules["program"], sys.modules["solution"]
     linecache.clearcache()
     os.close(code)
 
@@ -146,6 +148,8 @@ class Program:
         module = types.ModuleType(name)
         module.__dict__.update(__builtins__=builtins, __file__="program.py")
         sys.modules[name] = module
+        if name == "program":
+            sys.modules["solution"] = module  # as tests import it
         linecache.cache["program.py"] = (lambda: self.source,)
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
@@ -243,10 +247,13 @@ class Program:
             elif (source := check.get("eval") or check.get("value")) is not None:
                 value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
-                source = check.get("assert") or check["inside"]
-                EXEC(COMPILE(source, "test.py", "exec"), namespace)
-                return {"held": True}
+                entry = check["entry_point"]
+                script = TestScript(namespace, (lambda: EVAL(entry, namespace)) if entry else None)
+                script.run(ast.parse(check.get("assert") or check["inside"]))
+                return {"held": True, "checks": script.checks}
             return {"value": plain(value)}
+        except UnsupportedTest as error:
+            return unsupported(error)
         except BaseException as error:
             self.show(error)
             return {"raised": type(error).__name__}

@@ -1,9 +1,10 @@
 """Proxies: objects of the other side of the boundary."""
 
 import builtins
+import importlib
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -36,17 +37,27 @@ _STOPPING = {"send", "throw", "__next__"}
 
 
 class Proxy:
-    """An object of the other side. Its operations take place there."""
+    """An object of the other side. Its operations take place there.
 
-    __slots__ = ("_handle", "_kind", "_name", "_side")
+    On the side of the tests, `_is_own` is whether the test has constructed the object, or a class
+    that it constructs, and `_items` iterates over the object.
+    """
+
+    __slots__ = ("_handle", "_is_own", "_items", "_kind", "_name", "_side")
 
     _side: "Side"
     _handle: int
     _kind: str
     _name: str
+    _is_own: bool
+    _items: Iterator[Any] | None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and self._side.is_trusted and name not in _READABLE | _STOPPING:
+        side = self._side
+        is_hidden = name.startswith("__") and name not in _READABLE | _STOPPING
+        # A value of a built-in type would have crossed the boundary.
+        is_hidden |= not side.uses_objects and name in _OF_BUILT_IN_TYPES
+        if is_hidden and side.is_trusted:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
         crossed = self._side.objects_crossed
         found = self._side.call("getattr", self, name)
@@ -65,6 +76,8 @@ class Proxy:
         return self._side.call("dir", self)  # type: ignore[no-any-return] # of the other side
 
     def __format__(self, form: str) -> str:
+        if self._side.is_trusted and not (self._is_own or self._side.uses_objects):
+            return format(str(self), form)
         return str(self._side.call("format", self, form))
 
     def __reduce__(self) -> NoReturn:
@@ -84,10 +97,11 @@ class CallableProxy(Proxy):
 
     __slots__ = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _PREDICATES.match(self._name) or (args and self._name in _OF_BUILT_IN_TYPES):
             self._side.decided_by.add(self._kind)
-        return self._side.call(self, *args, **kwargs)
+        result = self._side.call(self, *args, **kwargs)
+        return _owned(result) if self._is_own else result
 
 
 def stops(proxy: Proxy) -> bool:
@@ -125,24 +139,80 @@ _BINARY = _REFLECTED | {name for name in _OPERATORS.split() if name.startswith("
     "invert", "index",
 }  # fmt: skip
 _NOT_METHODS = {
-    "exit", "getattr", "setattr", "delattr", "dir", "format", "isinstance", "issubclass",
+    "await", "exit", "getattr", "setattr", "delattr", "dir", "format", "isinstance", "issubclass",
 }  # fmt: skip
+
+
+def _owned(value: Any) -> Any:
+    """Return what an object of the test's own has computed, as another one."""
+    if isinstance(value, Proxy):
+        object.__setattr__(value, "_is_own", True)
+    return value
 
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *args: Any) -> Any:
-        # An operand of the test may be what is expected.
+        side = self._side
         is_operand = name in _BINARY and not isinstance(args[0], Proxy)
+        if side.is_trusted and not self._is_own:
+            if name in {"eq", "ne"} and (is_operand or not side.uses_objects):
+                return _is_same(self, args[0]) is (name == "eq")
+            if not side.uses_objects:
+                return _operation_of_value(self, name)
+        # An operand of the test may be what is expected.
         if name in _DECIDING or is_operand:
-            self._side.decided_by.add(self._kind)
-        result = self._side.call(name, self, *args)
-        # With different answers to these two, an object would have items that no loop sees.
-        self._side.uses.add((self._handle, name))
-        if {(self._handle, "len"), (self._handle, "iter")} <= self._side.uses:
-            self._side.decided_by.add(self._kind)
-        return result
+            side.decided_by.add(self._kind)
+        result = side.call(name, self, *args)
+        # With different answers to these two, or another one each time, an object would have items
+        # that no loop sees.
+        if (self._handle, "iter") in side.uses and name in {"iter", "len"}:
+            side.decided_by.add(self._kind)
+        side.uses.add((self._handle, name))
+        if {(self._handle, "len"), (self._handle, "iter")} <= side.uses:
+            side.decided_by.add(self._kind)
+        return _owned(result) if self._is_own else result
 
     return method
+
+
+def _is_same(proxy: Proxy, other: Any) -> bool:
+    """Return whether two objects are the same: one that a test did not construct equals no other."""
+    if isinstance(other, Proxy) and proxy._handle == other._handle:
+        return True
+    proxy._side.refused = True
+    return False
+
+
+def _operation_of_value(proxy: Proxy, name: str) -> Any:
+    """Do an operation on an object that is used as a value: it is iterated once, if at all."""
+    if name in {"iter", "next"}:
+        if proxy._items is None:
+            object.__setattr__(proxy, "_items", _items(proxy))
+        items: Any = proxy._items
+        return items if name == "iter" else next(items)
+    if name == "bool":
+        proxy._side.decided_by.add(proxy._kind)
+        return True
+    if name == "hash":
+        return hash((Proxy, proxy._handle))
+    if name in {"str", "repr"}:
+        return f"<an object of the program: {proxy._kind}>"
+    return proxy._side.refuse(
+        f"the program answered with a {proxy._kind!r}, which is no value: {name}() is not possible"
+    )
+
+
+def _items(proxy: Proxy) -> Iterator[Any]:
+    iterator = proxy._side.call("iter", proxy)
+    if not isinstance(iterator, Proxy):
+        yield from iterator
+        return
+    while True:
+        try:
+            item = proxy._side.call("next", iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
@@ -156,13 +226,31 @@ def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
 
 def _reflected_method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, other: Any) -> Any:
+        if self._side.is_trusted and not self._side.uses_objects:
+            return _operation_of_value(self, name)
         self._side.decided_by.add(self._kind)
-        return self._side.call(name, other, self)
+        result = self._side.call(name, other, self)
+        return _owned(result) if self._is_own else result
 
     return method
 
 
+def _await(self: Proxy) -> Generator[Any, None, Any]:
+    """Wait for an awaitable of the program, which runs to its end there."""
+    yield from ()
+    return self._side.call("await", self)
+
+
+def _run_to_end(awaitable: Any) -> Any:
+    async def run() -> Any:
+        return await awaitable
+
+    return importlib.import_module("asyncio").run(run())
+
+
+OPERATIONS["await"] = _run_to_end
 Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
+Proxy.__await__ = _await  # type: ignore[attr-defined]
 for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:

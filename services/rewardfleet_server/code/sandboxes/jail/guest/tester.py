@@ -13,21 +13,32 @@ import resource
 import sys
 import traceback
 import types
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
 from .descriptors import Order, Script, read_script
+from .names import (
+    PROGRAM_MODULES,
+    STANDARD_NAMES,
+    Names,
+    imported_packages,
+    names_of,
+    standard,
+)
 from .program import close_others, show
 from .proxies import Proxy
+from .scripts import TestScript, UnsupportedTest, instrumented, unsupported
 
 #: The descriptors of this process are the last ones.
 _DESCRIPTORS = 5
-
-
-#: What `unittest` calls in a module.
-HOOKS = {"load_tests", "setUpModule", "tearDownModule"}
+#: Packages whose objects cross the boundary as values, or that tests only run with. A test that
+#: imports another one may need its objects, which do not.
+_COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {
+    "numpy", "pytest", *PROGRAM_MODULES,
+}  # fmt: skip
 
 
 class Namespace(dict[str, Any]):
@@ -35,13 +46,15 @@ class Namespace(dict[str, Any]):
 
     Attributes:
         program_has_run: Whether there are names to look up.
-        own_names: Names of built-in or imported functions that the program has replaced, and that
-            the current test is about.
+        own_names: Names that are the program's, whatever else has them: the entry point, and
+            built-in or imported functions that the current test is about.
+        standard_names: Names that are those of the standard library.
     """
 
     def __init__(self, side: TestSide) -> None:
         super().__init__(__builtins__=builtins, __name__="program", __file__="program.py")
-        self.own_names: set[str] = set()
+        self.own_names: AbstractSet[str] = set()
+        self.standard_names: AbstractSet[str] = set()
         self.program_has_run = False
         self._side = side
 
@@ -49,6 +62,8 @@ class Namespace(dict[str, Any]):
         return self.__missing__(name) if name in self.own_names else super().__getitem__(name)
 
     def __missing__(self, name: str) -> Any:
+        if name in self.standard_names:
+            return standard(name)
         if not self.program_has_run or (hasattr(builtins, name) and name not in self.own_names):
             raise KeyError(name)
         try:
@@ -70,7 +85,7 @@ class Namespace(dict[str, Any]):
 
 
 class ProgramModule(types.ModuleType):
-    """The program, as tests import it; `unittest.main` also finds the tests in it."""
+    """The program, as tests import it."""
 
     def __init__(self, namespace: Namespace) -> None:
         super().__init__("program")
@@ -82,8 +97,6 @@ class ProgramModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         namespace = self.__dict__["_namespace"]
         try:
-            if name in HOOKS:  # of the tests only
-                return dict.__getitem__(namespace, name)
             return namespace[name]
         except KeyError:
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
@@ -121,16 +134,22 @@ class Tester:
         self.report = report
         self.namespace = Namespace(side)
         self.names: set[str] = set()
-        self.used_by_setup: set[str] = set()
+        self.setup_names = Names()
+        self.setup_packages: set[str] = set()
 
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
         err = sys.stderr
-        sys.modules["program"] = sys.modules["__main__"] = ProgramModule(self.namespace)
+        module = ProgramModule(self.namespace)
+        sys.modules.update(dict.fromkeys(PROGRAM_MODULES, module))
         sys.argv = ["program.py"]
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
+        setup = ast.parse(self.script.setup)
+        self.setup_names, self.setup_packages = names_of(setup), {*imported_packages(setup)}
+        if "assert" in self.script.setup:
+            setup = instrumented(setup)
         try:
-            exec(compile(self.script.setup, "setup.py", "exec"), self.namespace)
+            exec(compile(setup, "setup.py", "exec"), self.namespace)
         except BaseException as error:
             show(error, err)
             return
@@ -138,69 +157,93 @@ class Tester:
             if isinstance(value, type) and value.__module__ == "program":
                 self.side.classes[name] = value
                 self.side.class_names[value] = name
-        self.used_by_setup = used_names(self.script.setup)
         self.names = set(self.side.wait_for_program())
         self.namespace.program_has_run = True
         for check in self.script.checks:
-            self.side.decided_by.clear()
-            self.side.objects_crossed = False
-            self.side.raised.clear()
-            self.side.uses.clear()
+            self.side.begin_test()
             answer = self.answer(check, err)
-            answer["objects"] = self.side.objects_crossed
+            answer["refused"] = self.side.refused
+            answer["objects"] = self.side.objects_crossed and self.side.may_repeat
             if self.side.decided_by:
                 answer["inside"] = min(self.side.decided_by)[:100]
             self.report.add(check["nonce"], answer)
             err.flush()
 
     def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:  # noqa: PLR0911 - one for each end
-        """Do one check; return whether it held, or a value, or what was raised."""
+        """Do one check; return whether it held and its number of checks, or a value, or an error.
+
+        A script is several checks.
+        """
         source = check.get("value") or check.get("assert") or ""
         linecache.cache["test.py"] = (lambda: source,)
         try:
             if "inside" in check:
-                self.side.run_inside(check["inside"])
-                return {"held": True}
-            self.take_tested_names(source)
+                checks = self.side.run_inside(check["inside"], check["entry_point"])
+                return {"held": True, "checks": checks}
+            tree = ast.parse(source)
+            self.take_names(tree, check["entry_point"])
+            script = self.script_of(check["entry_point"])
             if "value" in check:
                 value = eval(compile(source, "test.py", "eval"), self.namespace)
                 if isinstance(value, Proxy):
                     return {"value": {"other": object.__getattribute__(value, "_kind")}}
                 return {"value": plain(value)}
-            exec(compile(source, "test.py", "exec"), self.namespace)
+            script.run(tree)
+        except UnsupportedTest as error:
+            return unsupported(error)
         except Gone as gone:
             if not gone.args:
                 raise
             self.side.objects_crossed = True  # e.g. a value that is nested too deep
             return {"raised": "RuntimeError"}
         except SystemExit as error:
-            if not is_passed_by_unittest(error):
-                show(error, err)
-                return {"raised": "AssertionError" if error.code else "SystemExit"}
+            show(error, err)
+            return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
             if is_of_boundary(error) or any(name in source for name in self.side.raised):
                 self.side.objects_crossed = True  # the test may expect more of an exception
             show(error, err)
             return {"raised": type(error).__name__}
-        return {"held": True}
+        return {"held": True, "checks": script.checks}
 
-    def take_tested_names(self, source: str) -> None:
-        """Determine which built-in or imported functions a test takes from the program.
+    def script_of(self, entry_point: str) -> TestScript:
+        """Return what runs a script, and counts the checks of the setup's functions as well."""
+        find = (lambda: eval(entry_point, self.namespace)) if entry_point else None
+        script = TestScript(self.namespace, find)
+        script.prepare()
+        return script
 
-        None if it uses any other name that only the program can have: then that is what it tests.
+    def take_names(self, tree: ast.Module, entry_point: str) -> None:
+        """Determine where the names come from that a test does not define.
+
+        Those of the standard library come from there, unless they are all that the test is about.
+        If it is about no name that only the program can have, it is about built-in or imported
+        functions that the program has replaced.
         """
-        tree = ast.parse(source)
-        used = used_names(source)
-        free = {name for name in used | self.used_by_setup if self.is_free(name)}
-        self.side.tests_others = len(free) > 1
-        replaced = set() if free else {name for name in used & self.names if self.is_given(name)}
-        self.namespace.own_names = replaced
+        names, root = names_of(tree), entry_point.partition(".")[0].removesuffix("()")
+        free = {name for name in names.used | self.setup_names.used if self.is_free(name)}
+        modules = (names.modules | self.setup_names.modules) & free
+        known: AbstractSet[str] = (free & STANDARD_NAMES.keys() | modules) - {root}
+        tested: AbstractSet[str] = (free - known) | ({root} if root else set())
+        if not tested and not known <= modules:
+            tested, known = known - modules, modules
+        replaced = (
+            set() if tested else {name for name in names.used & self.names if self.is_given(name)}
+        )
+        self.namespace.own_names = replaced | ({root} if root else set())
+        self.namespace.standard_names = known
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
             for name in free:  # Python does not look up the names in the body of a class
                 with contextlib.suppress(KeyError):
                     self.namespace[name] = self.namespace[name]
-        if len(replaced) > 1:
-            self.side.decided_by.add("the program's own functions")
+        classes = names.classes - {root}
+        self.side.constructs = tested & classes
+        packages = {*imported_packages(tree)} | self.setup_packages
+        self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
+        self.side.uses_objects = bool(self.side.constructs) or names.has_objects
+        others = {name for name in tested & self.names if name[:1].islower()} - {root}
+        if len(replaced) > 1 or len(others) > (not root):
+            self.side.decided_by.add("other functions of the program")
 
     def is_given(self, name: str) -> bool:
         """Return whether a name is built in, or imported by the setup."""
@@ -220,39 +263,6 @@ def is_of_boundary(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     is_inside = any(each.filename == "boundary.py" for each in frames)
     return is_inside or isinstance(error, (NameError, RecursionError))
-
-
-def is_passed_by_unittest(error: SystemExit) -> bool:
-    """Return whether `unittest.main` has run tests, and all of them passed."""
-    traceback_ = error.__traceback__
-    while traceback_ is not None and traceback_.tb_next is not None:
-        traceback_ = traceback_.tb_next
-    main: Any = None if traceback_ is None else traceback_.tb_frame.f_locals.get("self")
-    unittest = sys.modules.get("unittest")
-    if unittest is None or type(main) is not unittest.TestProgram:
-        return False
-    result = main.result
-    return bool(result.wasSuccessful() and result.testsRun > len(result.skipped))
-
-
-def used_names(source: str) -> set[str]:
-    """Return the names that a test uses and does not bind itself."""
-    used, bound = set(), set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                used.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name):
-                bound.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                bound.add(name)
-            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
-                bound.add(name)
-            case ast.ImportFrom(module="program") | ast.Import(names=[ast.alias(name="program")]):
-                used.add("program")
-            case ast.alias(name=name, asname=alias) if name != "program":
-                bound.add(alias or name.partition(".")[0])
-    return used - (bound - {"program"})
 
 
 def is_imported(value: Any) -> bool:

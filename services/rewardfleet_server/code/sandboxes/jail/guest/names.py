@@ -1,0 +1,173 @@
+"""Names that tests use without defining them, and what they ask of the program's objects.
+
+Functions and classes of the standard library that tests expect to be there come from a fixed table,
+never from the program.
+"""
+
+import ast
+import collections
+import copy
+import heapq
+import importlib
+import itertools
+import math
+import string
+import sys
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+#: Names of the standard library, by module.
+_STANDARD: dict[str, Iterable[str]] = {
+    "math": dir(math),
+    "collections": collections.__all__,
+    "copy": copy.__all__,
+    "functools": ("reduce", "lru_cache", "partial", "cmp_to_key", "total_ordering"),
+    "heapq": heapq.__all__,
+    "itertools": set(dir(itertools)) - {"chain", "count", "cycle", "product", "repeat", "tee"},
+    "bisect": ("bisect_left", "bisect_right", "insort", "insort_left", "insort_right"),
+    "fractions": ("Fraction",),
+    "decimal": ("Decimal",),
+    "string": set(string.__all__) - {"Formatter", "Template"},
+    "io": ("StringIO", "BytesIO"),
+    "statistics": ("stdev", "pstdev", "pvariance", "fmean"),
+    "typing": typing.__all__,
+}
+#: The table: where a name comes from, as module and attribute.
+STANDARD_NAMES: dict[str, tuple[str, str]] = {
+    name: (module, name)
+    for module, names in _STANDARD.items()
+    for name in names
+    if not name.startswith("_") and name != "copy"
+}
+#: Modules that tests may use, by the names under which they are usually imported. Not those whose
+#: name is as often that of a class in them.
+_MODULES = {
+    **{name: name for name in sys.stdlib_module_names - {"copy", "datetime", "time"}},
+    "np": "numpy",
+    "numpy": "numpy",
+    "pd": "pandas",
+    "pandas": "pandas",
+}
+#: The class of a program whose methods are functions, not objects that tests are about.
+_SOLUTION = "Solution"
+#: Modules by which tests import the program.
+PROGRAM_MODULES = ("program", "solution", "__main__")
+#: Attributes of values, which cross the boundary; also those of arrays and generators.
+_OF_VALUES = {
+    name
+    for kind in (str, bytes, int, float, complex, list, dict, set, tuple, collections.deque)
+    for name in dir(kind)
+} | {
+    "all", "any", "astype", "close", "dtype", "flatten", "max", "mean", "min", "ndim", "reshape",
+    "send", "shape", "size", "sum", "throw", "tolist",
+}  # fmt: skip
+
+
+def standard(name: str) -> Any:
+    """Return what a name of the table refers to.
+
+    Raises:
+        KeyError: It is not in the table, or its module is not installed.
+    """
+    module, attribute = STANDARD_NAMES.get(name) or (_MODULES[name], "")
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        raise KeyError(name) from None
+    return getattr(found, attribute) if attribute else found
+
+
+class Names(NamedTuple):
+    """The names of a test that it does not define.
+
+    Attributes:
+        used: All of them.
+        classes: Those that are written like a class.
+        modules: Those of modules of the table, if only their attributes are used.
+        has_objects: Whether the test uses attributes that no value has.
+    """
+
+    used: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    has_objects: bool = False
+
+
+def names_of(tree: ast.AST) -> Names:
+    """Return the names that a test uses and does not bind itself."""
+    found = _Finder()
+    found.visit_all(tree)
+    free = found.used - found.bound
+    modules = (_MODULES.keys() & free) - found.objects
+    owners = found.imported | modules | {"self", "cls"}
+    return Names(
+        frozenset(free),
+        frozenset(filter(_is_class_name, free)),
+        frozenset(modules),
+        any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
+    )
+
+
+class _Finder:
+    """The names and attributes in a tree.
+
+    Attributes:
+        used: Names whose values are used.
+        objects: Those that are used otherwise than for an attribute.
+        bound: Names that are bound, in whatever scope.
+        imported: Those bound by an import.
+        attributes: Attributes, each with the name that the path to it begins with, or "".
+    """
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.objects: set[str] = set()
+        self.bound: set[str] = set()
+        self.imported: set[str] = set()
+        self.attributes: set[tuple[str, str]] = set()
+
+    def visit_all(self, tree: ast.AST) -> None:
+        """Look at all nodes. Owners of attributes come after these."""
+        owners: set[int] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self.used.add(name)
+                    if id(node) not in owners:
+                        self.objects.add(name)
+                case ast.Attribute(value=owner, attr=attribute):
+                    while isinstance(owner, ast.Attribute):
+                        owner = owner.value
+                    owners.add(id(owner))
+                    self.attributes.add((getattr(owner, "id", ""), attribute))
+                case _:
+                    self._bind(node)
+
+    def _bind(self, node: ast.AST) -> None:
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                self.bound.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                self.bound.add(node.name)
+            case ast.ImportFrom(module=str(module), names=names) if module in PROGRAM_MODULES:
+                self.used |= {each.name for each in names}
+            case ast.Import(names=[ast.alias(name=name)]) if name in PROGRAM_MODULES:
+                self.used.add(name)
+            case ast.alias(name=name, asname=alias) if name not in self.used:
+                self.imported.add(alias or name.partition(".")[0])
+                self.bound |= self.imported
+
+
+def _is_class_name(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper() and name != _SOLUTION
+
+
+def imported_packages(tree: ast.AST) -> Iterator[str]:
+    """Yield the top-level packages that a test imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name.partition(".")[0] for each in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]

@@ -1,0 +1,485 @@
+"""Scripts of tests: they run as their form requires, and their checks are counted.
+
+A script is executed as the main module. Then `check`, functions and classes of tests that it
+defines and has not called itself are called as their own runners do: `check` with the entry point,
+functions and classes as pytest does (with `parametrize`, without fixtures), `unittest` classes with
+their fixtures, coroutines in an event loop of their own.
+
+A check is an assert, a call of `assert…`, an exception that was expected, or a condition that would
+raise. Only what was evaluated, and held, is counted.
+"""
+
+import ast
+import functools
+import importlib
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+#: What scripts call once they are instrumented.
+_CHECK, _COUNT, _CAUGHT, _TEST = (
+    f"__rewardfleet_{name}__" for name in ("check", "count", "caught", "test")
+)
+#: Contexts that expect an exception, a warning or a log line.
+_EXPECTING = {
+    "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex", "assertLogs",
+    "assertNoLogs", "raises", "warns", "deprecated_call",
+}  # fmt: skip
+#: Functions that end a test that has failed.
+_FAILING = {"fail", "exit", "_exit", "quit"}
+#: Files whose exceptions are the program's.
+_OF_PROGRAM = {"boundary.py", "program.py"}
+#: Frames for a deeply nested expression, which the compiler accepts.
+_MAX_DEPTH = 20_000
+#: Parameters that are given the entry point.
+_CANDIDATE = "candidate"
+
+
+class UnsupportedTest(Exception):
+    """A test cannot be called: what it needs is not supported."""
+
+
+def unsupported(error: UnsupportedTest) -> dict[str, Any]:
+    """Return the answer for a test that cannot be called."""
+    return {"raised": "UnsupportedTest", "message": str(error)[:300]}
+
+
+class TestScript:
+    """A script of tests.
+
+    Args:
+        namespace: Its variables.
+        entry_point: What `check` is called with; None if that is not known.
+
+    Attributes:
+        checks: How many checks were evaluated and held.
+    """
+
+    def __init__(self, namespace: dict[str, Any], entry_point: Callable[[], Any] | None) -> None:
+        self.checks = 0
+        self._namespace = namespace
+        self._entry_point = entry_point
+        self._called: set[str] = set()
+        self._failures: list[BaseException] = []
+
+    def prepare(self) -> None:
+        """Let instrumented code count its checks here."""
+        functions = {_CHECK: self._check, _COUNT: self._count, _CAUGHT: self._caught}
+        self._namespace.update(functions, **{_TEST: self._test})
+
+    def run(self, tree: ast.Module, filename: str = "test.py") -> None:
+        """Run a script and its tests.
+
+        Raises:
+            BaseException: What a check or the script raised.
+            UnsupportedTest: A test cannot be called.
+        """
+        self.prepare()
+        if _is_one_assert(tree):  # as most tests are
+            exec(compile(tree, filename, "exec"), self._namespace)
+            self.checks += 1
+            return
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if names & {"unittest", "TestCase", "pytest"}:
+            _disarm_runners()
+        if "asyncio" in names:
+            _run_any_awaitable()
+        exec(compile(instrumented(tree), filename, "exec"), self._namespace)
+        self._call_tests(tree)
+        if self._failures:
+            raise self._failures[0]
+
+    # What instrumented code calls
+
+    def _check(self, value: Any) -> bool:
+        held = bool(value)
+        self.checks += held
+        return held
+
+    def _count(self, value: Any = None) -> Any:
+        self.checks += 1
+        return value
+
+    def _caught(self) -> None:
+        """Remember that the script ignores a check that did not hold."""
+        error = sys.exception()
+        if isinstance(error, AssertionError) and _last_file(error) not in _OF_PROGRAM:
+            self._failures.append(error)
+
+    def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember the calls of a test, and failures that its runner only reports."""
+
+        @functools.wraps(function)
+        def test(*args: Any, **kwargs: Any) -> Any:
+            self._called.add(function.__qualname__)
+            with _Recorder(self._failures):
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def async_test(*args: Any, **kwargs: Any) -> Any:
+            self._called.add(function.__qualname__)
+            with _Recorder(self._failures):
+                return await function(*args, **kwargs)
+
+        return async_test if inspect.iscoroutinefunction(function) else test
+
+    # Calling tests
+
+    def _call_tests(self, tree: ast.Module) -> None:
+        own = {name: dict.get(self._namespace, name) for name in _defined(tree)}
+        for hook in ("setUpModule", "setup_module"):
+            if hook in own:
+                _hook(types.SimpleNamespace(**own), hook)
+        for name, value in own.items():
+            if isinstance(value, type):
+                self._call_class(name, value)
+            elif not callable(value) or name in self._called:
+                continue
+            elif name == "check" or name.startswith("test"):
+                self._call(value, name)
+
+    def _call_class(self, name: str, kind: Any) -> None:
+        unittest = sys.modules.get("unittest")
+        if unittest is not None and issubclass(kind, unittest.TestCase):
+            self._call_test_case(unittest, kind)
+            return
+        if not name.startswith("Test") or "__init__" in vars(kind):
+            return
+        _hook(kind, "setup_class")
+        for method in _test_methods(kind):
+            if f"{name}.{method}" in self._called:
+                continue
+            instance = kind()
+            _hook(instance, "setup_method", "setup")
+            marks = [*getattr(kind, "pytestmark", ())]
+            self._call(getattr(instance, method), f"{name}.{method}", marks)
+            _hook(instance, "teardown_method", "teardown")
+        _hook(kind, "teardown_class")
+
+    def _call_test_case(self, unittest: Any, kind: Any) -> None:
+        tests = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
+        if not tests.countTestCases() or getattr(kind, "__unittest_skip__", False):
+            return
+        if any(f"{kind.__qualname__}.{name}" in self._called for name in _test_methods(kind)):
+            return
+        kind.setUpClass()
+        for test in tests:
+            method = getattr(test, test._testMethodName)
+            is_skipped = getattr(method, "__unittest_skip__", False)
+            if not is_skipped and not getattr(method, "__unittest_expecting_failure__", False):
+                with _Skips():
+                    test.debug()
+        kind.tearDownClass()
+        kind.doClassCleanups()
+
+    def _call(self, function: Any, name: str, marks: Iterable[Any] = ()) -> None:
+        """Call a test function once for each of its parameters."""
+        marks = [*marks, *getattr(function, "pytestmark", ())]
+        required = _required(function)
+        if any(_is_left_out(mark) for mark in marks):
+            return
+        for arguments in _parameters(marks):
+            missing = [each for each in required if each not in arguments]
+            find = self._entry_point
+            if find is not None and _takes_entry(name, missing):
+                arguments[missing.pop()] = find()
+            if missing and name == "check":  # nothing says what it is for
+                return
+            fixtures = missing or [a for m in marks if m.name == "usefixtures" for a in m.args]
+            if fixtures:
+                raise UnsupportedTest(
+                    f"`{name}` needs {', '.join(map(repr, fixtures))}: fixtures of pytest are not "
+                    "supported"
+                )
+            with _Skips():
+                result = function(**arguments)
+                if inspect.iscoroutine(result):
+                    importlib.import_module("asyncio").run(result)
+
+
+class _Recorder:
+    """A context that remembers exceptions, unless they skip a test."""
+
+    def __init__(self, failures: list[BaseException]) -> None:
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None and not _is_skip(error):
+            self._failures.append(error)
+
+
+class _Skips:
+    """A context that a skipped test leaves."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        return error is not None and _is_skip(error)
+
+
+def _is_skip(error: BaseException) -> bool:
+    """Return whether a test skips itself. A program's exception has another class."""
+    kind = type(error)
+    path = (kind.__module__, kind.__qualname__)
+    return path in {("unittest.case", "SkipTest"), ("_pytest.outcomes", "Skipped")}
+
+
+def _last_file(error: BaseException) -> str:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return "" if traceback is None else traceback.tb_frame.f_code.co_filename
+
+
+def _is_one_assert(tree: ast.Module) -> bool:
+    match tree.body:
+        case [ast.Assert(test=test)]:
+            return not isinstance(test, ast.Constant)
+    return False
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the functions and classes that a script defines, also below conditions."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.If() | ast.Try() | ast.With():
+                yield from _defined(ast.Module([*node.body, *getattr(node, "orelse", ())], []))
+
+
+def _test_methods(kind: type) -> list[str]:
+    names = itertools.chain.from_iterable(vars(each) for each in reversed(kind.__mro__))
+    tests = dict.fromkeys(name for name in names if name.startswith("test"))
+    return [name for name in tests if callable(getattr(kind, name))]
+
+
+def _hook(owner: Any, *names: str) -> None:
+    for name in names:
+        hook = getattr(owner, name, None)
+        if callable(hook):
+            hook(*[None] * len(_required(hook)))
+
+
+def _required(function: Any) -> list[str]:
+    """Return the parameters of a function that have no default."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind in {*positional, inspect.Parameter.KEYWORD_ONLY}
+    ]
+
+
+def _takes_entry(name: str, missing: list[str]) -> bool:
+    return len(missing) == 1 and (name == "check" or missing[0] == _CANDIDATE)
+
+
+def _is_left_out(mark: Any) -> bool:
+    """Return whether pytest does not run a test, or does not expect it to pass."""
+    if mark.name == "skipif":
+        return bool(mark.args and mark.args[0] is True)
+    return bool(mark.name in {"skip", "xfail"})
+
+
+def _parameters(marks: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of each call, as `pytest.mark.parametrize` gives them."""
+    choices = []
+    for mark in marks:
+        if mark.name == "parametrize":
+            given = {**dict(zip(("argnames", "argvalues"), mark.args, strict=False)), **mark.kwargs}
+            names = given["argnames"]
+            names = names.split(",") if isinstance(names, str) else names
+            names = [name.strip() for name in names if name.strip()]
+            choices.append([_arguments(names, each) for each in given["argvalues"]])
+    for chosen in itertools.product(*choices):
+        arguments: dict[str, Any] = {}
+        for each in chosen:
+            arguments |= each or {}
+        if None not in chosen:
+            yield arguments
+
+
+def _arguments(names: list[str], value: Any) -> dict[str, Any] | None:
+    """Return the arguments of one parameter set; None if it is skipped."""
+    if type(value).__name__ == "ParameterSet":  # of `pytest.param`
+        if any(_is_left_out(getattr(mark, "mark", mark)) for mark in value.marks):
+            return None
+        value = value.values if len(names) > 1 else value.values[0]
+    return dict(zip(names, value if len(names) > 1 else [value], strict=True))
+
+
+def _run_any_awaitable() -> None:
+    """Let `asyncio.run` accept a coroutine that is in another process."""
+    asyncio: Any = importlib.import_module("asyncio")
+    run = asyncio.run
+
+    async def wait_for(awaitable: Any) -> Any:
+        return await awaitable
+
+    def run_any(main: Any, **options: Any) -> Any:
+        return run(main if inspect.iscoroutine(main) else wait_for(main), **options)
+
+    asyncio.run = run_any
+
+
+def _disarm_runners() -> None:
+    """Let `unittest.main` and `pytest.main` do nothing: their tests are called anyway."""
+    for name in ("unittest", "pytest"):
+        try:
+            module: Any = importlib.import_module(name)
+        except ImportError:
+            continue
+        module.main = lambda *_, **__: 0
+
+
+# Instrumentation
+
+
+def instrumented(tree: ast.Module) -> ast.Module:
+    """Return a script that counts its checks. It is changed in place."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(_MAX_DEPTH)
+    try:
+        return ast.fix_missing_locations(ast.Module(_Instrument().block(tree.body), []))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+class _Instrument(ast.NodeTransformer):
+    """Inserts calls that count the checks of a script."""
+
+    def __init__(self) -> None:
+        self._in_handler = False
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_main = node.id == "__name__" and isinstance(node.ctx, ast.Load)
+        return ast.copy_location(ast.Constant("__main__"), node) if is_main else node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        is_constant = isinstance(node.test, ast.Constant) and not self._in_handler
+        self.generic_visit(node)
+        if not is_constant:
+            node.test = ast.copy_location(_call(_CHECK, node.test), node.test)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = _called_name(node)
+        if name.startswith("assert") or (name in _EXPECTING and len(node.args) > 1):
+            return ast.copy_location(_call(_COUNT, node), node)
+        return node
+
+    def visit_With(self, node: Any) -> Any:
+        expects = any(_is_expecting(each.context_expr) for each in node.items)
+        for item in node.items:
+            if _is_expecting(item.context_expr):
+                self.generic_visit(item.context_expr)
+            else:
+                self.visit(item)
+        node.body = self.block(node.body)
+        return [node, _statement(node, _COUNT)] if expects else node
+
+    visit_AsyncWith = visit_With  # noqa: N815 - as `ast` calls it; below as well
+
+    def visit_Try(self, node: Any) -> Any:
+        direct = [*node.body, *node.orelse]
+        expects = any(_fails(each) for each in direct)
+        has_checks = any(map(has_check, direct))
+        ignores = [not any(map(has_check, each.body)) for each in node.handlers]
+        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+        before, self._in_handler = self._in_handler, True
+        for handler, is_ignoring in zip(node.handlers, ignores, strict=True):
+            handler.body = self.block(handler.body)
+            if expects:
+                handler.body.insert(0, _statement(handler, _COUNT))
+            elif has_checks and is_ignoring:
+                handler.body.insert(0, _statement(handler, _CAUGHT))
+        self._in_handler = before
+        node.finalbody = self.block(node.finalbody)
+        return node
+
+    visit_TryStar = visit_Try  # noqa: N815
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        is_check = any(map(_fails, node.body))
+        self.generic_visit(node)
+        if is_check and not (node.orelse and isinstance(node.orelse[0], ast.If)):
+            node.orelse.insert(0, _statement(node, _COUNT))
+        return node
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if node.name == "check" or node.name.startswith("test"):
+            node.decorator_list.append(ast.copy_location(ast.Name(_TEST, ast.Load()), node))
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_List(self, node: Any) -> Any:
+        """Leave data as it is, of which some scripts have megabytes."""
+        return node if _is_data(node) else self.generic_visit(node)
+
+    visit_Tuple = visit_Set = visit_List  # noqa: N815
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Return instrumented statements."""
+        block: list[ast.stmt] = []
+        for each in statements:
+            found = self.visit(each)
+            block += found if isinstance(found, list) else [found]
+        return block
+
+
+def _is_data(node: Any) -> bool:
+    first = node.elts[0] if node.elts else None
+    while isinstance(first, (ast.List, ast.Tuple, ast.Set)) and first.elts:
+        first = first.elts[0]
+    return isinstance(first, (ast.Constant, ast.Dict))
+
+
+def _called_name(node: ast.AST) -> str:
+    match node:
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+def _is_expecting(node: ast.expr) -> bool:
+    return _called_name(node) in _EXPECTING
+
+
+def _fails(node: ast.stmt) -> bool:
+    """Return whether a statement always ends a test as failed."""
+    match node:
+        case ast.Raise() | ast.Assert(test=ast.Constant(value=None | False | 0)):
+            return True
+        case ast.Expr(value=ast.Call() as call):
+            return _called_name(call) in _FAILING
+    return False
+
+
+def has_check(node: ast.AST) -> bool:
+    """Return whether a statement can find a program wrong."""
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Assert, ast.Raise)):
+            return True
+        if _called_name(each).startswith("assert") or _called_name(each) in {"fail", *_EXPECTING}:
+            return True
+    return False
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def _statement(place: ast.AST, name: str) -> ast.stmt:
+    statement = ast.Expr(_call(name))
+    return ast.fix_missing_locations(ast.copy_location(statement, place))
