@@ -21,14 +21,30 @@ _MARKER = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE
 #: Characters after a marker that are parsed. Limits the time per marker.
 _MAX_DISTANCE = 200
 
-#: What may surround the word: markdown, brackets, tags, LaTeX boxes; nothing that ends a clause.
-_DECORATION = r"(?:</?\w{1,10} ?/?>|\\(?:boxed|text(?:bf)?)\b|[^\w\n,.;!?]|_)*"
-_WORD = r"((?:in)?correct)(?![^\W_])"
-_ON_SAME_LINE = re.compile(rf"{_DECORATION}(?:is\b{_DECORATION})?{_WORD}", re.IGNORECASE)
-_ON_LINE_BELOW = re.compile(
-    rf"{_DECORATION}(?:\n{_DECORATION})+{_WORD}(?={_DECORATION}[.!]?{_DECORATION}(?:\n|$))",
-    re.IGNORECASE,
-)
+_EITHER = r"(?:in)?correct(?![^\W_])"
+_WORD = rf"({_EITHER})"
+
+
+def _decoration(tag: str) -> str:
+    """Return a pattern of markdown, brackets, tags, LaTeX boxes; of nothing that ends a clause.
+
+    It is possessive: `<_>` is a tag, and also three marks, so a few dozen have 2^n readings.
+    """
+    return rf"(?:</?{tag} ?/?>|\\(?:boxed|text(?:bf)?)\b|[^\w\n,.;!?]|_)*+"
+
+
+#: What may surround the word; and the same where the word itself is in angle brackets.
+_DECORATION = _decoration(r"\w{1,10}")
+_BRACKETS = _decoration(rf"(?!_*{_EITHER})\w{{1,10}}")
+_ON_SAME_LINE = [
+    re.compile(rf"{each}(?:is\b{each})?{_WORD}", re.IGNORECASE) for each in (_DECORATION, _BRACKETS)
+]
+_ON_LINE_BELOW = [
+    re.compile(
+        rf"{each}(?:\n{each})+{_WORD}(?={_DECORATION}[.!]?{_DECORATION}(?:\n|$))", re.IGNORECASE
+    )
+    for each in (_DECORATION, _BRACKETS)
+]
 #: What may follow the word and change the judgment: a question mark, or a second word.
 _QUESTION = re.compile(rf"{_DECORATION}\?")
 _SECOND = re.compile(rf"([\W_]*(?:(?:or|and)\b[\W_]*)?){_WORD}", re.IGNORECASE)
@@ -54,7 +70,8 @@ def overall_judgment(critique: str) -> CritiqueJudgment | None:
 
 def _judgments(text: str) -> set[str]:
     """Return the judgments at the beginning of the text after a marker."""
-    first = _ON_SAME_LINE.match(text) or _ON_LINE_BELOW.match(text)
+    patterns = (*_ON_SAME_LINE, *_ON_LINE_BELOW)
+    first = next(filter(None, (pattern.match(text) for pattern in patterns)), None)
     if first is None or _QUESTION.match(text, first.end()):
         return set()
     second = _SECOND.match(text, first.end())

@@ -19,6 +19,7 @@ Extraction never fails: any text of a model gets a score.
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 _THINKING_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
@@ -106,9 +107,9 @@ class _Block:
     lines: list[str] = field(default_factory=list)
     closed: bool = False
 
-    @property
+    @cached_property
     def is_python(self) -> bool:
-        return bool(_PYTHON.match(self.fence.after))
+        return bool(_PYTHON.match(self.fence.after))  # of a line that may be long
 
     @property
     def may_be_python(self) -> bool:

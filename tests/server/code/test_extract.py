@@ -150,6 +150,7 @@ def test_extraction(text: str, program: str):
         "#",
         "py3.",
         "\t\r",
+        ". ",
     ],
 )
 def test_extraction_takes_linear_time(part: str):
@@ -157,6 +158,7 @@ def test_extraction_takes_linear_time(part: str):
     watch = CpuStopwatch()
     extract_program(part * (200_000 // len(part)))
     extract_program("```python\n" + part * (200_000 // len(part)))
+    extract_program("```" + part * (100_000 // len(part)) + "\n" + "x\n" * 100_000)
     assert watch.seconds < 5
 
 

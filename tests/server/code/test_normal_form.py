@@ -143,6 +143,13 @@ UNUSUAL = {
     "many statements": "x = 1\n" * 8_000,
     "many hints": "def f(x: int) -> int: return x\n" * 3_200,
     "many lambdas": "f(key=lambda x: x)\n" * 2_000,
+    "many arguments": "f(" + "a," * 49_000 + ")",
+    "many threads": "from threading import Thread\n" + "t = Thread(target=f)\n" * 4_700,
+    "many names": "".join(f"def f{n}(): f{n}()\n" for n in range(5_000)),
+    "many functions passed on": "".join(f"def f{n}(g): f{n + 1}(g)\n" for n in range(4_000)),
+    "many decorators": "def d(f):\n def g(): f()\n return g\n" + "@d\ndef f(): 1\n" * 6_000,
+    "many classes' names": "class A:\n" + "".join(f" a{n} = b{n}\n" for n in range(6_000)),
+    "many builtins": "dir = 1\n" * 12_000,
     "many handlers": "class E(Exception): pass\n" + "try: f()\nexcept E as e: print(e)\n" * 3_000,
     "many classes": "from enum import Enum\nclass A: pass\n"
     + "class A(A):\n def f(x): x\n" * 3_800,

@@ -44,7 +44,7 @@ from .uses import Level, NamesOfTests, ReflectsSource
 from .writer import CanonicalWriter
 
 #: Raised with every change of the form; part of the key, so that no old verdict answers a new form.
-NORMAL_FORM_VERSION = 3
+NORMAL_FORM_VERSION = 4
 
 #: Longer sources are their own key. No solution is as long; and CPython's parser takes the square
 #: of the fields of an f-string: about a second for this much.

@@ -7,7 +7,10 @@ from . import allowed
 from .introspection import is_known
 from .nodes import last_name
 from .scopes import CLASS, Decorated, Function, Passed, Scope, Variable
-from .uses import Uses
+from .uses import ReflectsSource, Uses
+
+#: How often functions may pass on what others pass on. Limits the time.
+_MAX_ROUNDS = 30
 
 
 def resolve(program: Uses) -> None:
@@ -16,6 +19,9 @@ def resolve(program: Uses) -> None:
     A function `check(candidate)` that only calls its parameter shows its name to no one. Nor does a
     decorator that only calls its parameter and returns a function of its own, if what it decorates
     is only called. What remains in `passed` and `decorated` is of this kind.
+
+    Raises:
+        ReflectsSource: It takes too long to find out.
     """
     _resolve_keywords(program)
     _Resolver(program).resolve()
@@ -66,15 +72,13 @@ class _Resolver:
                 counts[name] += 1
                 if function.home.kind != CLASS:
                     self.functions[variable(function.home, name)] = function
+        places = Counter(name for _, name in self.functions)
         self.functions = {
             (owner, name): function
             for (owner, name), function in self.functions.items()
-            if program.bindings[name] == counts[name] == self._places(name)
+            if program.bindings[name] == counts[name] == places[name]
         }
         self.called = {variable(scope, name) for scope, name, _ in program.calls}
-
-    def _places(self, name: str) -> int:
-        return sum(other == name for _, other in self.functions)
 
     def resolve(self) -> None:
         program = self.program
@@ -84,8 +88,11 @@ class _Resolver:
                 each.scope.loaded.add(each.name)
             else:
                 program.passed.append(each)
-        while self._find_loaded():
-            pass
+        for _ in range(_MAX_ROUNDS):
+            if not self._find_loaded():
+                break
+        else:
+            raise ReflectsSource
         results, parameters = self._of_decorators()
         for scope, name in program.returned:
             if (scope, name) not in results:
@@ -99,10 +106,12 @@ class _Resolver:
         function = self.functions.get(variable(passed.scope, passed.callee))
         if function is None or not isinstance(function.node, ast.FunctionDef):
             return None
-        args = [*function.node.args.posonlyargs, *function.node.args.args]
-        if function.node.decorator_list or passed.place >= len(args):
+        place, args = passed.place, function.node.args.posonlyargs
+        if place >= len(args):
+            place, args = place - len(args), function.node.args.args
+        if function.node.decorator_list or place >= len(args):
             return None
-        return function.inner, args[passed.place].arg
+        return function.inner, args[place].arg
 
     def _find_loaded(self) -> bool:
         """Note what is loaded as more is; return whether there was any."""
@@ -121,18 +130,27 @@ class _Resolver:
         )
         wrapped = {variable(scope, name) for scope, name in program.wrapped}
         loaded |= wrapped - parameters
-        found = False
-        for decorated in list(program.decorated):
-            if not self._is_transparent(decorated, loaded):
-                program.decorated.remove(decorated)
-                decorated.scope.loaded.add(decorated.decorator)
-                found = True
-        for passed in list(program.passed):
-            if self._target(passed) in loaded | wrapped:
-                program.passed.remove(passed)
-                passed.scope.loaded.add(passed.name)
-                found = True
-        return found
+        transparent = self._transparent(loaded)
+        decorated, program.decorated = program.decorated, []
+        for each in decorated:
+            name = variable(each.scope, each.node.name)
+            if (
+                variable(each.scope, each.decorator) in transparent
+                and name in self.functions
+                and name not in loaded
+                and not each.inner.yields
+            ):
+                program.decorated.append(each)
+            else:
+                each.scope.loaded.add(each.decorator)
+        passed, program.passed = program.passed, []
+        loaded |= wrapped
+        for argument in passed:
+            if self._target(argument) in loaded:
+                argument.scope.loaded.add(argument.name)
+            else:
+                program.passed.append(argument)
+        return len(program.decorated) + len(program.passed) < len(decorated) + len(passed)
 
     def _decorator(self, decorated: Decorated) -> Function | None:
         return self.functions.get(variable(decorated.scope, decorated.decorator))
@@ -152,35 +170,41 @@ class _Resolver:
             return results, set()
         return results, {(each.inner, each.node.args.args[0].arg) for each in decorators}
 
-    def _is_transparent(self, decorated: Decorated, loaded: set[Variable]) -> bool:
-        """Return whether neither the decorator nor its functions can show the name of another."""
-        program, function = self.program, self._decorator(decorated)
-        name = variable(decorated.scope, decorated.node.name)
-        if function is None or program.level == "unit" or name not in self.functions:
-            return False
-        node, args = function.node, function.node.args
-        if not isinstance(node, ast.FunctionDef) or len(args.args) != 1:
-            return False
-        if args.posonlyargs or args.vararg or args.kwonlyargs or args.kwarg or args.defaults:
-            return False
-        parameter = function.inner, args.args[0].arg
-        results = {each for each in program.returned if each[0] is function.inner}
-        if not results <= self.functions.keys():
-            return False
-        functions = [self.functions[each] for each in results]
-        scopes = [function.inner, decorated.inner, *(each.inner for each in functions)]
-        itself = variable(decorated.scope, decorated.decorator)
+    def _transparent(self, loaded: set[Variable]) -> set[Variable]:
+        """Return the decorators that, with their functions, cannot show the name of another."""
+        program = self.program
+        returned: dict[Scope, list[Variable]] = {}
+        for each in program.returned:
+            returned.setdefault(each[0], []).append(each)
         passed = {variable(each.scope, each.name) for each in program.passed}
-        wrapped = [each for each in program.wrapped if variable(*each) == parameter]
-        return (
-            (not wrapped or is_known(program, "wraps"))
-            and not node.decorator_list
-            and loaded.isdisjoint({name, parameter, itself, *results})
-            and passed.isdisjoint({parameter, itself, *results})
-            and itself not in self.called
-            and not any(scope.yields for scope in scopes)
-            and len(wrapped) == sum(map(_count_wraps, functions))
-        )
+        wrapped = Counter(variable(*each) for each in program.wrapped)
+        decorators = {variable(each.scope, each.decorator) for each in program.decorated}
+
+        def is_transparent(itself: Variable) -> bool:
+            function = self.functions.get(itself)
+            if function is None or program.level == "unit":
+                return False
+            node, args = function.node, function.node.args
+            if not isinstance(node, ast.FunctionDef) or len(args.args) != 1:
+                return False
+            if args.posonlyargs or args.vararg or args.kwonlyargs or args.kwarg or args.defaults:
+                return False
+            parameter = function.inner, args.args[0].arg
+            results = set(returned.get(function.inner, ()))
+            if not results <= self.functions.keys():
+                return False
+            functions = [self.functions[each] for each in results]
+            return (
+                (not wrapped[parameter] or is_known(program, "wraps"))
+                and not node.decorator_list
+                and loaded.isdisjoint({parameter, itself, *results})
+                and passed.isdisjoint({parameter, itself, *results})
+                and itself not in self.called
+                and not any(each.inner.yields for each in (function, *functions))
+                and wrapped[parameter] == sum(map(_count_wraps, functions))
+            )
+
+        return {each for each in decorators if is_transparent(each)}
 
 
 def _count_wraps(function: Function) -> int:

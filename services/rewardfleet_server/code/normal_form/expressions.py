@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from . import allowed
-from .hints import is_plain
+from .hints import Hint, is_plain
 from .nodes import (
     CHECKED_CALLS,
     KINDS,
@@ -277,23 +277,20 @@ class ExpressionWriter(Uses, ABC):
         consumes = name in consumers and (len(call.args) == 1 or name in allowed.CONSUMERS_OF_MANY)
         if caller in allowed.MODULE_CONSUMERS and len(call.args) == 1:
             consumes, name = True, caller
+        passes = isinstance(call.func, ast.Name) or last_name(call.func) == "wraps"
+        passes &= scope.kind != CLASS
         for number, arg in enumerate(call.args):
+            passes &= not isinstance(arg, ast.Starred)
             if consumes:
                 self.consumed[id(arg)] = name
             if number in places:
                 self.write_callback(caller, arg, scope)
             elif name == "type":  # which is checked
                 self.write_borrowed(arg, scope)
-            elif isinstance(arg, ast.Name) and self.is_passed(call, number, scope):
+            elif isinstance(arg, ast.Name) and passes:  # perhaps to a function of the program
                 self.pass_on(name, number, arg, scope)
             else:
                 self.write(arg, scope)
-
-    def is_passed(self, call: ast.Call, number: int, scope: Scope) -> bool:
-        """Return whether a function of the program may get an argument at a certain place."""
-        starred = any(isinstance(each, ast.Starred) for each in call.args[:number])
-        is_name = isinstance(call.func, ast.Name) or last_name(call.func) == "wraps"
-        return is_name and scope.kind != CLASS and not starred
 
     def pass_on(self, callee: str, place: int, node: ast.Name, scope: Scope) -> None:
         """Write an argument; `callables.resolve` decides whether its value goes further."""
@@ -430,13 +427,14 @@ class ExpressionWriter(Uses, ABC):
             return
         start = len(self.out)
         loaded, bases = scope.loaded, scope.attribute_bases
-        # Nothing reads hints: what they load goes nowhere.
-        scope.loaded = scope.attribute_bases = scope.annotated
+        scope.loaded, scope.attribute_bases = set(), set()
         self.out.append(":")
         self.write(node, scope)
+        hint = Hint(node, self.statement, scope, scope.loaded, scope.attribute_bases)
         scope.loaded, scope.attribute_bases = loaded, bases
+        scope.annotated |= hint.loaded | hint.attribute_bases
         if evaluated and not self.future_hints:
-            self.evaluated_hints.append((start, len(self.out), node, self.statement))
+            self.hints.evaluated.append((start, len(self.out), hint))
 
 
 #: Modules whose callables are known by their full names.

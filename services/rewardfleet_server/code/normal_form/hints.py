@@ -10,9 +10,12 @@ import collections.abc
 import keyword
 import typing
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from types import ModuleType
 
 from .allowed import words
+from .scopes import Scope
 
 _ANY = -1  # any number of parameters
 
@@ -62,22 +65,54 @@ _PARTS = frozenset({
     *(ast.BitOr, ast.Load),
 })  # fmt: skip
 
+#: A hint of more parts may be too deep for the compiler.
+_MAX_PARTS = 500
+
 
 def is_plain(node: ast.expr) -> bool:
     """Return whether a hint that is not evaluated is nothing at all: no yield, walrus or lambda.
 
     `super` in a method gives it the class, also if it is never evaluated.
     """
-    return all(
+    parts = list(ast.walk(node))
+    return len(parts) <= _MAX_PARTS and all(
         part.__class__ in _PARTS and getattr(part, "id", "") not in ("super", "__class__")
-        for part in ast.walk(node)
+        for part in parts
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A hint that is evaluated.
+
+    Attributes:
+        node: The hint.
+        statement: The number of the module's statement in which it stands.
+        scope: The block in which it is evaluated.
+        loaded: Names that are loaded there to be more than called.
+        attribute_bases: Names of which an attribute is read there.
+    """
+
+    node: ast.expr
+    statement: int
+    scope: Scope
+    loaded: AbstractSet[str] = frozenset()
+    attribute_bases: AbstractSet[str] = frozenset()
+
+
 class Hints:
-    """What the statements of a module give to the hints of the later ones."""
+    """The hints of a program, and what the statements of a module give to those of later ones.
+
+    Attributes:
+        evaluated: Hints outside of classes, and where they begin and end in the normal form.
+        of_fields: Hints in classes, without text.
+        idle: Where hints that do nothing begin and end.
+    """
 
     def __init__(self) -> None:
+        self.evaluated: list[tuple[int, int, Hint]] = []
+        self.of_fields: list[Hint] = []
+        self.idle: list[tuple[int, int]] = []
         self._given: dict[str, tuple[str, int]] = {}
         self._decorators: set[str] = set()  # that are imported
         self._used: set[str] = set()  # decorators of classes that are given
@@ -109,17 +144,17 @@ class Hints:
             self._used.add(name)
         return False
 
-    def do_nothing(self, node: ast.expr, number: int, bindings: Mapping[str, int]) -> bool:
+    def do_nothing(self, hint: Hint, bindings: Mapping[str, int]) -> bool:
         """Return whether evaluating a hint is sure to do nothing.
 
         Args:
-            node: The hint.
-            number: The module's statement in which it stands.
+            hint: The hint.
             bindings: How often each name is bound in the program, in any scope.
         """
+        node = hint.node
 
         def known(node: ast.expr) -> str | None:
-            return self._known(node, number, bindings)
+            return self._known(node, hint.statement, bindings)
 
         if isinstance(node, ast.Constant):
             return node.value is None or isinstance(node.value, str)

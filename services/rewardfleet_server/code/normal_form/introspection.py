@@ -160,7 +160,11 @@ def _check_name(program: Uses, scope: Scope, name: str) -> None:
             raise ReflectsSource
         if name not in owner.bound and name not in allowed.BUILTINS:
             _check_unbound(program, name)
-    elif owner.kind == CLASS and name in allowed.OTHER_BUILTINS & (owner.loaded | owner.annotated):
+    elif (
+        owner.kind == CLASS
+        and name in allowed.OTHER_BUILTINS
+        and (name in owner.loaded or name in owner.annotated)
+    ):
         raise ReflectsSource  # perhaps loaded before the class binds it
 
 

@@ -18,6 +18,7 @@ class Naming:
 
     def __init__(self, program: Uses) -> None:
         self.program = program
+        self.hides_targets: bool | None = None  # the result of `_hides_targets`
         #: Libraries call functions by keywords that are not written, if they are given such.
         self.any_keyword = program.any_keyword or "keywords" in program.values  # of a partial
         self.escaped = self._variables("loaded") | {
@@ -66,15 +67,12 @@ class Naming:
 
     def _omit_hints(self) -> None:
         """Leave out the hints that do nothing when they are evaluated."""
-        program = self.program
-        if program.star_modules:  # they may rebind what a hint is made of
-            return
+        out = self.program.out
         rest, done = [], 0
-        for start, end, node, statement in program.evaluated_hints:
-            if start >= done and program.hints.do_nothing(node, statement, program.bindings):
-                rest += program.out[done:start]
-                done = end
-        program.out = rest + program.out[done:]
+        for start, end in self.program.hints.idle:
+            rest += out[done:start]
+            done = end
+        self.program.out = rest + out[done:]
 
     def _is_public(self, variable: Variable, keeps_module: bool) -> bool:
         owner, name = variable
@@ -90,6 +88,13 @@ class Naming:
         program = self.program
         if caller != "Thread" or not is_known(program, caller):
             return is_known(program, caller)
+        if self.hides_targets is None:
+            self.hides_targets = self._hides_targets()
+        return self.hides_targets
+
+    def _hides_targets(self) -> bool:
+        """Return whether the program's threads show the names of their targets to no one."""
+        program = self.program
         used = set().union(*(scope.loaded | scope.attribute_bases for scope in program.scopes))
         methods = allowed.OF_THREADS | {"Thread", "run"}
         if program.level == "unit" or not methods.isdisjoint(

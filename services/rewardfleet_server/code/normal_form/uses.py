@@ -57,8 +57,6 @@ class Uses:
         self.module = Scope(MODULE, None)
         self.scopes = [self.module]
         self.out: list[str | Variable] = []
-        #: Where they are in `out`, and in which statement of the module.
-        self.evaluated_hints: list[tuple[int, int, ast.expr, int]] = []
         self.hints = Hints()
         self.statement = 0  # the number of the module's statement that is being written
         self.future_hints = False
@@ -98,6 +96,7 @@ class Uses:
         self.strings: list[str] = []
         self.uses_numpy = False
         self.makes_fields = False  # strings may name attributes
+        self.makes_dataclasses = False
         self.keywords: set[str] = set()
         self.delegates = False  # with `yield from`
         self.any_keyword = False  # a call may have keywords that are not written
@@ -124,9 +123,9 @@ class Uses:
     def note_own(self, target: ast.expr) -> None:
         """Note a variable that is called like a builtin, and nowhere refers to the builtin."""
         name = target.id if isinstance(target, ast.Name) else ""
-        if name in allowed.OTHER_BUILTINS:
-            named = [item for item in self.out if item.__class__ is tuple and item[1] == name]
-            if len(named) == 1:
+        if name in allowed.OTHER_BUILTINS and self.bindings[name] == 1:
+            named = (item for item in self.out if item.__class__ is tuple and item[1] == name)
+            if len(list(named)) == 1:
                 self.own_names.add(name)
 
     def check_call(self, name: str, call: ast.Call) -> None:

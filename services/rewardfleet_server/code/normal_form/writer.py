@@ -7,7 +7,7 @@ from typing import Any
 from . import allowed
 from .callables import resolve
 from .expressions import ExpressionWriter
-from .hints import GENERICS
+from .hints import GENERICS, Hint
 from .nodes import KINDS, does_nothing, is_ordinary_error, is_special, is_text, is_thread, last_name
 from .scopes import CLASS, FUNCTION, MODULE, Decorated, Function, Scope
 from .uses import WORD, Level, ReflectsSource
@@ -23,6 +23,7 @@ class CanonicalWriter(ExpressionWriter):
     def __init__(self, program: ast.Module, level: Level) -> None:
         super().__init__(level)
         self.write_module(program)
+        self.settle_hints()
         resolve(self)
 
     def write(self, node: Any, scope: Scope) -> None:
@@ -97,6 +98,7 @@ class CanonicalWriter(ExpressionWriter):
             if alias.name not in allowed.MODULES:
                 raise ReflectsSource
             self.uses_numpy |= top == "numpy"
+            self.makes_dataclasses |= top == "dataclasses"
             path = alias.name if alias.asname else top
             self.out += (alias.name, "." if dot and not alias.asname else "as")
             self.write_module_binding(alias.asname or top, path, scope)
@@ -107,6 +109,7 @@ class CanonicalWriter(ExpressionWriter):
         if node.level or node.module is None or known is None:
             raise ReflectsSource
         self.uses_numpy |= node.module.startswith("numpy")
+        self.makes_dataclasses |= node.module == "dataclasses"
         self.out += ("from", node.module)
         for alias in node.names:
             name, path = alias.asname or alias.name, f"{node.module}.{alias.name}"
@@ -279,7 +282,7 @@ class CanonicalWriter(ExpressionWriter):
         if isinstance(target, ast.Name) and not node.simple:
             raise ReflectsSource  # `(x): int` is another thing
         if scope.kind == CLASS:
-            self.write_field_hint(node.annotation)
+            self.write_field_hint(node.annotation, scope)
             self.write_node(node, scope)
             return
         if node.value is None:
@@ -292,7 +295,7 @@ class CanonicalWriter(ExpressionWriter):
             self.write(node.value, scope)
         self.write_hint(node.annotation, scope, evaluated=scope.kind == MODULE)
 
-    def write_field_hint(self, node: ast.expr) -> None:
+    def write_field_hint(self, node: ast.expr, scope: Scope) -> None:
         """Write the text of a hint: a dataclass looks up its first words in the module."""
         if self.future_hints:
             text = ast.unparse(node)
@@ -305,9 +308,25 @@ class CanonicalWriter(ExpressionWriter):
             else:
                 self.any_name = True  # it may compute any text
         else:
+            self.hints.of_fields.append(Hint(node, self.statement, scope))
             return
         self.looked_up.update(WORD.findall(text))
         self.out.append(ast.dump(node))
+
+    def settle_hints(self) -> None:
+        """Find the hints that do nothing. What others load, they may pass to anything."""
+        for start, end, hint in self.hints.evaluated:
+            if self.is_idle(hint):
+                self.hints.idle.append((start, end))
+            elif not isinstance(hint.node, ast.Name):
+                hint.scope.loaded |= hint.loaded
+                hint.scope.attribute_bases |= hint.attribute_bases
+        if self.makes_dataclasses and not all(map(self.is_idle, self.hints.of_fields)):
+            self.any_name = True  # they may evaluate to any text
+
+    def is_idle(self, hint: Hint) -> bool:
+        # A star import may rebind what a hint is made of.
+        return not self.star_modules and self.hints.do_nothing(hint, self.bindings)
 
 
 # The nodes of the tree. A kind that is not here is newer than this file, or asynchronous.
