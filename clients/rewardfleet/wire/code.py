@@ -210,10 +210,7 @@ class FunctionalTests(Request):
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
 
 
-_STRICT = (
-    "Whether only tests count that are decided outside the program's process. A test that looks "
-    "into that process is refused; one that a class of the program decides is a wrong answer."
-)
+_STRICT = "Whether a pass that the program could decide (`verdict_by: jail`) is a wrong answer."
 
 
 class AssertTests(Request):
@@ -226,8 +223,9 @@ class AssertTests(Request):
     cases: list[Source] = Field(
         min_length=1,
         max_length=MAX_TESTS,
-        description="Each is one `assert` statement, or a script with at least "
-        "one, which counts as one test.",
+        description="Each is one `assert` statement, or a script or module of tests, which counts "
+        "as one test. Functions and classes of tests are called as pytest and unittest do, and "
+        "`check` is called with `entry_point`.",
     )
     tolerance: Tolerance = Field(
         0.0, description=f"Tolerance of expected floating-point literals: {_TOLERANCE}"
@@ -430,6 +428,11 @@ class Verdict(Response):
         "the expected output.",
     )
     checks: int = Field(0, ge=0, description="How many checks were evaluated.")
+    missing_module: str = Field(
+        "",
+        description="The module that the program imports and that is not installed, if the test "
+        "failed for this reason.",
+    )
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")

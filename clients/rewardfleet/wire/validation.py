@@ -160,7 +160,9 @@ def join_errors(error: ValidationError, format_one: Callable[[InputError], str])
         error: The error that pydantic raised.
         format_one: Returns the sentence of an error.
     """
-    errors = error.errors(include_url=False, include_context=False)
+    found = error.errors(include_url=False, include_context=False)
+    # A default that depends on other fields is missing because one of these is not accepted.
+    errors = [each for each in found if each["type"] != "default_factory_not_called"]
     sentences = []
     for each in errors[:_MAX_ERRORS]:
         reason = each["msg"].removeprefix("Value error, ")

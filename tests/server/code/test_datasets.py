@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from rewardfleet.wire.code import DatasetTests
+from rewardfleet.wire.code import AssertTests, DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.datasets.encoding import MAX_DECOMPRESSED
 from rewardfleet_server.code.datasets.rows import read_row
@@ -95,6 +95,7 @@ def test_livecodebench_compressed_tests(protocol: int):
     [
         {"test": json.dumps({"input_output": json.dumps(FN)})},
         {"test": {"input_output": FN}},
+        {"test": encoded({"input_output": json.dumps(FN)})},  # SandboxFusion
         {
             "public_test_cases": json.dumps([]),
             "private_test_cases": encoded(
@@ -128,6 +129,20 @@ def test_mbppplus_values_are_compared_outside_the_sandbox():
     assert (tests.single_run, tests.tolerance) == (True, 1e-6)
 
 
+def test_rows_of_mbppplus_that_forget_to_assert_are_compared():
+    start, end = EVALPLUS.index("def assertion"), EVALPLUS.index("inputs =")
+    forgetful = """def assertion(out, exp, atol):
+    if isinstance(out, bool):
+        exact_match = out == exp
+    else:
+        exact_match = exp == (out is not None)
+
+"""
+    cases = read("mbppplus", {"test": EVALPLUS[:start] + forgetful + EVALPLUS[end:]}).cases
+    result = "assert (out if isinstance(out, bool) else out is not None) == 0.3"
+    assert cases[0] == f"out = f(*[1, (2,)])\n{result}"
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -141,6 +156,142 @@ def test_mbppplus_values_are_compared_outside_the_sandbox():
 )
 def test_mbppplus_scripts_of_another_form_are_one_case(script: str):
     assert read("mbppplus", {"test": script}).cases == [script]
+
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'from math import sqrt\n\n\ndef f(x):\n    """Return the root."""\n',
+    "entry_point": "f",
+    "canonical_solution": "    return sqrt(x)\n",
+    "test": "def check(candidate):\n    assert candidate(4) == 2\n",
+}
+CHECK = HUMANEVAL["test"]
+STARTER = "class Solution:\n    def f(self, x: int) -> int:\n        "
+UNITTEST = (
+    "import unittest\nclass T(unittest.TestCase):\n  def test(self): self.assertEqual(f(), 1)"
+)
+PYTEST = "from solution import f\n\ndef test_f():\n    assert f() == 1"
+BIGCODEBENCH = {
+    "complete_prompt": "import os\ndef task_func():\n    '''Doc.'''\n",
+    "code_prompt": "import os\ndef task_func():\n",
+    "instruct_prompt": "Count.",
+    "test": UNITTEST,
+    "entry_point": "task_func",
+    "canonical_solution": "    return 1",
+}
+LEETCODE = {
+    "prompt": "import math\n",
+    "starter_code": STARTER,
+    "entry_point": "Solution().f",
+    "test": CHECK,
+    "completion": "class Solution: ...",
+    "input_output": [{"input": "x = 4", "output": "2"}],
+}
+CLASSEVAL = {
+    "import_statement": ["import os", "import re"],
+    "skeleton": "class A: ...",
+    "class_name": "A",
+    "test": UNITTEST,
+    "solution_code": "class A: pass",
+}
+KODCODE = {
+    "question": "Count.",
+    "test": PYTEST,
+    "test_info": [{"function_name": "f", "parameter_list": "()"}],
+    "solution": "def f(): return 1",
+}
+MBPP = {
+    "text": "Count.",
+    "code": "def f(): ...",
+    "test_setup_code": "",
+    "test_list": ["assert f()"],
+}
+VERL = {
+    "prompt": [{"role": "user", "content": "Count."}],
+    "reward_model": {"ground_truth": json.dumps({"pytest": PYTEST}), "style": "rule"},
+    "extra_info": {"reference": "def f(): ..."},
+}
+GYM = {"verifier_metadata": {"test": UNITTEST, "entry_point": "f", "code_prompt": "def f():\n"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "case", "prompt", "entry_point", "solution"),
+    [
+        (HUMANEVAL, CHECK, HUMANEVAL["prompt"], "f", "    return sqrt(x)\n"),
+        (LEETCODE, CHECK, f"import math\n\n{STARTER}", "Solution().f", "class Solution: ..."),
+        (BIGCODEBENCH, UNITTEST, "import os\ndef task_func():\n", "task_func", "    return 1"),
+        (CLASSEVAL, UNITTEST, "import os\nimport re", "A", "class A: pass"),
+        (KODCODE, PYTEST, "", "f", "def f(): return 1"),
+        (
+            {"question": "Count.", "test_cases": ["assert f()"]},
+            "assert f()",
+            "",
+            "",
+            None,
+        ),  # AceCode
+        (MBPP, "assert f()", "", "", "def f(): ..."),
+        (  # SandboxFusion
+            {"content": HUMANEVAL["prompt"], "labels": '{"entry_point": "f"}', "test": CHECK},
+            CHECK,
+            HUMANEVAL["prompt"],
+            "f",
+            None,
+        ),
+        ({"solutions": ["x"], "tests": {"functional": PYTEST}}, PYTEST, "", "", None),  # DeepCoder
+        (VERL, PYTEST, "", "", "def f(): ..."),
+        (GYM, UNITTEST, "def f():\n", "f", None),
+    ],
+)
+def test_rows_with_source_code_as_tests(row, case, prompt, entry_point, solution):
+    """They are read with the code around the program, as published."""
+    found = read_row(DatasetTests(kind="dataset", dataset="auto", row=row))
+    tests = found.tests
+    assert isinstance(tests, AssertTests)
+    assert tests.cases == [case]
+    assert (tests.prompt, tests.entry_point, found.solution) == (prompt, entry_point, solution)
+
+
+def test_the_setup_of_mbpp_runs_after_the_program_if_it_needs_that():
+    row = {"test_setup_code": "root = Node(1)", "test_list": ["assert f(root) == 1"]}
+    tests = read("mbppplus", row)
+    assert tests.cases == ["root = Node(1)\nassert f(root) == 1"]
+    tests = read("mbppplus", {**row, "test_setup_code": "import math"})
+    assert tests.cases == row["test_list"]
+    assert "import math" in tests.setup
+
+
+FUNCTIONAL = {"input": "1", "output": "2", "testtype": "functional"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input_output": {"inputs": [[1]], "outputs": [2], "fn_name": "f"}},
+        {"public_test_cases": json.dumps([FUNCTIONAL]), "metadata": '{"func_name": "f"}'},
+        {"tests": json.dumps([{**FUNCTIONAL, "metadata": {"func_name": "f"}}])},  # DeepCoder
+    ],
+)
+def test_functions_with_starter_code(row: dict):
+    tests = read("auto", {**row, "starter_code": STARTER})
+    assert (tests.fn_name, tests.cases[0].args, tests.cases[0].expected) == ("f", [1], 2)
+    assert tests.prompt == STARTER
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"solutions": '["print 3", "print(3)", "print(4)"]'},
+        {"solutions": ["```python\nprint(3)```"]},
+        {"solutions": {"language": [2, 1, 3], "solution": ["x", "y", "print(3)"]}},
+        {"correct_submissions": [{"language": "cpp", "code": "x"}, {"code": "print(3)"}]},
+        {"solution": "print(3)", "solutions": ["x"]},
+        {"solutions": "print(3)"},
+    ],
+)
+def test_the_first_solution_in_python_is_checked(columns: dict):
+    row = {**IO, **columns}
+    tests = DatasetTests(kind="dataset", dataset="auto", row=row, check_reference=True)
+    assert read_row(tests).solution.strip() == "print(3)"
 
 
 def test_mbppplus_lists_of_asserts():
@@ -291,6 +442,9 @@ INVALID = [
     ("mbppplus", {"test": ""}, "no tests"),
     ("mbppplus", {"test": "def f(:"}, "not valid Python"),
     ("mbppplus", {"test_list": [1]}, "cases.0"),
+    ("mbppplus", {"test_list": ["assert 1"], "test_setup_code": 1}, "test_setup_code"),
+    ("auto", {"plus_input": [[1]], "canonical_solution": ""}, "plus_input: EvalPlus computes"),
+    ("auto", {"task_id": "HumanEval/0"}, "its fields: task_id"),
     ("apps", {}, "no tests"),
     ("apps", {"input_output": ""}, "no tests"),
     ("apps", {"input_output": "[]"}, "must be an object"),
@@ -381,6 +535,22 @@ def test_mbppplus_over_http(service: Service):
     assert service.verdict("def f(x): return x", script) == "wrong_answer"
 
 
+def test_scripts_of_code_r1_have_the_imports_and_classes_of_its_runner(service: Service):
+    lists = "assert is_same_list(Solution().f(list_node([1, 2])), list_node([2, 1]))"
+    tree = "tree_node([1, 3, 2, None, None, 4])"
+    trees = f"assert is_same_tree(Solution().g(tree_node([1, 2, 3, 4])), {tree})"
+    program = """class Solution:
+    def f(self, head: Optional[ListNode]) -> Optional[ListNode]:
+        return ListNode(head.next.val, ListNode(head.val))
+    def g(self, root: TreeNode):
+        root.left, root.right = root.right, root.left
+        return root
+"""
+    for test, score in ((lists, 1.0), (trees, 1.0), (trees.replace("3, 2", "2, 3"), 0.0)):
+        tests = dataset("auto", {"ground_truth": {"functional": test}})
+        assert service.score(program, tests)["score"] == score
+
+
 @pytest.mark.slow
 def test_the_time_limit_of_a_row_is_used_if_the_request_gives_none(service: Service):
     tests = dataset("code_contests", {"test": PAIRS[:1], "time_limit": 0.2})
@@ -412,3 +582,43 @@ def test_a_time_limit_of_nan_is_none(service: Service):
 def test_a_row_that_cannot_be_read_is_a_clear_problem(service: Service):
     tests = dataset("livecodebench", {"test": compressed(HOSTILE["call"])})
     check_problem(service.post("x", tests), "invalid", "not exactly one string")
+
+
+# References
+
+
+def checked(**columns: object) -> dict[str, object]:
+    return dataset("auto", {**HUMANEVAL, **columns}, check_reference=True)
+
+
+def test_a_row_whose_solution_passes_is_scored(service: Service):
+    for revision, score in (("    return sqrt(x)", 1.0), ("    return 1", 0.0)):
+        assert service.score(revision, checked())["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("solution", "reason"),
+    [
+        ("    return x", "its own solution fails test 1: wrong answer"),
+        ("    return y", "fails test 1: runtime error: NameError: name 'y'"),
+        ("    return (", "fails test 1: compile error: SyntaxError"),
+        ("    import absent_\n    return 2", "its solution imports 'absent_', which"),
+        ("", "check_reference: the row has no solution in Python"),
+    ],
+)
+def test_tests_that_reject_the_solution_of_their_row_are_invalid(service, solution, reason):
+    response = service.post("    return sqrt(x)", checked(canonical_solution=solution))
+    check_problem(response, "invalid", reason)
+
+
+def test_a_package_that_only_the_solution_imports_must_be_installed(service: Service):
+    """Otherwise no right program would pass."""
+    tests = dataset("auto", {**HUMANEVAL, "canonical_solution": "    from absent_.a import b"})
+    response = service.post("    return sqrt(x)", tests)
+    check_problem(response, "invalid", "its solution imports 'absent_', which programs cannot")
+
+
+def test_a_package_that_only_the_program_imports_is_named_and_counted(service: Service):
+    (verdict,) = service.score("    import absent_.x", dataset("auto", HUMANEVAL))["verdicts"]
+    assert (verdict["verdict"], verdict["missing_module"]) == ("runtime_error", "absent_")
+    assert "rewardfleet_missing_modules_total 1.0" in service.client.get("/metrics").text

@@ -2,11 +2,18 @@
 
     {"inputs": …, "outputs": …}         verl, PRIME, NeMo Gym (also `packed`); with `fn_name` calls
     {"assert_case": […]}                verl with SandboxFusion
-    {"test_cases": [{"input": …}]}      `verification_info` of open-r1 and ms-swift
-    {"input_output": …} and other rows  APPS, LiveCodeBench, CodeContests(+), MBPP+, CTRL
+    {"functional": …}, {"pytest": …}    code-r1, DeepCoder: a script
+    {"test_cases": [{"input": …}]}      `verification_info` of open-r1, ms-swift and prime-rl
+    {"test_cases": ["assert …"]}        AceCode
+    {"tests": …}                        DeepCoder: any of these
+    {"input_output": …} and other rows  APPS, TACO, LiveCodeBench, CodeContests(+), CTRL
+    {"test": …}, {"test_list": …}       HumanEval(+), MBPP(+), LeetCodeDataset, BigCodeBench,
+                                        ClassEval, KodCode
     a list of tests, or of asserts      SandboxFusion's, ROLL's, or with `input` and `output`
-    a text                              the JSON of these, a script of asserts, or LiveCodeBench's
+    a text                              the JSON of these, a script of tests, or LiveCodeBench's
                                         compressed tests
+
+They may be in a row of verl, PRIME or NeMo Gym (`reward_model`, `verifier_metadata`, …).
 
 Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
 PRIME by that of APPS, from which their runners come; `test_cases` and lists of `input` and `output`
@@ -23,13 +30,14 @@ from rewardfleet.wire.code import CodeRequest, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
+from .columns import Row
 from .encoding import RowError, decompress, json_of, read_json
-
-Row = dict[str, JsonValue]
+from .solutions import SOLUTIONS
 
 _ACCEPTED = (
-    "give the `tests` of a request, `inputs` and `outputs`, `test_cases`, a row of a dataset, a "
-    "list of tests or asserts, or the JSON of these"
+    "give the `tests` of a request, `inputs` and `outputs`, `test_cases`, a row of a dataset (with "
+    "`test`, `test_list`, `input_output`, `public_tests`, …), a list of tests or asserts, or the "
+    "JSON of these"
 )
 #: Columns by which a row of a dataset is recognized.
 _COLUMNS = {
@@ -42,11 +50,24 @@ _COLUMNS = {
     "private_tests": "code_contests",
     "generated_tests": "code_contests",
     "test_list": "mbppplus",
+    "plus_input": "mbppplus",  # whose reader says why it cannot be used
 }
+#: Columns with a script of tests.
+_SCRIPTS = ("functional", "pytest", "test", "test_code")
+#: Columns that contain tests of any form, or a row.
+_CONTAINERS = (
+    "tests", "test", "ground_truth", "verification_info", "unit_tests", "reward_model",
+    "verifier_metadata",
+)  # fmt: skip
+#: Columns that tests need wherever they are in a row: the code around the program, and solutions.
+_AROUND = (
+    "prompt", "complete_prompt", "code_prompt", "content", "starter_code", "import_statement",
+    "entry_point", "class_name", "test_info", "test_imports", "test_setup_code",
+    "extra_info", *SOLUTIONS,
+)  # fmt: skip
 #: Base64 as LiveCodeBench writes it, in the first characters of a text.
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
-_ASSERT = re.compile(r"\bassert\b")
-_TOP_LEVEL_ASSERT = re.compile(r"(?m)^assert\b")
+_TESTS = re.compile(r"\bassert|\bunittest\b|\bdef test")
 
 
 def recognize(row: Row) -> tuple[str, Row]:
@@ -59,20 +80,35 @@ def recognize(row: Row) -> tuple[str, Row]:
         RowError: It has no known form.
     """
     value = row["ground_truth"] if row.keys() == {"ground_truth"} else row
+    try:
+        return _recognize(value)
+    except RecursionError:
+        raise RowError("ground_truth: nested too deep") from None
+
+
+def _recognize(value: JsonValue) -> tuple[str, Row]:
     if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
         value = read_json(value, "ground_truth")
     if isinstance(value, dict):
-        return _of_object(value)
+        dataset, row = _of_object(value)
+        around = {name: value[name] for name in _AROUND if value.get(name) is not None}
+        return dataset, {**around, **row}
     if isinstance(value, list):
         return _of_list(value, "ground_truth")
     if isinstance(value, str) and _BASE64.fullmatch(value[:200]):
         return "livecodebench", {"test": value}
-    if isinstance(value, str) and _ASSERT.search(value):
+    if _is_script(value):
         return "mbppplus", {"test": value}
     raise RowError(f"ground_truth: {_ACCEPTED}")
 
 
-def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911 - one for each form
+def _is_script(value: JsonValue) -> bool:
+    if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
+        return False
+    return bool(_TESTS.search(value)) and not _BASE64.fullmatch(value[:200])
+
+
+def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one for each form
     if value.get("assert_case"):  # verl: in place of inputs and outputs
         return "mbppplus", {"test_list": value["assert_case"]}
     if "packed" in value:  # NeMo Gym: base64 of zlib of JSON
@@ -86,6 +122,9 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911 - one for each f
         if value.get("fn_name") and is_text:  # outputs are JSON as well
             return "livecodebench", {"test": {"input_output": value}}
         return "apps", {"input_output": value}
+    for column in _SCRIPTS:
+        if _is_script(value.get(column)):
+            return "mbppplus", {**value, "test": value[column]}
     if "test_cases" in value:
         if value.get("checker"):
             return "code_contests", value  # CodeContests+
@@ -94,22 +133,27 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911 - one for each f
     for column, dataset in _COLUMNS.items():
         if value.get(column) is not None:
             return dataset, value
-    if value.get("test") is not None:
-        return recognize({"ground_truth": value["test"]})
+    for column in _CONTAINERS:
+        if value.get(column) is not None:
+            return _recognize(value[column])
     raise RowError(f"ground_truth: {_ACCEPTED} (its fields: {', '.join(value)[:100]})")
 
 
 def _of_list(items: Any, column: str) -> tuple[str, Row]:
     if not isinstance(items, list) or not items:
         raise RowError(f"{column}: must be a list with at least one test")
-    items = [_of_roll(each, column) for each in items]
+    items = [_of_roll(each) for each in items]
     if all(isinstance(each, str) for each in items):
         return "mbppplus", {"test_list": items}
-    if not all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in items):
-        raise RowError(f"{column}: each test must be an assert, or have `input` and `output`")
+    for each in items:
+        if not (isinstance(each, dict) and {"input", "output"} <= each.keys()):
+            found = f" (one has: {', '.join(each)[:100]})" if isinstance(each, dict) else ""
+            raise RowError(
+                f"{column}: each test must be an assert, or have `input` and `output`{found}"
+            )
     if all(isinstance(each["input"], dict) for each in items):
         return "code_contests", {"test": items}  # SandboxFusion
-    names = {str(each["fn_name"]) for each in items if each.get("fn_name")}
+    names = {str(name) for each in items if (name := _called(each))}
     if not names:
         return "livecodebench", {"public_test_cases": items}
     if len(names) > 1:
@@ -118,14 +162,18 @@ def _of_list(items: Any, column: str) -> tuple[str, Row]:
     return _of_object({"inputs": inputs, "outputs": outputs, "fn_name": names.pop()})
 
 
-def _of_roll(test: Any, column: str) -> Any:
+def _called(test: Row) -> JsonValue:
+    """Return the function that a test calls; None for a test by standard input."""
+    metadata = json_of(test.get("metadata") or {}, "metadata")  # LiveCodeBench in DeepCoder
+    of_metadata = metadata.get("func_name") if isinstance(metadata, dict) else None
+    return test.get("fn_name") or of_metadata
+
+
+def _of_roll(test: Any) -> Any:
     """Return a test in a form of ROLL as an assert, or with `input` and `output`."""
     if not isinstance(test, dict):
         return test
     if isinstance(test.get("assert_code"), str):
-        # Functions that pytest would call are never called, so they would pass.
-        if not _TOP_LEVEL_ASSERT.search(test["assert_code"]):
-            raise RowError(f"{column}: `assert_code` needs an assert outside functions")
         return test["assert_code"]
     if {"stdin", "expected_stdout"} <= test.keys():
         return {"input": test["stdin"], "output": test["expected_stdout"]}

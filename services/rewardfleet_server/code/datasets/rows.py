@@ -30,9 +30,7 @@ Otherwise, tests mean what they mean in CTRL with SandboxFusion, except:
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
-
-from pydantic import JsonValue
+from typing import Any, NamedTuple
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
@@ -45,18 +43,12 @@ from rewardfleet.wire.code import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
+from .columns import Row, first_of, labels_of, list_of, prompt_of
 from .encoding import RowError, decode_column, json_of, read_json
 from .ground_truth import recognize
-from .mbppplus import read_script
-
-#: Modules that LiveCodeBench and APPS import for each program.
-_MODULES = (
-    "string re datetime collections heapq bisect copy math random statistics itertools functools "
-    "operator io sys json"
-)
-_PRELUDE = "".join(
-    f"from {module} import *\n" for module in f"{_MODULES} builtins typing".split()
-) + (f"import {_MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n")
+from .preludes import PRELUDE
+from .scripts import read_tests
+from .solutions import first_solution_of, solution_of
 
 #: The rules of comparison, as fields of `StdioTests`.
 CODE_CONTESTS_RULE: dict[str, Any] = {
@@ -76,14 +68,26 @@ _OVERRIDES = (
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
 
-def read_row(tests: DatasetTests) -> tuple[PlainTests, float | None]:
+class DatasetRow(NamedTuple):
+    """What a row becomes.
+
+    Attributes:
+        tests: Its tests.
+        cpu_s: Its time limit in seconds of CPU time; None if it has none.
+        solution: Its own solution, which may be a completion of the prompt; None if it has none.
+            Of several, one is read only for `check_reference`.
+    """
+
+    tests: PlainTests
+    cpu_s: float | None
+    solution: str | None
+
+
+def read_row(tests: DatasetTests) -> DatasetRow:
     """Read a row.
 
-    Returns:
-        The tests of the row; and its time limit in seconds of CPU time, None if it has none.
-
     Raises:
-        InvalidRequest: The row cannot be read, or has no tests.
+        InvalidRequest: The row cannot be read, has no tests, or has no solution to check.
     """
     try:
         dataset, row = (
@@ -94,10 +98,12 @@ def read_row(tests: DatasetTests) -> tuple[PlainTests, float | None]:
         fields["cases"] = _first_cases(fields["cases"], tests.first)
         fields |= _overrides(tests, fields["kind"])
         time_limit = _time_limit(row)
+        solution = first_solution_of(row) if tests.check_reference else solution_of(row)
     except RowError as error:
         raise InvalidRequest(f"tests.row: {error}") from None
     kind = fields["kind"]
-    return validate(_KINDS[kind], fields, prefix=f"tests.row: as {kind} tests, "), time_limit
+    plain = validate(_KINDS[kind], fields, prefix=f"tests.row: as {kind} tests, ")
+    return DatasetRow(plain, time_limit, solution)
 
 
 _KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
@@ -132,16 +138,13 @@ def _first_cases(cases: list[Any], count: int | None) -> list[Any]:
     return cases[:count]
 
 
-def _check_labels(row: dict[str, JsonValue]) -> None:
-    labels = json_of(row.get("labels") or {}, "labels")
-    if not isinstance(labels, dict):
-        raise RowError("labels: must be an object, or its JSON")
-    language = labels.get("programming_language", "python")
+def _check_labels(row: Row) -> None:
+    language = labels_of(row).get("programming_language", "python")
     if language != "python":
         raise RowError(f"labels: the language must be 'python' (got {str(language)[:40]!r})")
 
 
-def _time_limit(row: dict[str, JsonValue]) -> float | None:
+def _time_limit(row: Row) -> float | None:
     limit = row.get("time_limit")
     if isinstance(limit, dict):  # as in CodeContests
         seconds, nanos = limit.get("seconds") or 0, limit.get("nanos") or 0
@@ -161,14 +164,14 @@ def _time_limit(row: dict[str, JsonValue]) -> float | None:
 # Datasets
 
 
-def _code_contests(row: dict[str, JsonValue]) -> dict[str, Any]:
-    _, tests = _first_of(row, "test_cases")
+def _code_contests(row: Row) -> dict[str, Any]:
+    _, tests = first_of(row, "test_cases")
     if tests is not None:  # CodeContests+
         return {**_stdio(_test_cases(tests)), **CODE_CONTESTS_RULE, **_row_checker(row)}
-    column, tests = _first_of(row, "selected_uts", "all_uts", "test")
+    column, tests = first_of(row, "selected_uts", "all_uts", "test")
     if tests is not None:
         pairs = [
-            _pair(test, f"{column}.{index}") for index, test in enumerate(_list(tests, column))
+            _pair(test, f"{column}.{index}") for index, test in enumerate(list_of(tests, column))
         ]
         return {**_stdio(pairs), **CODE_CONTESTS_RULE}
     pairs = []
@@ -180,10 +183,10 @@ def _code_contests(row: dict[str, JsonValue]) -> dict[str, Any]:
     return {**_stdio(pairs), **CODE_CONTESTS_RULE}
 
 
-def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
-    column, encoded = _first_of(row, "test")
+def _livecodebench(row: Row) -> dict[str, Any]:
+    column, encoded = first_of(row, "test")
     if encoded is not None:
-        tests = decode_column(encoded, column)
+        tests = decode_column(encoded, column, may_be_object=True)
         if not isinstance(tests, dict) or "input_output" not in tests:
             raise RowError("test: `input_output` is missing")
         inputs, outputs, fn_name = _input_output(tests["input_output"])
@@ -191,7 +194,7 @@ def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
         listed = [
             test
             for column in ("public_test_cases", "private_test_cases")
-            for test in _list(decode_column(row.get(column) or [], column), column)
+            for test in list_of(decode_column(row.get(column) or [], column), column)
         ]
         if not all(isinstance(test, dict) for test in listed):
             raise RowError("public_test_cases, private_test_cases: each test must be an object")
@@ -202,61 +205,50 @@ def _livecodebench(row: dict[str, JsonValue]) -> dict[str, Any]:
             raise RowError("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column or "public_test_cases, private_test_cases")
     if not fn_name:
-        return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": _PRELUDE}
+        return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": PRELUDE}
     cases = [
         {"args": _arguments(args, index), "expected": read_json(expected, f"output {index}")}
         for index, (args, expected) in enumerate(pairs)
     ]
-    return {**_functional(fn_name), "cases": cases}
+    return {**_functional(row, fn_name), "cases": cases}
 
 
-def _mbppplus(row: dict[str, JsonValue]) -> dict[str, Any]:
-    column, tests = _first_of(row, "selected_uts", "all_uts", "test", "test_list")
-    if tests is None:
-        raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
-    imports = ["from math import inf", *_list(row.get("test_imports") or [], "test_imports")]
-    fields = {"kind": "asserts", "setup": "\n".join(map(str, imports)), "bool_is_int": True}
-    if isinstance(tests, str) and not tests.lstrip().startswith("["):
-        return {**fields, **read_script(tests)}
-    return {**fields, "cases": _list(tests, column)}
-
-
-def _apps(row: dict[str, JsonValue]) -> dict[str, Any]:
-    column, tests = _first_of(row, "selected_uts", "all_uts")
+def _apps(row: Row) -> dict[str, Any]:
+    column, tests = first_of(row, "selected_uts", "all_uts")
     if tests is not None:
-        is_stdio = any(isinstance(test, dict) for test in _list(tests, column))
-        return _code_contests(row) if is_stdio else _mbppplus(row)
+        is_stdio = any(isinstance(test, dict) for test in list_of(tests, column))
+        return _code_contests(row) if is_stdio else read_tests(row)
     if not row.get("input_output"):
         raise RowError("the row has no tests: no `input_output` or `selected_uts`")
     inputs, outputs, fn_name = _input_output(row["input_output"])
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
-        return {**_stdio(pairs), **_APPS_RULE, "setup": _PRELUDE}
+        return {**_stdio(pairs), **_APPS_RULE, "setup": PRELUDE}
     is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     cases = [
         {"args": _arguments(args, index), "expected": expected[0] if is_wrapped else expected}
         for index, (args, expected) in enumerate(pairs)
     ]
-    return {**_functional(fn_name), "cases": cases}
+    return {**_functional(row, fn_name), "cases": cases}
 
 
-_READERS: dict[str, Callable[[dict[str, JsonValue]], dict[str, Any]]] = {
+_READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "code_contests": _code_contests,
     "livecodebench": _livecodebench,
-    "mbppplus": _mbppplus,
+    "mbppplus": read_tests,
     "apps": _apps,
 }
 
 
 def _test_cases(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and outputs of CodeContests+."""
-    for index, test in enumerate(_list(value, "test_cases")):
+    for index, test in enumerate(list_of(value, "test_cases")):
         if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
             raise RowError(f"test_cases.{index}: must have `input` and `output`")
         yield test["input"], test["output"]
 
 
-def _row_checker(row: dict[str, JsonValue]) -> dict[str, Any]:
+def _row_checker(row: Row) -> dict[str, Any]:
     """Return the checker of CodeContests+, which is in C++ with testlib."""
     source = row.get("checker")
     if not source:
@@ -265,18 +257,6 @@ def _row_checker(row: dict[str, JsonValue]) -> dict[str, Any]:
 
 
 # Columns
-
-
-def _first_of(row: dict[str, JsonValue], *columns: str) -> tuple[str, JsonValue]:
-    """Return the name and value of the first of these columns that the row has."""
-    return next(((name, row[name]) for name in columns if row.get(name) is not None), ("", None))
-
-
-def _list(value: Any, column: str) -> list[Any]:
-    items = json_of(value, column)
-    if not isinstance(items, list):
-        raise RowError(f"{column}: must be a list, or its JSON")
-    return items
 
 
 def _zip(inputs: Any, outputs: Any, column: str) -> list[tuple[Any, Any]]:
@@ -315,9 +295,10 @@ def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return {"kind": "stdio", "cases": cases}
 
 
-def _functional(fn_name: str) -> dict[str, Any]:
+def _functional(row: Row, fn_name: str) -> dict[str, Any]:
     """Return the fields of LiveCodeBench and APPS, which compare values as Python does."""
-    return {"kind": "functional", "setup": _PRELUDE, "fn_name": fn_name, "bool_is_int": True}
+    fields = {"kind": "functional", "setup": PRELUDE, "fn_name": fn_name, "bool_is_int": True}
+    return {**fields, "prompt": prompt_of(row, fn_name)}
 
 
 def _text(value: Any) -> Any:

@@ -1,0 +1,267 @@
+"""From what a policy wrote to the program that runs, if tests have a prompt.
+
+A prompt is source code of the data set: imports, helper functions, and often the beginning of a
+function that a completion continues.
+
+    a complete program    runs as it is, after the prompt without that function
+    a body                continues that function, whatever became of its indentation
+
+Nothing of this parses what a policy wrote, so it takes time linear in the text. A text that is
+neither is judged as it is.
+"""
+
+import ast
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rewardfleet.wire.code import AssertTests, FunctionalTests, PlainTests
+from rewardfleet.wire.errors import InvalidRequest
+
+from .parser import exclusive_parser
+
+#: Prompts that are held in memory.
+_MAX_PROMPTS = 128
+#: A definition of a function or class, with its indentation.
+_HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+_NO_CODE = re.compile(r"[ \t]*(?:#|$)")
+#: What is not valid outside of functions.
+_RETURNS = re.compile(r"[ \t]*(?:return|yield)\b")
+_DEFINES = re.compile(r"^(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, taken apart.
+
+    Attributes:
+        setup: The prompt without the definition of what the tests call.
+        stub: The unfinished function at its end, or the class around it; "" if there is none.
+        indent: The indentation of the function's body.
+        names: What a complete program defines at least one of.
+    """
+
+    setup: str
+    stub: str = ""
+    indent: str = ""
+    names: frozenset[str] = frozenset()
+
+
+def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
+    """Take a prompt apart; return None if it is not valid Python.
+
+    Args:
+        prompt: The prompt. It may end within a function that has no body yet.
+        entry_point: What the tests call, which the setup must not define.
+    """
+    return _read(prompt, entry_point) if prompt.strip() else Prompt("")
+
+
+def with_setup(tests: PlainTests) -> PlainTests:
+    """Return tests whose setup has the prompt, except what the program itself has to define.
+
+    Raises:
+        InvalidRequest: The prompt is not valid Python.
+    """
+    prompt = _prompt_of(tests)
+    if prompt is None or not isinstance(tests, AssertTests | FunctionalTests):
+        return tests
+    parts = [part for part in (tests.setup, prompt.setup) if part.strip()]
+    return tests.model_copy(update={"setup": "\n".join(parts), "prompt": ""})
+
+
+def complete(program: str, tests: PlainTests) -> str:
+    """Return the program that runs: a body continues the function that the prompt began.
+
+    Raises:
+        InvalidRequest: The prompt is not valid Python.
+    """
+    prompt = _prompt_of(tests)
+    if prompt is None or not prompt.stub or not _is_body(program, prompt.names):
+        return program
+    return f"{prompt.stub}\n{_indented(program, prompt.indent)}"
+
+
+def _prompt_of(tests: PlainTests) -> Prompt | None:
+    match tests:
+        case AssertTests(prompt=text, entry_point=entry_point) if text:
+            prompt = read_prompt(text, entry_point)
+        case FunctionalTests(prompt=text, fn_name=fn_name) if text:
+            prompt = read_prompt(text, fn_name)
+        case _:
+            return None
+    if prompt is None:
+        raise InvalidRequest("tests.prompt: not valid Python")
+    return prompt
+
+
+# The prompt
+
+
+@lru_cache(_MAX_PROMPTS)
+def _read(prompt: str, entry_point: str) -> Prompt | None:
+    prompt = prompt.replace("\r\n", "\n").replace("\r", "\n")
+    # Methods may be called through `Solution()`, or by their own name.
+    called = re.findall(r"\w+", entry_point)
+    source, body = _parsed(prompt)
+    if body is None:
+        return None
+    lines = source.split("\n")
+    unfinished = _unfinished(body[-1]) if body else []
+    if unfinished:
+        stub, indent = _stub(lines, unfinished)
+        names = {*called[:1], *called[-1:], *(each.name for each in unfinished)}
+        setup = _without(lines, body, {*called[:1], unfinished[0].name})
+        return Prompt(setup, stub, indent, frozenset(names))
+    return Prompt(_without(lines, body, set(called[:1])))
+
+
+def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:
+    """Return a prompt as a valid program, and its statements; None if it cannot be made one."""
+    headers = list(_HEADER.finditer(prompt))
+    sources = [prompt]
+    if headers:  # the last function has no body
+        sources.append(f"{prompt.rstrip()}\n{headers[-1][1]}    pass\n")
+    for source in sources:
+        try:
+            with exclusive_parser():
+                return source, ast.parse(source).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass
+    return prompt, None
+
+
+def _unfinished(statement: ast.stmt) -> list[_Definition]:
+    """Return a function without a body, after the classes around it; nothing if it has one."""
+    if not isinstance(statement, _DEFINITIONS):
+        return []
+    if isinstance(statement, ast.ClassDef):
+        inner = _unfinished(statement.body[-1])
+        return [statement, *inner] if inner else []
+    return [statement] if all(map(_is_placeholder, statement.body)) else []
+
+
+def _is_placeholder(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Pass() | ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Raise(exc=ast.Name(id=name) | ast.Call(func=ast.Name(id=name))):
+            return name == "NotImplementedError"
+    return False
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=value)):
+            return not isinstance(value, str)
+        case ast.Pass() | ast.Raise():
+            return True
+    return False
+
+
+def _stub(lines: Sequence[str], unfinished: Sequence[_Definition]) -> tuple[str, str]:
+    """Return the source of a function up to its docstring, and the indentation of its body."""
+    body = unfinished[-1].body
+    first = body[0]
+    before = lines[first.lineno - 1].encode()[: first.col_offset].decode(errors="replace")
+    if before.strip():  # in one line with the header
+        return "", ""
+    kept = itertools.takewhile(lambda each: not _does_nothing(each), body)
+    last = max((each.end_lineno or 0 for each in kept), default=first.lineno - 1)
+    return "\n".join(lines[_first_line(unfinished[0]) : last]), before
+
+
+def _without(lines: Sequence[str], body: Sequence[ast.stmt], names: set[str]) -> str:
+    """Return source code without the definitions of some names, on as many lines."""
+    kept = list(lines)
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS) and statement.name in names:
+            last = statement.end_lineno or statement.lineno
+            kept[_first_line(statement) : last] = [""] * (last - _first_line(statement))
+    return "\n".join(kept).rstrip()
+
+
+def _first_line(definition: _Definition) -> int:
+    return min(definition.lineno, *(each.lineno for each in definition.decorator_list), 10**9) - 1
+
+
+# The program
+
+
+def _is_body(program: str, names: frozenset[str]) -> bool:
+    """Return whether a program continues a function, rather than define one of these names."""
+    if _first_of(program.split("\n"))[1][:1] in {" ", "\t"}:
+        return True
+    if _binds(program, names, indented=False):
+        return False
+    lines = program.split("\n")
+    if _returns(lines) or _lost_indentation(lines):
+        return True
+    return not (_DEFINES.search(program) or _binds(program, names, indented=True))
+
+
+def _returns(lines: Sequence[str]) -> bool:
+    """Return whether something returns outside of the functions and classes of a program."""
+    inside = False
+    for line in lines:
+        if _HEADER.match(line):
+            inside = True
+        elif line[:1] not in {" ", "\t", "#", ""}:
+            inside = line.startswith("@")
+        if not inside and _RETURNS.match(line):
+            return True
+    return False
+
+
+def _binds(program: str, names: frozenset[str], *, indented: bool) -> bool:
+    """Return whether a line of a program defines, assigns or imports one of these names."""
+    start = r"^[ \t]*" if indented else "^"
+    name = "|".join(map(re.escape, names))
+    pattern = (
+        rf"{start}(?:(?:(?:async[ \t]+)?def|class)[ \t]+(?:{name})\b|(?:{name})[ \t]*[=:,]"
+        rf"|(?:from|import)[ \t].*\b(?:{name})\b)"
+    )
+    return re.search(pattern, program, re.MULTILINE) is not None
+
+
+def _first_of(lines: Sequence[str]) -> tuple[int, str]:
+    """Return the number and the text of the first line that has code, or ""."""
+    for number, line in enumerate(lines):
+        if not _NO_CODE.match(line):
+            return number, line
+    return len(lines), ""
+
+
+def _indented(program: str, indent: str) -> str:
+    """Return a body with an indentation that continues the function."""
+    lines = program.split("\n")
+    number, first = _first_of(lines)
+    if lost := _lost_indentation(lines):
+        lines[number] = first = lost + first.lstrip()
+    own = _indentation(first)
+    if own == indent:
+        return "\n".join(lines)
+    return "\n".join(
+        indent + line[len(own) :] if line.strip() and line.startswith(own) else line
+        for line in lines
+    )
+
+
+def _lost_indentation(lines: Sequence[str]) -> str:
+    """Return the indentation of a body whose first line has lost some of it; "" if it has not."""
+    number, first = _first_of(lines)
+    rest = [_indentation(line) for line in lines[number + 1 :] if not _NO_CODE.match(line)]
+    shallowest = min(rest, key=len, default="")
+    if len(shallowest) <= len(_indentation(first)):
+        return ""
+    # A block that the first line opens may be all there is.
+    opens_block = first.partition("#")[0].rstrip().endswith(":")
+    return "" if opens_block and len(rest[0]) <= len(shallowest) else shallowest
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]

@@ -1,0 +1,132 @@
+"""Rows whose tests are source code: asserts, and scripts of them.
+
+The script that EvalPlus writes for MBPP+ is taken apart, so that each value is compared by itself.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .columns import (
+    Row,
+    entry_point_of,
+    first_of,
+    is_imports,
+    labels_of,
+    list_of,
+    prompt_of,
+    statements_of,
+)
+from .encoding import RowError
+from .preludes import prelude_of
+
+#: Tolerance of EvalPlus for expected floating-point numbers.
+_TOLERANCE = {"tolerance": 1e-6, "relative_tolerance": 1e-7}
+#: What MBPP+ asks of a function that returns a match, or a boolean.
+_IS_FOUND = "out = {call}\nassert (out if isinstance(out, bool) else out is not None) == {expected}"
+#: The arguments of `assertion` in EvalPlus's usual script.
+_ASSERTION_ARGS = re.compile(r"(\w+)\(\*inp\), exp, 0")
+
+
+def read_tests(row: Row) -> dict[str, Any]:
+    """Return the fields of `AssertTests` for a row.
+
+    Raises:
+        RowError: The row has no tests, or they cannot be read.
+    """
+    if row.get("plus_input") is not None:
+        raise RowError(
+            "plus_input: EvalPlus computes its expected outputs when it is installed; give a row "
+            "with the complete tests, of the release `OriginFmt`"
+        )
+    column, tests = first_of(row, "selected_uts", "all_uts", "test", "test_code", "test_list")
+    if tests is None:
+        raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
+    entry_point = entry_point_of(row)
+    imports, preparation = _setups(row)
+    if isinstance(script := row.get("functional"), str):
+        imports.append(prelude_of(script))
+    fields: dict[str, Any] = {
+        "kind": "asserts",
+        "setup": "\n".join(["from math import inf", *imports]),
+        "prompt": prompt_of(row, entry_point),
+        "entry_point": entry_point,
+        "bool_is_int": True,
+    }
+    if isinstance(tests, str) and not tests.lstrip().startswith("["):
+        fields |= _read_script(tests)
+    else:
+        fields["cases"] = list_of(tests, column)
+    if preparation:
+        fields["cases"] = [f"{preparation}\n{case}" for case in fields["cases"]]
+    return fields
+
+
+def _setups(row: Row) -> tuple[list[str], str]:
+    """Return imports of tests, and what must run before each test, with the program's classes."""
+    imports = [str(each) for each in list_of(row.get("test_imports") or [], "test_imports")]
+    code = row.get("test_setup_code") or labels_of(row).get("test_setup_code") or ""
+    if not isinstance(code, str):
+        raise RowError("test_setup_code: must be text")
+    return (imports, code) if not is_imports(code) else ([*imports, code], "")
+
+
+def _read_script(source: str) -> dict[str, Any]:
+    """Return the fields of `AssertTests` that a script determines.
+
+    A script of asserts, and EvalPlus's usual script, become one case per comparison. Any other
+    script becomes one case.
+    """
+    body = statements_of(source)
+    if not body:
+        return {"cases": []}
+    if all(isinstance(node, ast.Assert) for node in body):
+        return {"cases": [ast.unparse(node) for node in body], "single_run": True}
+    cases = _comparisons(body)
+    if cases is None:
+        return {"cases": [source]}
+    return {"cases": cases, "single_run": True, **_TOLERANCE}
+
+
+def _comparisons(body: Sequence[ast.stmt]) -> list[str] | None:
+    """Return the comparisons of EvalPlus's usual script as asserts; None for another script."""
+    values: dict[str, list[ast.expr]] = {}
+    function, form = None, "assert {call} == {expected}"
+    for node in body:
+        match node:
+            case ast.Import() | ast.ImportFrom() | ast.FunctionDef(name="is_floats"):
+                pass
+            case ast.FunctionDef(name="assertion") if _compares_plain_values(node):
+                pass
+            case ast.FunctionDef(name="assertion") if _lacks_its_assert(node):
+                form = _IS_FOUND
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=items)):
+                values[name] = items
+            case ast.For(body=[ast.Expr(value=ast.Call(func=ast.Name("assertion"), args=args))]):
+                called = _ASSERTION_ARGS.fullmatch(", ".join(map(ast.unparse, args)))
+                if called is None or function is not None:
+                    return None
+                function = called[1]
+            case _:
+                return None
+    inputs, results = values.get("inputs", []), values.get("results", [])
+    if function is None or len(inputs) != len(results) or len(values) != 2:
+        return None
+    pairs = zip(map(ast.unparse, inputs), map(ast.unparse, results), strict=True)
+    return [form.format(call=f"{function}(*{args})", expected=result) for args, result in pairs]
+
+
+def _compares_plain_values(function: ast.FunctionDef) -> bool:
+    """Return whether `assertion` compares values as they are; in some rows, it compares sets."""
+    source = ast.unparse(function)
+    return "out == exp" in source and "set(" not in source and "None" not in source
+
+
+def _lacks_its_assert(function: ast.FunctionDef) -> bool:
+    """Return whether `assertion` compares whether something was found, and forgets to assert it.
+
+    Three rows of MBPP+ do so.
+    """
+    has_assert = any(isinstance(node, ast.Assert) for node in ast.walk(function))
+    return not has_assert and "exp == (out is not None)" in ast.unparse(function)

@@ -1,0 +1,86 @@
+"""The solutions that rows bring along."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rewardfleet_server.code.extract import extract_program
+
+from .columns import Row, statements_of
+from .encoding import RowError, json_of
+
+#: Columns with one solution: HumanEval and BigCodeBench, LeetCodeDataset, ClassEval, MBPP, KodCode,
+#: and others. A `completion` is one only in a row that says what is called.
+_SINGLE = (
+    "canonical_solution", "completion", "solution_code", "code", "solution", "reference",
+    "reference_solution", "gold_standard_solution",
+)  # fmt: skip
+#: Columns with several, in all languages: APPS, TACO and CodeContests; CodeContests+.
+_SEVERAL = ("solutions", "correct_submissions")
+#: All of them.
+SOLUTIONS = (*_SINGLE, *_SEVERAL)
+#: The names of Python 3 there. CodeContests has numbers.
+_PYTHON = {None, 3, "3", "python", "python3", "py3"}
+#: Solutions of one row that are tried to be read as Python.
+_MAX_TRIED = 100
+
+
+def solution_of(row: Row) -> str | None:
+    """Return the only solution of a row, which may be a completion; None if it has none."""
+    names = [name for name in _SINGLE if name != "completion" or row.get("entry_point")]
+    for place in (row, row.get("extra_info")):
+        if isinstance(place, dict):
+            texts = (place.get(name) for name in names)
+            for text in texts:
+                if isinstance(text, str) and text.strip():
+                    return extract_program(text)
+    return None
+
+
+def first_solution_of(row: Row) -> str:
+    """Return the first solution of a row that is valid Python.
+
+    Raises:
+        RowError: There is none, or a column is text that begins like JSON, and is not.
+    """
+    only = solution_of(row)
+    if only is not None:
+        return only
+    programs = (extract_program(text) for name in _SEVERAL for text in _texts(row.get(name), name))
+    for _, program in zip(range(_MAX_TRIED), programs, strict=False):
+        if program.strip() and _is_python(program):
+            return program
+    raise RowError("check_reference: the row has no solution in Python")
+
+
+def _texts(value: Any, column: str) -> Iterator[str]:
+    """Yield the solutions in a column that may be Python."""
+    if isinstance(value, str) and value.lstrip()[:1] not in {"[", "{"}:
+        yield value
+        return
+    value = json_of(value, column)
+    if isinstance(value, dict):  # CodeContests: parallel lists
+        texts = value.get("solution")
+        languages = value.get("language")
+        if not isinstance(texts, list):
+            return
+        if not isinstance(languages, list) or len(languages) != len(texts):
+            languages = [None] * len(texts)
+        value = [{"code": t, "language": name} for t, name in zip(texts, languages, strict=True)]
+    for each in value if isinstance(value, list) else ():
+        if isinstance(each, dict):
+            language = each.get("language")
+            known = language.lower() if isinstance(language, str) else language
+            is_python = isinstance(known, str | int | None) and known in _PYTHON
+            text = each.get("code") or each.get("solution") if is_python else None
+        else:
+            text = each
+        if isinstance(text, str):
+            yield text
+
+
+def _is_python(program: str) -> bool:
+    try:
+        statements_of(program)
+    except RowError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""From completions to programs: bodies, complete programs, and what a prompt brings."""
+
+import pytest
+
+from rewardfleet.wire.code import AssertTests, FunctionalTests
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.completion import complete, with_setup
+from rewardfleet_server.code.extract import extract_program
+
+from .conftest import Service, asserts
+
+PROMPT = '''from math import sqrt
+
+def helper(x):
+    """Return x."""
+    return x
+
+
+def f(xs: list) -> int:
+    """Count.
+
+    >>> f([])
+    0
+    """
+'''
+STUB = PROMPT[PROMPT.index("def f") :].rstrip()
+BODY = """    total = 0
+    for x in xs:
+        if x:
+            total += 1
+
+    return total
+"""
+METHOD = "class Solution:\n    def f(self, xs: List[int]) -> int:\n        "
+
+
+def given(prompt: str, entry_point: str = "f") -> AssertTests:
+    fields = {"kind": "asserts", "cases": ["assert f([]) == 0"], "prompt": prompt}
+    return AssertTests.model_validate({**fields, "entry_point": entry_point})
+
+
+def completed(text: str, prompt: str = PROMPT, entry_point: str = "f") -> str:
+    return complete(extract_program(text), given(prompt, entry_point))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BODY,
+        BODY.strip(),
+        BODY[1:],  # as a tokenizer's first space
+        f"```python\n{BODY}```",
+        f"```python\n{BODY.strip()}\n```",
+        "\n".join(line[4:] for line in BODY.split("\n")),
+        BODY.replace("    ", "\t"),
+        BODY.replace("    ", "  "),
+    ],
+)
+def test_a_body_continues_the_function_whatever_became_of_its_indentation(text: str):
+    program = completed(text)
+    assert program.startswith(STUB)
+    for call, result in (("f([])", 0), ("f([1, 0, 2])", 2)):
+        names: dict = {}
+        exec(program, names)
+        assert eval(call, names) == result
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def g(x):\n        return x\n    return g(1)",
+        "def g(x):\n    return x\nreturn g(1)",
+        "    def f(x):\n        return x\n    return f(1)",
+        "import os\nwhile True:\n    return 1",
+        "# a comment\n    return 1",
+        "if xs:\n    return 1",
+        "if xs:\n        return 1\n    return 1",
+        "return max(1,\n    1)",
+        "    return 1\n\n\ndef f2():\n    pass\n\nprint(f2())",
+    ],
+)
+def test_other_bodies(text: str):
+    names: dict = {}
+    exec(completed(text), names)
+    assert names["f"]([1]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{PROMPT}{BODY}",
+        "def f(xs):\n    return 1",
+        '"""\nreturn the number\n"""\ndef f(xs):\n    return 1',
+        "from a import f",
+        "f = g = 1",
+        "try:\n    from a import f\nexcept ImportError:\n    def f(xs):\n        return 1",
+        "def f(xs:\n  return",  # it does not compile
+        "def g(xs):\n    return 1",  # another function
+        "@cache\ndef g(xs):\n    return 1",
+    ],
+)
+def test_a_complete_program_stays_as_it_is(text: str):
+    assert completed(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["        return len(xs)", "return len(xs)", "x = xs\nreturn len(x)"]
+)
+def test_a_body_continues_a_method(text: str):
+    names: dict = {"List": list}
+    exec(completed(text, METHOD, "Solution().f"), names)
+    assert names["Solution"]().f([1, 2]) == 2
+    whole = "class Solution:\n    def f(self, xs): return 1"
+    assert completed(whole, METHOD, "Solution().f") == whole
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [
+        "def f(a):",
+        "def f(a): \n    pass",
+        "def f(a):\n    ...\n",
+        "def f(a):\n\t'''Doc.'''\n\traise NotImplementedError()",
+        "@cache\ndef f(\n    a,\n):\n    import math\n    '''Doc.'''",
+        "class A:\n  x = 1\n  def g(self):\n    return 1\n  def f(self, a):\n    # here",
+    ],
+)
+def test_a_function_without_a_body_is_continued(stub: str):
+    program = completed("return a", f"from functools import cache\n{stub}")
+    assert "return a" in program
+    compile(program, "program.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "entry_point", "setup"),
+    [
+        (PROMPT, "f", PROMPT[: PROMPT.index("def f")].rstrip()),
+        (PROMPT, "", PROMPT[: PROMPT.index("def f")].rstrip()),
+        ("import a\ndef f(x): return x\nb = 1", "f", "import a\n\nb = 1"),
+        ("import a\n" + METHOD, "Solution().f", "import a"),
+        ("x = 1\n", "f", "x = 1"),
+        ("   \n", "f", ""),
+    ],
+)
+def test_the_setup_gets_the_prompt_without_what_the_program_defines(prompt, entry_point, setup):
+    tests = with_setup(given(prompt, entry_point))
+    assert isinstance(tests, AssertTests)
+    assert (tests.setup, tests.prompt) == (setup, "")
+
+
+def test_functional_tests_have_prompts():
+    fields = {"kind": "functional", "fn_name": "f", "cases": [{"args": [], "expected": 1}]}
+    tests = FunctionalTests.model_validate(
+        {**fields, "setup": "a = 1", "prompt": f"b = 1\n{METHOD}"}
+    )
+    assert complete("return 1", tests).endswith("        return 1")
+    folded = with_setup(tests)
+    assert isinstance(folded, FunctionalTests)
+    assert folded.setup == "a = 1\nb = 1"
+
+
+def test_a_prompt_that_is_not_valid_python_is_invalid():
+    with pytest.raises(InvalidRequest, match=r"tests\.prompt: not valid Python"):
+        completed("x", "Count the ones.")
+
+
+def test_a_text_of_any_kind_is_judged(level_service: Service):
+    """Nothing that a policy writes makes a request with a prompt invalid."""
+    tests = asserts("assert f([1, 0]) == 1", prompt=PROMPT, entry_point="f")
+    for text in (
+        "",
+        "    ",
+        "\x00",
+        "é" * 9,
+        "def",
+        "return (",
+        "#",
+        "\treturn\n  x",
+        "(" * 999,
+    ):
+        assert level_service.score(text, tests)["score"] == 0
+
+
+def test_programs_use_the_prompt(level_service: Service):
+    tests = asserts("assert f([4, 9]) == 5", prompt=PROMPT, entry_point="f")
+    for text in (
+        "    return int(sum(map(sqrt, helper(xs))))",
+        "```python\ndef f(xs):\n    return int(sum(map(sqrt, helper(xs))))\n```",
+        f"{PROMPT}    return int(sum(map(sqrt, xs)))",
+    ):
+        assert level_service.score(text, tests)["score"] == 1
+    wrong = level_service.score("    return nothing", tests)["verdicts"][0]
+    assert "return nothing" in wrong["stderr"]
