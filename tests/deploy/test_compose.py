@@ -54,6 +54,15 @@ def test_a_service_refuses_to_listen_beyond_loopback_without_a_key(engine: Engin
     assert "--api-key-file" in engine.docker(*run, check=False)
 
 
+def test_programs_are_kept_within_the_memory_of_their_container(engine: Engine):
+    run = ("run", "--rm", "--network=none", "--memory=2g", *HARDENED)
+    run += ("--env=REWARDFLEET_HOST=127.0.0.1",)  # doctor needs no key then
+    found = engine.docker(*run, "rewardfleet:cpu", "doctor", check=False)
+    assert "code: memory: this container has 1.5 GiB for programs, of 2.0 GiB" in found
+    many = (*run, "--env=REWARDFLEET_WORKERS=64", "rewardfleet:cpu", "doctor")
+    assert "failed  code: --workers 64" in engine.docker(*many, check=False)
+
+
 def test_the_gpu_image_builds_over_a_base_and_leaves_its_packages_as_they_are(engine: Engine):
     """The base here is a stand-in without vLLM; sortedcontainers is older than in the lock."""
     dockerfile, empty = ROOT / "deploy/Dockerfile", engine.folder / "empty"

@@ -11,6 +11,7 @@ from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings
 
+from ..server.code.test_memory import slack_bytes
 from .manifests import (
     OVERLAYS,
     Manifest,
@@ -74,10 +75,12 @@ def test_replicas_share_run_state(overlay: Manifests, settings: dict[str, Any], 
 
 def test_the_code_service_has_what_its_programs_need(overlay: Manifests, settings: dict[str, Any]):
     code = settings["code"]
-    limits = container_of(overlay.workload("code"))["resources"]["limits"]
+    resources = container_of(overlay.workload("code"))["resources"]
+    limits = resources["limits"]
     assert code.workers == quantity(limits["cpu"])
-    # Each worker may have three more programs that sleep.
-    assert 4 * code.workers * code.max_memory_mb * 2**20 <= quantity(limits["memory"])
+    assert limits["memory"] == resources["requests"]["memory"]
+    slack = slack_bytes(int(quantity(limits["memory"])), code.workers, code.max_memory_mb)
+    assert slack >= 0.5 * 2**30
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

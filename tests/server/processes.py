@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
@@ -16,9 +16,17 @@ T = TypeVar("T")
 
 
 @contextmanager
-def service_process(name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start `rewardfleet serve NAME` on a free port; yield the process and its URL."""
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", name, "--port", "0"]
+def service_process(
+    name: str, *arguments: str, prefix: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `rewardfleet serve NAME` on a free port; yield the process and its URL.
+
+    Args:
+        name: The service.
+        arguments: Its flags.
+        prefix: A command that starts another one.
+    """
+    command = [*prefix, sys.executable, "-m", "rewardfleet_server", "serve", name, "--port", "0"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
     process = subprocess.Popen(
         [*command, *arguments], stderr=subprocess.PIPE, text=True, env=environment

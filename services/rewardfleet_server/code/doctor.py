@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rewardfleet.wire.code import Limits
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.doctor import Diagnosis, check_extra
 from rewardfleet_server.extras import install_command
@@ -15,7 +16,8 @@ from .checkers.compiler import find_compiler
 from .packages import BUILD_COMMAND, environment_of, jail_python
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult
 from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
-from .sandboxes.jail.pool import JailPool, build
+from .sandboxes.jail.memory import run_bytes
+from .sandboxes.jail.pool import JailPool, build, check_memory
 from .sandboxes.jail.worker import PythonUnusable
 from .settings import CodeSettings
 
@@ -62,6 +64,10 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
         fix = "give an interpreter of Python 3.11 or newer: rewardfleet serve code --python FILE"
         yield Diagnosis("failed", f"code: {error}", fix)
         return
+    memory = _memory_check(settings)
+    yield memory
+    if memory.status == "failed":
+        return
     try:
         importlib.import_module("pyseccomp")  # loads libseccomp
     except ImportError:
@@ -92,6 +98,29 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
             yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
     yield _compiler_check()
+
+
+def _memory_check(settings: CodeSettings) -> Diagnosis:
+    """Return how many programs there is memory for at the same time."""
+    try:
+        capacity = check_memory(settings)
+    except ValueError as error:
+        what, _, fix = str(error).partition(". ")
+        return Diagnosis("failed", f"code: {what}", fix)
+    most, usual = settings.max_memory_mb, min(Limits().memory_mb, settings.max_memory_mb)
+    limits = RunLimits(1, 1, usual << 20, Limits().output_kb << 10)
+    alone, with_tests = (
+        capacity.of_programs // run_bytes(limits, tests_apart=apart) for apart in (False, True)
+    )
+    what = (
+        f"code: memory: {capacity}: {alone} programs at a time with limits.memory_mb {usual}, "
+        f"{with_tests} of them with a process of tests"
+    )
+    if most < Limits().memory_mb:
+        return Diagnosis("note", what, f"requests must give limits.memory_mb, at most {most}")
+    if alone < settings.workers:
+        return Diagnosis("note", f"{what}, which is less than --workers", "request lower limits")
+    return Diagnosis("ok", what)
 
 
 def _compiler_check() -> Diagnosis:

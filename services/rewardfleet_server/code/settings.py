@@ -12,6 +12,8 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import NameList, ServerSettings, setting
 
+from .sandboxes.jail.memory import MOST_MB, default_limit_mb
+
 #: A comma between packages, and not between the parts of a version specifier.
 _COMMA = re.compile(r",(?!\s*[<>=!~])")
 
@@ -20,6 +22,11 @@ def _default_cache_file() -> Path:
     """Return a file in the user's cache folder, so that verdicts outlive the process."""
     folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
+
+
+def _default_memory_mb(given: dict[str, object]) -> int:
+    """Return the most that there is memory for here; on a SandboxFusion server, the usual."""
+    return default_limit_mb() if given.get("sandbox") == "jail" else MOST_MB
 
 
 def checkers_folder() -> Path:
@@ -80,12 +87,12 @@ class CodeSettings(ServerSettings):
     workers: PositiveInt = setting(os.cpu_count() or 1, "Programs that use a core at the same time. While programs sleep, up to four times as many run.", shown="one per core", group="Sandbox")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")
     python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
-    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
     preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox")
     testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
-    max_memory_mb: PositiveInt = setting(4096, "Largest limits.memory_mb of a request. The machine should have this much for each worker, and for up to three more programs that sleep. The process of a program's tests may use twice as much.", group="Ceilings")
+    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request. If it is given, the service starts only where there is this much for each worker. The process of a program's tests may use twice as much. Programs wait for memory as for a core.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have here", group="Ceilings")
     max_output_kb: PositiveInt = setting(65_536, "Largest limits.output_kb of a request.", group="Ceilings")
     max_submission_s: PositiveFloat = setting(60.0, "Seconds of CPU for all tests of a submission, and 1.5 times as many of wall time; at most half of the caller's timeout. Further tests are skipped.", group="Ceilings")
     fusion_url: HttpUrl | None = setting(None, "Base URL of the SandboxFusion server of --sandbox fusion, e.g. http://127.0.0.1:8080.", group="SandboxFusion")

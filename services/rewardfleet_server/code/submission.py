@@ -1,4 +1,10 @@
-"""One submission: the programs in a request, and the verdicts on one of them."""
+"""One submission: the programs in a request, and the verdicts on one of them.
+
+All runs of a program share a budget of CPU time and one of wall time. Only what the program does
+itself uses them up: its CPU time, its sleep, removing what it left behind, and judging what it
+wrote. Waiting does not: for a jail, for memory, for a core, or in a pause of the machine. So a
+budget that ends is a result, however busy the machine is. The deadline of the call is for the rest.
+"""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +23,7 @@ from .verdict import CheckerFiles, TestRun
 SHORT_TEXT = 20_000
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
-#: Wall time of all runs, as a multiple of their CPU time.
+#: The budget of wall time, as a multiple of that of CPU time.
 _WALL_FACTOR = 1.5
 #: Seconds of wall time of a run, however little time is left.
 _MIN_WALL_S = 0.1
@@ -83,10 +89,11 @@ class SubmissionRun:
         limits: The limits of one run.
         numbers: The numbers of the tests, from 1, by which suspicions name them.
         stop_at_failure: Whether the runs after the first failure are skipped.
-        max_seconds: CPU seconds for all runs together, and 1.5 times as many of wall time, which
-            starts now.
+        max_seconds: The budget of all runs together: seconds of CPU time, and 1.5 times as many of
+            wall time.
 
     Attributes:
+        numbers: As given.
         verdicts: One per test so far.
         suspicions: Signs of tampering.
         timing: The stages of all runs.
@@ -94,6 +101,8 @@ class SubmissionRun:
             which is `skipped` until then.
         paused: Whether the program is to be run again on the tests that are left: after the
             decisions, or with less time.
+        was_cut: Whether a run was ended because the budget of wall time was used up, so that its
+            test had less time than its own limit.
     """
 
     def __init__(
@@ -106,12 +115,13 @@ class SubmissionRun:
         max_seconds: float,
     ) -> None:
         self.limits = limits
-        self._numbers = numbers
+        self.numbers = numbers
         self.verdicts: list[Verdict] = []
         self.suspicions: list[str] = []
         self.timing = CodeTiming()
         self.undecided: list[tuple[int, CheckerFiles]] = []
         self.paused = False
+        self.was_cut = False
         self._planned = list(planned)
         self._done = 0
         self._stop_at_failure = stop_at_failure
@@ -119,8 +129,7 @@ class SubmissionRun:
         self._max_undecided = 1 if stop_at_failure else len(planned)
         self._undecided_bytes = 0
         self._cpu_ms_left = max_seconds * 1000
-        self._wall_s = max_seconds * _WALL_FACTOR
-        self._started = time.monotonic()
+        self._wall_ms_left = max_seconds * 1000 * _WALL_FACTOR
 
     @property
     def runs(self) -> list[ProgramRun]:
@@ -129,32 +138,33 @@ class SubmissionRun:
 
     @property
     def run_limits(self) -> RunLimits:
-        """The limits of the next run: no program sleeps past the time for all runs."""
-        wall_s = min(self.limits.wall_s, max(self._wall_s_left, _MIN_WALL_S))
+        """The limits of the next run: no program sleeps past the budget of all runs."""
+        wall_s = min(self.limits.wall_s, max(self._wall_ms_left / 1000, _MIN_WALL_S))
         return replace(self.limits, wall_s=wall_s)
 
     @property
     def seconds_left(self) -> float:
-        """The remaining time, in the sense of `max_seconds`."""
-        return min(self._cpu_ms_left / 1000, self._wall_s_left / _WALL_FACTOR)
+        """The remaining budget, in the sense of `max_seconds`."""
+        return min(self._cpu_ms_left, self._wall_ms_left / _WALL_FACTOR) / 1000
 
-    @property
-    def _wall_s_left(self) -> float:
-        """The remaining wall time. Only waiting for a jail or a core does not use it up."""
-        used = time.monotonic() - self._started - self.timing.queue / 1000
-        return self._wall_s - used
+    def _charge(self, result: RunResult) -> None:
+        self._cpu_ms_left -= result.cpu_ms
+        self._wall_ms_left -= result.charged_ms
 
     def on_result(self, result: RunResult) -> bool:
         """Judge the result of a run; return whether to continue with the next one."""
+        started = time.thread_time()
         judged = self._planned[self._done].judge(result, self.limits)
-        self._cpu_ms_left -= result.cpu_ms
+        self._wall_ms_left -= (time.thread_time() - started) * 1000
+        self._charge(result)
+        self.was_cut |= result.stopped == "wall" and result.charged_ms < self.limits.wall_s * 1000
         if judged.again is not None and self.seconds_left > 0:
             self._planned[self._done] = judged.again
             self.paused = True
             return False
         self._done += 1
         index = len(self.verdicts)
-        number = self._numbers[index]
+        number = self.numbers[index]
         self.suspicions += [f"test {number}: {each}" for each in judged.suspicions]
         self.verdicts += judged.verdicts
         self.timing.fork = round(self.timing.fork + result.fork_ms, 3)
@@ -175,7 +185,7 @@ class SubmissionRun:
             len(self.undecided) >= self._max_undecided
             or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         )
-        is_short = self._wall_s_left < self.limits.wall_s
+        is_short = self._wall_ms_left < self.limits.wall_s * 1000
         self.paused = goes_on and (is_full or is_short) and self._done < len(self._planned)
         return goes_on and not self.paused
 
@@ -185,8 +195,8 @@ class SubmissionRun:
         update = {"verdict": decision.outcome, "checker_message": decision.message}
         self.verdicts[index] = self.verdicts[index].model_copy(update=update)
         if decision.suspicion is not None:
-            self.suspicions.append(f"test {self._numbers[index]}: {decision.suspicion}")
-        self._cpu_ms_left -= result.cpu_ms
+            self.suspicions.append(f"test {self.numbers[index]}: {decision.suspicion}")
+        self._charge(result)
         is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
         if is_over:
             del self.verdicts[index + 1 :]

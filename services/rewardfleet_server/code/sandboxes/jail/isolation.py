@@ -87,6 +87,11 @@ class IsolationSpec:
     python: str
     kept: tuple[str, ...] = ()
 
+    @property
+    def writable_bytes(self) -> int:
+        """The size of the folders that a program may write to, which are in memory."""
+        return len(self.writable) * _SCRATCH_MB * 2**20
+
 
 def jail_user() -> int | None:
     """Return the user id that jails run as; None for that of the service."""

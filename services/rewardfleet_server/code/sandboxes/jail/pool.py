@@ -1,17 +1,23 @@
 """The sandbox `jail`: jails on this machine, each with a warm fork server.
 
 There are more jails than cores, and a job needs both. While its program sleeps, its core is lent to
-others. A program that wakes up is paused until it has a core again, so that those that compute are
-never more than the cores for longer than it takes to notice. Checkers have jails of their own.
+others, and a job that has not taken long gets the core of one that has; see `Schedule`. A program
+without a core is paused until it has one, so that those that compute are never more than the cores
+for longer than it takes to notice. Checkers have jails of their own.
+
+A job waits for memory as well, and has it from its beginning to its end; see `memory`.
 """
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -25,13 +31,20 @@ from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.tracing import stage
 
 from .isolation import FALLBACK_ORDER, IsolationLevel, isolation_spec
+from .memory import Capacity, Memory, Share, run_bytes
+from .run_files import has_tests_apart
 from .seccomp import compiled_filters
-from .worker import JailUnavailable, PythonUnusable, Worker, WorkerConfig
+from .worker import JailUnavailable, Killed, PythonUnusable, Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
-#: Jails for each core. Those beyond the first are started when programs sleep.
+#: Jails for each core. Those beyond the first are started when programs sleep, or take long.
 _JAILS_PER_CORE = 4
+#: Seconds of a core after which a job may be paused for others: several times what a short program
+#: takes, and little for a caller who waits for it.
+_QUANTUM_S = 0.025
+#: Seconds after which a job that was paused comes before those that have not begun.
+_LONGEST_PAUSE_S = 1.0
 
 
 def build(settings: CodeSettings) -> "JailPool":
@@ -39,8 +52,9 @@ def build(settings: CodeSettings) -> "JailPool":
 
     Raises:
         ValueError: No level works on this machine, the interpreter or a module to preload cannot
-            be used, or `--packages` cannot be installed.
+            be used, `--packages` cannot be installed, or there is too little memory.
     """
+    check_memory(settings)
     python = jail_python(settings)
     require("server", "the sandbox jail", "pyseccomp")
     try:
@@ -74,71 +88,189 @@ def build(settings: CodeSettings) -> "JailPool":
     )
 
 
+def check_memory(settings: CodeSettings) -> Capacity:
+    """Return how much memory there is.
+
+    Raises:
+        ValueError: It is too little for one program per worker.
+    """
+    capacity = Capacity.here()
+    is_given = "max_memory_mb" in settings.model_fields_set
+    capacity.check(settings.workers, settings.max_memory_mb if is_given else None)
+    return capacity
+
+
 class Schedule:
-    """Which jobs have a core and a jail. On the event loop only.
+    """Which jobs have a core, memory and a jail. On the event loop only.
+
+    A job is long once it has used a core for `_QUANTUM_S`, or has slept. Short jobs come first, so
+    that long ones hardly delay them:
+
+    - A short job gets the core of a long one, which is paused and gets the next one that is left.
+      After `_LONGEST_PAUSE_S` it comes first, and keeps its core for `_QUANTUM_S`.
+    - Long jobs leave jails and memory to short ones. A job that becomes long when others have all
+      that is for these is stopped, and begins again when there is room; its run is repeated.
+
+    If more jobs wait than there are jails, each would wait for others in any case. Then they begin
+    in order, and none is paused for another one.
 
     Args:
         cores: How many jobs may use a core.
+        memory: Their memory.
         workers: The jails for programs. The first ones are used first.
         checkers: The jails for checkers.
     """
 
-    def __init__(self, cores: int, workers: Sequence[Worker], checkers: Sequence[Worker]) -> None:
-        self._free_cores = cores
+    def __init__(
+        self, cores: int, memory: Memory, workers: Sequence[Worker], checkers: Sequence[Worker]
+    ) -> None:
+        self._cores = self._free_cores = cores
+        self._memory = memory
+        self._jails = len(workers)
         self._idle = {False: [*reversed(workers)], True: [*reversed(checkers)]}
-        self._checkers = set(checkers)
-        self._woken: deque[CoreTurn] = deque()
-        self._waiting: deque[tuple[bool, asyncio.Future[Worker]]] = deque()
+        self._new: deque[CoreTurn] = deque()
+        self._stopped: deque[CoreTurn] = deque()
+        self._woken: list[CoreTurn] = []
+        self._begun: set[CoreTurn] = set()
 
-    async def begin(self, *, is_checker: bool) -> Worker:
-        """Wait for a core and a jail, and return the jail."""
-        future: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append((is_checker, future))
+    async def begin(self, turn: "CoreTurn") -> Worker:
+        """Wait for a core, memory and a jail, and return the jail."""
+        turn.begins = asyncio.get_running_loop().create_future()
+        queue = self._stopped if turn.is_long else self._new
+        queue.append(turn)
         self._assign()
         try:
-            return await future
+            return await turn.begins
         except asyncio.CancelledError:
-            if not future.cancelled():  # it was assigned in the same moment
-                self._idle[is_checker].append(future.result())
-                self._free_core()
+            if turn in self._begun:  # in the same moment
+                self.end(turn)
+            else:
+                queue.remove(turn)
+                if turn.share.waits:
+                    self._memory.forget(turn.share)
+                self._assign()
             raise
 
     def lend(self, turn: "CoreTurn") -> None:
-        """Give the core of a job to another one."""
-        turn.has_core = False
-        self._free_core()
+        """Give the core of a job that sleeps to another one."""
+        turn.has_slept = True
+        self._release(turn)
+        self._assign()
 
     def request(self, turn: "CoreTurn") -> None:
-        """Give a job the next free core. It comes before jobs that have not begun."""
+        """Give a core to a job that has none."""
         self._woken.append(turn)
         self._assign()
 
-    def end(self, worker: Worker, turn: "CoreTurn") -> None:
-        """End a job: its jail, and its core if it has one, are free."""
-        self._idle[worker in self._checkers].append(worker)
+    def end(self, turn: "CoreTurn") -> None:
+        """End a job: its jail, its memory, and its core if it has one, are free."""
+        assert turn.worker is not None  # noqa: S101 - it has begun
+        self._idle[turn.is_checker].append(turn.worker)
+        self._memory.give_back(turn.share)
+        self._release(turn)
+        self._begun.remove(turn)
         if turn in self._woken:
             self._woken.remove(turn)
-        if turn.has_core:
-            self._free_core()
-        else:
-            self._assign()
-
-    def _free_core(self) -> None:
-        self._free_cores += 1
         self._assign()
 
     def _assign(self) -> None:
-        while self._free_cores and self._woken:
-            self._free_cores -= 1
-            self._woken.popleft().grant()
-        for waiting in list(self._waiting) if self._free_cores else ():
-            is_checker, future = waiting
-            if future.done():
-                self._waiting.remove(waiting)
-            elif self._free_cores and self._idle[is_checker]:
-                self._waiting.remove(waiting)
-                self._free_cores -= 1
-                future.set_result(self._idle[is_checker].pop())
+        self._grant()
+        while self._short_one_waits() and (paused := self._last_that_may_be_paused()):
+            self._release(paused)
+            paused.pause()
+            self._grant()
+        self._leave_room()
+
+    def _grant(self) -> None:
+        """Give away all free cores."""
+        while self._free_cores and (
+            self._resume(urgent=True)
+            or self._begin(self._stopped, urgent=True)
+            or self._begin(self._new)
+            or self._resume()
+            or self._begin(self._stopped)
+        ):
+            pass
+
+    def _resume(self, *, urgent: bool = False) -> bool:
+        turn = min(self._woken, key=lambda turn: turn.number, default=None)
+        if turn is None or (urgent and not (self._is_full or turn.has_waited_long)):
+            return False
+        self._woken.remove(turn)
+        self._take(turn, urgent=urgent)
+        turn.grant()
+        return True
+
+    def _begin(self, queue: "deque[CoreTurn]", *, urgent: bool = False) -> bool:
+        for turn in queue:
+            if urgent and not turn.has_waited_long:
+                continue
+            if self._has_jail(turn) and self._memory.take(turn.share):
+                queue.remove(turn)
+                self._take(turn, urgent=urgent)
+                self._begun.add(turn)
+                turn.begin(self._idle[turn.is_checker].pop())
+                return True
+        return False
+
+    def _take(self, turn: "CoreTurn", *, urgent: bool) -> None:
+        self._free_cores -= 1
+        turn.has_core = True
+        turn.since = turn.now
+        if urgent and self._new:
+            turn.keeps_core_until = turn.now + _QUANTUM_S
+        if not turn.is_long or turn.keeps_core:
+            turn.timer = asyncio.get_running_loop().call_later(_QUANTUM_S, self._assign)
+
+    def _release(self, turn: "CoreTurn") -> None:
+        if not turn.has_core:
+            return
+        self._free_cores += 1
+        turn.used_s += turn.now - turn.since
+        turn.since = turn.now
+        turn.has_core = False
+        if turn.timer is not None:
+            turn.timer.cancel()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so many jobs wait that they begin in order."""
+        return len(self._new) > self._jails
+
+    def _has_jail(self, turn: "CoreTurn") -> bool:
+        """Return whether there is an idle jail for a job."""
+        has_room = turn.is_checker or not turn.is_long or self._may_be_long([*self._long, turn])
+        return bool(self._idle[turn.is_checker]) and has_room
+
+    def _short_one_waits(self) -> bool:
+        """Return whether a short job waits only for a core that another one may give up."""
+        return not self._is_full and any(
+            self._has_jail(turn) and self._memory.has(turn.share) for turn in self._new
+        )
+
+    def _last_that_may_be_paused(self) -> "CoreTurn | None":
+        may_be_paused = (
+            turn for turn in self._begun if turn.has_core and turn.is_long and not turn.keeps_core
+        )
+        return max(may_be_paused, key=lambda turn: turn.number, default=None)
+
+    @property
+    def _long(self) -> "list[CoreTurn]":
+        """The long jobs that have begun, in order."""
+        long = (each for each in self._begun if each.is_long and not each.is_checker)
+        return sorted((each for each in long if not each.is_stopped), key=lambda turn: turn.number)
+
+    def _may_be_long(self, turns: "Sequence[CoreTurn]") -> bool:
+        """Return whether so many jobs that have begun may be long."""
+        taken = sum(turn.share.size for turn in turns)
+        has_memory = len(turns) <= self._cores or taken <= self._memory.total / 2
+        return has_memory and len(turns) <= self._jails - self._cores
+
+    def _leave_room(self) -> None:
+        """Stop the last ones of too many long jobs."""
+        long = self._long
+        while not self._may_be_long(long):
+            long.pop().stop()
 
 
 class CoreTurn:
@@ -146,25 +278,93 @@ class CoreTurn:
 
     Args:
         schedule: Grants it.
-        timing: The time for which a program that woke up waits is added to its `queue`.
+        share: The memory of the job.
+        timing: The time for which a program that was paused waits is added to its `queue`.
+        is_checker: Whether the job needs a jail for checkers.
 
     Attributes:
-        is_lent: See `Turn`.
-        has_core: The same as `schedule` sees it.
+        share: As above.
+        is_checker: As above.
+        number: The order in which jobs came.
+        worker: The jail, once it has begun.
+        begins: Gets the jail.
+        has_core: Whether it has a core.
+        has_slept: Whether it has lent its core.
+        is_stopped: Whether it was stopped, and is to begin again.
+        used_s: Seconds for which it had a core before `since`.
+        since: Since when it has a core, or has none (`time.monotonic`).
+        keeps_core_until: Until when it is not paused for another one.
+        timer: Lets the schedule look at it when it may be paused.
     """
 
-    def __init__(self, schedule: Schedule, timing: Timing) -> None:
-        self.is_lent = False
-        self.has_core = True
+    _numbers = itertools.count()
+
+    def __init__(
+        self, schedule: Schedule, share: Share, timing: Timing, *, is_checker: bool
+    ) -> None:
+        self.share = share
+        self.is_checker = is_checker
+        self.number = next(self._numbers)
+        self.worker: Worker | None = None
+        self.begins: asyncio.Future[Worker] | None = None
+        self.has_core = self.has_slept = self.is_stopped = False
+        self.used_s = self.keeps_core_until = 0.0
+        self.since = self.now
+        self.timer: asyncio.TimerHandle | None = None
+        self._is_lent = False
         self._schedule = schedule
         self._timing = timing
         self._loop = asyncio.get_running_loop()
         self._granted = threading.Event()
         self._cancelled = False
 
+    @property
+    def now(self) -> float:
+        """The time of `time.monotonic`."""
+        return time.monotonic()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has used a core for long, or has slept."""
+        used_s = self.used_s + (self.now - self.since if self.has_core else 0.0)
+        return self.has_slept or used_s >= _QUANTUM_S
+
+    @property
+    def keeps_core(self) -> bool:
+        """Whether it is not paused for another one now."""
+        return self.now < self.keeps_core_until
+
+    @property
+    def has_waited_long(self) -> bool:
+        """Whether it has had no core for long."""
+        return not self.has_core and self.now - self.since >= _LONGEST_PAUSE_S
+
+    @property
+    def needs_core(self) -> bool:
+        """See `Turn`."""
+        return self._is_lent or not self.has_core
+
+    def begin(self, worker: Worker) -> None:
+        """Give the job a jail, and a core."""
+        self.worker, self.is_stopped = worker, False
+        self._is_lent = self._cancelled = False
+        assert self.begins is not None  # noqa: S101 - it waits
+        self.begins.set_result(worker)
+
+    def pause(self) -> None:
+        """Pause the program until it gets a core again."""
+        assert self.worker is not None  # noqa: S101 - it has begun
+        self.worker.pause()
+
+    def stop(self) -> None:
+        """Stop the job, so that it begins again later."""
+        assert self.worker is not None  # noqa: S101 - it has begun
+        self.is_stopped = True
+        self.worker.stop()
+
     def lend(self) -> None:
         """See `Turn`."""
-        self.is_lent = True
+        self._is_lent = True
         self._loop.call_soon_threadsafe(self._schedule.lend, self)
 
     def take(self) -> None:
@@ -174,11 +374,10 @@ class CoreTurn:
             if not self._cancelled:  # `cancel` after this ends the wait
                 self._loop.call_soon_threadsafe(self._schedule.request, self)
                 self._granted.wait()
-        self.is_lent = False
+        self._is_lent = False
 
     def grant(self) -> None:
-        """Give the job a core."""
-        self.has_core = True
+        """Let the job continue, as it has a core again."""
         self._granted.set()
 
     def cancel(self) -> None:
@@ -210,7 +409,10 @@ class JailPool:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._close()
             raise
-        self._schedule = Schedule(count, programs, checkers)
+        self._is_closing = False
+        self._memory = Memory(Capacity.here().of_programs)
+        self._writable = config.spec.writable_bytes
+        self._schedule = Schedule(count, self._memory, programs, checkers)
         handshake = self._workers[0].handshake
         self._provenance: dict[str, JsonValue] = {
             "sandbox": "jail",
@@ -229,18 +431,42 @@ class JailPool:
     def restarts(self) -> int:
         return sum(worker.restarts for worker in self._workers)
 
+    @property
+    def kills(self) -> int:
+        return sum(worker.kills for worker in self._workers)
+
+    @property
+    def memory_waits(self) -> int:
+        return self._memory.waits
+
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """See `Sandbox.run`."""
+        tests_apart = any(map(has_tests_apart, job.runs))
+        share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
+        turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
+        runs = deque(job.runs)
+
+        def on_next(result: RunResult) -> bool:
+            runs.popleft()
+            return on_result(result)
+
+        while not await self._run(replace(job, runs=[*runs]), on_next, turn, timing):
+            if not turn.is_stopped or self._is_closing:
+                raise Unavailable("the service is shutting down", retry_after=1)
+
+    async def _run(
+        self, job: Job, on_result: Callable[[RunResult], bool], turn: CoreTurn, timing: Timing
+    ) -> bool:
+        """Run a job until it ends; return False if it was stopped before."""
         with stage(timing, "queue"):
-            worker = await self._schedule.begin(is_checker=job.is_checker)
-        turn = CoreTurn(self._schedule, timing)
+            worker = await self._schedule.begin(turn)
         worker.begin(turn)
         running = run_in_thread(self._threads, lambda: worker.run(job, on_result))
         # The worker is free when its thread is done, even if this task was cancelled before.
-        running.add_done_callback(lambda _: self._schedule.end(worker, turn))
+        running.add_done_callback(lambda _: self._schedule.end(turn))
         try:
             with stage(None, "jail"):
-                finished = await asyncio.shield(running)
+                return await asyncio.shield(running)
         except asyncio.CancelledError:
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not running.done():  # otherwise the worker may have another job already
@@ -248,11 +474,15 @@ class JailPool:
             raise
         except JailUnavailable as error:
             raise Unavailable(f"no jail is available: {error}", retry_after=1) from error
-        if not finished:  # the program did not fail: the rest of its runs did not take place
-            raise Unavailable("the service is shutting down", retry_after=1)
+        except Killed:
+            raise Unavailable(
+                "SIGKILL ended the program twice, e.g. because the machine has no memory left",
+                retry_after=1,
+            ) from None
 
     async def aclose(self) -> None:
         """End all jails."""
+        self._is_closing = True
         for worker in self._workers:
             worker.stop()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)

@@ -95,7 +95,7 @@ class RunFiles(MemoryFiles):
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
         super().__init__()
         self._limits = job.limits
-        self._tests_apart = any(check.kind in _TESTED_APART for check in run.checks)
+        self._tests_apart = has_tests_apart(run)
         own_checks = () if self._tests_apart else run.checks
         self._has_script = bool(run.setup or own_checks)
         self._prints_last = program.prints_last or prints_last(run.setup)
@@ -168,6 +168,11 @@ class RunFiles(MemoryFiles):
             "report": contents(self._report, MAX_REPORT_BYTES + 1),
             "test_report": report,
         }
+
+
+def has_tests_apart(run: ProgramRun) -> bool:
+    """Return whether a process of its own makes the checks of a run."""
+    return any(check.kind in _TESTED_APART for check in run.checks)
 
 
 def prints_last(source: str) -> bool:

@@ -4,10 +4,13 @@ Among what is refused: creating processes, running other programs, signaling or 
 opening sockets, changing namespaces or mounts, changing what Landlock does not cover (modes, owners
 and times of files), and leaving objects in the kernel that outlive the program. A call that is on
 no list fails with ENOSYS, as on an older kernel.
+
+No call of a program makes the kernel end it with SIGKILL. So if that happens, it came from outside.
 """
 
 import errno
 import os
+import resource
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +122,11 @@ def _run_filter(seccomp: Any) -> bytes:
         rules.add_rule(refused, "prctl", seccomp.Arg(0, seccomp.EQ, value))
     process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
     rules.add_rule(refused, "clone", process)
+    # The kernel sends SIGKILL at a hard limit on CPU time. It reads 32 bits of the argument.
+    for name, index in (("setrlimit", 0), ("prlimit64", 1)):
+        is_cpu = seccomp.Arg(index, seccomp.MASKED_EQ, 0xFFFFFFFF, resource.RLIMIT_CPU)
+        changes = (seccomp.Arg(2, seccomp.NE, 0),) if name == "prlimit64" else ()
+        rules.add_rule(refused, name, is_cpu, *changes)
     return _exported(rules)
 
 

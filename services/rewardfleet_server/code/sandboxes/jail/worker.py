@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 
 from . import guest
+from .guest.descriptors import KILLED
 from .isolation import IsolationSpec, runs_at_all, spawn
 from .run_files import ProgramFiles, RunFiles
 from .seccomp import Filters
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _GUEST = f"{guest.loader('supervisor')}\npackage.supervisor.main()\n".encode()
 _LENGTHS = struct.Struct("!II")
 _START_TIMEOUT_S = 20.0
-#: Seconds that a busy host may take in addition to the wall time limit of a run.
+#: Seconds for which a jail may send nothing, in addition to the wall time limit of a run.
 _GRACE_S = 20.0
 _END_TIMEOUT_S = 5.0
 
@@ -50,6 +51,13 @@ class JailDied(Exception):
     """A jail ended, or stopped responding, while a program ran."""
 
 
+class Killed(JailDied):
+    """SIGKILL ended a process of a jail, e.g. because the machine has no memory left.
+
+    No program can send it, so none is to blame.
+    """
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """How to start the jails of a service.
@@ -66,13 +74,11 @@ class WorkerConfig:
 
 
 class Turn(Protocol):
-    """The permit of a job to use a core. All methods but `cancel` are called by its worker.
+    """The permit of a job to use a core. All methods but `cancel` are called by its worker."""
 
-    Attributes:
-        is_lent: Whether others may use the core, because the program sleeps.
-    """
-
-    is_lent: bool
+    @property
+    def needs_core(self) -> bool:
+        """Whether others may use the core, because the program sleeps or must pause for them."""
 
     def lend(self) -> None:
         """Let others use the core."""
@@ -87,7 +93,7 @@ class Turn(Protocol):
 class Worker:
     """Runs one job at a time in its jail, which is replaced if it breaks.
 
-    Used by one thread at a time, except for `stop`.
+    Used by one thread at a time, except for `stop` and `pause`.
 
     Args:
         config: How to start the jail.
@@ -95,6 +101,7 @@ class Worker:
     Attributes:
         handshake: What the supervisor reported when it started: its Python, packages and Landlock.
         restarts: How many times a jail was started in place of another one.
+        kills: How many runs were ended from outside.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -107,6 +114,7 @@ class Worker:
         self._turn: Turn | None = None
         self.handshake: Mapping[str, Any] = {}
         self.restarts = 0
+        self.kills = 0
 
     def start(self) -> None:
         """Start a jail unless there is one.
@@ -135,7 +143,6 @@ class Worker:
             "supervisor_filter_bytes": len(seccomp.supervisor),
         }
         try:
-            self._channel, self._zygote = channel, zygote
             self._process = spawn(
                 spec.command, (supervisor_end.fileno(), zygote_end.fileno()), errors
             )
@@ -147,7 +154,10 @@ class Worker:
             channel.settimeout(_START_TIMEOUT_S)
             _send(channel, config, seccomp.supervisor + seccomp.run)
             self.handshake = _receive(channel)
+            self._channel, self._zygote = channel, zygote  # from now on, others may send to it
         except (OSError, subprocess.SubprocessError, JailDied) as error:
+            channel.close()
+            zygote.close()
             self.close()
             message = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
             reason = message.rpartition("\n")[2][-500:] or str(error)
@@ -181,19 +191,22 @@ class Worker:
     def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job; see `Sandbox.run`. Return False if `stop` ended it early.
 
-        If the jail dies, e.g. because the machine has no memory left, the run is repeated once in
-        a new jail. The program is to blame if that dies as well.
+        If the jail dies, or a process of the run is killed, the run is repeated once in a new jail.
+        The program is to blame if that dies as well, and neither was killed.
 
         Raises:
             JailUnavailable: No jail can be started now.
+            Killed: A run was killed, and could not be completed in a new jail.
         """
         self.start()
         try:
             return self._run_all(job, on_result)
-        except JailDied:
+        except JailDied as error:
             self.close()
             if self._stopped.is_set():
                 return False
+            if isinstance(error, Killed):
+                raise
             self.probe()  # if a new jail does not work either, it is not the program's fault
             on_result(RunResult(exit_code=-signal.SIGKILL, stopped="died"))
             return True
@@ -238,21 +251,34 @@ class Worker:
     def _report_on(
         self, files: RunFiles, program: ProgramFiles, job: Job, run: ProgramRun
     ) -> tuple[Mapping[str, Any], RunFiles]:
-        """Return the report on a run that was sent. If its jail dies, repeat it in a new one."""
+        """Return the report on a run that was sent. If its jail dies, repeat it in a new one.
+
+        Raises:
+            JailDied: The new one has died as well.
+            Killed: It, or the first one, was killed.
+        """
         try:
             return self._receive_report(), files
-        except JailDied:
+        except JailDied as error:
             self.close()
             if self._stopped.is_set():
                 raise
-        log.warning("a jail died while a program ran, which is repeated in a new one")
+            first = error
+        self.kills += isinstance(first, Killed)
+        why = (
+            "SIGKILL ended a program" if isinstance(first, Killed) else "a jail died with a program"
+        )
+        log.warning("%s, which is repeated in a new jail", why)
         self.start()
         program.reset()
         repeated = self._send_run(program, job, run)
         try:
             report = self._receive_report()
-        except BaseException:
+        except BaseException as error:
             repeated.close()
+            self.kills += isinstance(error, Killed)
+            if isinstance(error, JailDied) and isinstance(first, Killed):
+                raise first from None
             raise
         files.close()
         return report, repeated
@@ -298,13 +324,23 @@ class Worker:
         if self._turn is not None:
             self._turn.cancel()
 
+    def pause(self) -> None:
+        """Pause the program until its job has a core. Can be called from any thread.
+
+        Between two runs, that is the next program.
+        """
+        self._send_order({"pause": True})
+
     def _send_stop(self) -> None:
+        self._send_order({"stop": self._run_number})
+
+    def _send_order(self, order: Mapping[str, Any]) -> None:
         channel = self._channel
         if channel is not None:
             try:
-                _send(channel, {"stop": self._run_number})
+                _send(channel, order)
             except JailDied:
-                log.debug("the jail to stop has ended already")
+                log.debug("the jail has ended already")
 
     def close(self) -> None:
         """End the jail."""
@@ -319,7 +355,7 @@ class Worker:
 
     def _send_run(self, program: ProgramFiles, job: Job, run: ProgramRun) -> RunFiles:
         """Start a run and return its files. If the jail has died, receiving the report fails."""
-        if self._turn is not None and self._turn.is_lent:  # the last run slept when it ended
+        if self._turn is not None and self._turn.needs_core:  # e.g. the last run slept at its end
             self._turn.take()
         files = RunFiles(program, job, run)
         channel, zygote = self._channel, self._zygote
@@ -336,24 +372,47 @@ class Worker:
         return files
 
     def _receive_report(self) -> Mapping[str, Any]:
-        """Return the report of the supervisor on a run."""
+        """Return the report of the supervisor on a run.
+
+        Raises:
+            JailDied: There is none.
+            Killed: A process of the run, or the jail, was killed.
+            JailUnavailable: The run did not begin.
+        """
         channel = self._channel
         if channel is None:
             raise JailDied
-        report = _receive(channel)
-        while "asleep" in report:
-            self._follow_sleep(channel, asleep=report["asleep"])
+        try:
             report = _receive(channel)
+            while "exit" not in report and "refused" not in report:
+                if "asleep" in report:  # otherwise it says that the jail is alive
+                    self._follow_sleep(channel, asleep=report["asleep"])
+                report = _receive(channel)
+        except JailDied as error:
+            if isinstance(error.__cause__, TimeoutError) or not self._was_killed():
+                raise
+            raise Killed from None
         if "refused" in report:
             raise JailUnavailable(f"{self.config.spec.level}: {report['refused']}")
+        if report["killed"]:
+            raise Killed
         return report
 
+    def _was_killed(self) -> bool:
+        """Return whether SIGKILL has ended the jail."""
+        assert self._process is not None  # noqa: S101 - it has a channel
+        try:
+            status = self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return status in {-signal.SIGKILL, KILLED}
+
     def _follow_sleep(self, channel: socket.socket, *, asleep: bool) -> None:
-        """Lend the core while the program sleeps. Once awake, it is paused until it has one."""
+        """Lend the core while the program sleeps. Otherwise it is paused until it has one."""
         turn = self._turn
         if turn is not None and asleep:
             turn.lend()
-        elif turn is not None and turn.is_lent:
+        elif turn is not None and turn.needs_core:
             turn.take()
         if not asleep and not self._stopped.is_set():
             _send(channel, {"core": True})
@@ -376,6 +435,7 @@ def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:
         exit_code=report["exit"],
         stopped=report["stopped"],
         cpu_ms=report["cpu_ms"],
+        charged_ms=report["charged_ms"],
         fork_ms=report["fork_ms"],
         run_ms=report["run_ms"],
         clean_ms=report["clean_ms"],

@@ -22,6 +22,7 @@ MODULES = (
     "program",
     "tester",
     "zygote",
+    "processes",
     "supervisor",
 )
 

@@ -59,7 +59,10 @@ class Confinement(NamedTuple):
     def apply(self, cpu_s: float, memory_bytes: int) -> None:
         """Confine this process."""
         end_with(self.supervisor)
-        limit(resource.RLIMIT_CPU, int(cpu_s) + 2)  # if the supervisor is late
+        # If the supervisor is late. At a hard limit the kernel sends SIGKILL, which would look as
+        # if it came from outside.
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 2, hard))
         # Not the supervisor's limit: it must fork whatever other jails of the same user do.
         limit(resource.RLIMIT_NPROC, self.processes)
         limit(resource.RLIMIT_AS, self.base_bytes + memory_bytes)

@@ -3,12 +3,18 @@
 import fcntl
 import json
 import os
+import signal
 import struct
 import sys
 from typing import Any, NamedTuple
 
 #: The seals of a file in memory that cannot be changed any more.
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+#: The exit status of a jail whose zygote was ended by SIGKILL, and of bubblewrap if its jail was.
+KILLED = 128 + signal.SIGKILL
+#: The memory limit of the process of the tests, as a multiple of the program's: the values that
+#: cross are in the memory of both, and there also as JSON.
+TESTS_MEMORY = 2
 
 
 def contents(file: int, most: int) -> bytes:

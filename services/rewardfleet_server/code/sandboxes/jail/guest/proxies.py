@@ -155,7 +155,8 @@ def _method(name: str) -> Callable[..., Any]:
         side = self._side
         is_operand = name in _BINARY and not isinstance(args[0], Proxy)
         if side.is_trusted and not self._is_own:
-            if name in {"eq", "ne"} and (is_operand or not side.uses_objects):
+            is_compared = side.uses_objects and name in {"eq", "ne"} and isinstance(args[0], Proxy)
+            if name in {"eq", "ne"} and not is_compared:
                 return _is_same(self, args[0]) is (name == "eq")
             if not side.uses_objects:
                 return _operation_of_value(self, name)
@@ -176,7 +177,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _is_same(proxy: Proxy, other: Any) -> bool:
-    """Return whether two objects are the same: one that a test did not construct equals no other."""
+    """Return whether two objects are the same: what a test did not construct equals no other."""
     if isinstance(other, Proxy) and proxy._handle == other._handle:
         return True
     proxy._side.refused = True

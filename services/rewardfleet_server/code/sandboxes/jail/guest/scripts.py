@@ -79,7 +79,7 @@ class TestScript:
         """
         self.prepare()
         if _is_one_assert(tree):  # as most tests are
-            exec(compile(tree, filename, "exec"), self._namespace)
+            exec(compiled(tree, filename, counts=False), self._namespace)
             self.checks += 1
             return
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -87,7 +87,7 @@ class TestScript:
             _disarm_runners()
         if "asyncio" in names:
             _run_any_awaitable()
-        exec(compile(instrumented(tree), filename, "exec"), self._namespace)
+        exec(compiled(tree, filename), self._namespace)
         self._call_tests(tree)
         if self._failures:
             raise self._failures[0]
@@ -343,12 +343,20 @@ def _disarm_runners() -> None:
 # Instrumentation
 
 
-def instrumented(tree: ast.Module) -> ast.Module:
-    """Return a script that counts its checks. It is changed in place."""
+def compiled(tree: ast.Module, filename: str, *, counts: bool = True) -> types.CodeType:
+    """Compile a script, which is changed in place.
+
+    Args:
+        tree: The script.
+        filename: Of its code.
+        counts: Whether it counts its checks.
+    """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_MAX_DEPTH)
     try:
-        return ast.fix_missing_locations(ast.Module(_Instrument().block(tree.body), []))
+        if counts:
+            tree = ast.fix_missing_locations(ast.Module(_Instrument().block(tree.body), []))
+        return compile(tree, filename, "exec")
     finally:
         sys.setrecursionlimit(limit)
 

@@ -2,8 +2,9 @@
 
 It never receives programs or outputs: the service puts them into files, whose descriptors go to the
 zygote, which reports the processes that it starts. A message on the channel is two lengths, a JSON
-object and bytes. From outside come the numbers of runs to stop. The supervisor reports how a run
-ended, when a program falls asleep, and when it wakes up: then it is paused until a core is granted.
+object and bytes. From outside come the numbers of runs to stop, and that another job needs the
+core. The supervisor reports how a run ended, when a program falls asleep, and when it wakes up.
+Then, and when its core is needed, the program is paused until a core is granted.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ from .confinement import (
     limit_all_runs,
     restrict_files,
 )
-from .descriptors import ORDER, Order
+from .descriptors import KILLED, ORDER, Order
+from .processes import LONGEST_LOOK_S, PROC, Process, Run, counts_delays
 from .program import NO_PROCESSES, warm_up
 from .streams import open_streams
 from .zygote import STARTED
@@ -47,12 +49,10 @@ LENGTHS = struct.Struct("!II")
 #: The C library's function: Python's own also renews locks of threads that there are none of.
 fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
-#: The shortest and the longest time between two looks at a run, in seconds.
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 #: Time for a program to write its last output once its tests have ended, in seconds.
 LONGEST_FLUSH_S = 0.5
-#: A program sleeps if it used less than this share of a core since the last look.
-ASLEEP_BELOW = 0.1
+#: Seconds of a run between two messages to the service.
+SILENCE_S = 5.0
 #: Files that a run may make in each folder: their names take memory that no limit on size counts.
 MAX_FILES = 10_000
 
@@ -77,32 +77,44 @@ def main() -> NoReturn:
     libc.prctl(PR_SET_DUMPABLE, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
-    landlock = restrict_files(config["readable"], config["writable"]) if config["landlock"] else 0
+    landlock = (
+        restrict_files([*config["readable"], PROC], config["writable"]) if config["landlock"] else 0
+    )
     open_streams()
     reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS) for end in os.pipe())
     os.closerange(3, MAX_DESCRIPTORS)
     limit_all_runs()
     split = config["supervisor_filter_bytes"]
-    Filter.of(bytes(seccomp[:split])).install()
-    run_filter = Filter.of(bytes(seccomp[split:]))
+    supervisor_filter, run_filter = map(Filter.of, (bytes(seccomp[:split]), bytes(seccomp[split:])))
     confinement = Confinement(run_filter, config["processes"], base_bytes, os.getpid())
     warm_up()
     gc.collect()
     if hasattr(libc, "malloc_trim"):  # else it is another C library than glibc
         libc.malloc_trim(0)  # every fork copies the page tables of what is mapped
     gc.freeze()
-    if not fork():
+    zygote_pid = fork()
+    if not zygote_pid:
         try:
             channel.close()
             os.close(reader)
+            if landlock:  # what the kernel counts is for the supervisor only
+                restrict_files(config["readable"], config["writable"])
+            supervisor_filter.install()
             zygote.serve(orders, writer, confinement)
         finally:
             os._exit(1)
+    supervisor_filter.install()
     orders.close()
     os.close(writer)
-    supervisor = Supervisor(channel, reader, config["writable"], config["kept"])
-    handshake = {"landlock": landlock, "python": sys.version.split()[0], "missing": missing}
-    send(channel, {**handshake, "environment": environment})
+    supervisor = Supervisor(channel, reader, config["writable"], config["kept"], zygote_pid)
+    handshake = {
+        "landlock": landlock,
+        "python": sys.version.split()[0],
+        "missing": missing,
+        "environment": environment,
+        "counts_delays": counts_delays(),
+    }
+    send(channel, handshake)
     while True:
         supervisor.serve()
 
@@ -194,38 +206,6 @@ def send(channel: socket.socket, header: dict[str, Any]) -> None:
     channel.sendall(LENGTHS.pack(len(text), 0) + text)
 
 
-class Process:
-    """A process of a run.
-
-    Args:
-        pid: Its id.
-
-    Attributes:
-        status: As in `os.wait4`, once it has ended.
-        usage: What it used, once it has ended.
-        was_idle: Whether it was ended because its tests had ended.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.descriptor = os.pidfd_open(pid)
-        self.status = 0
-        self.was_idle = False
-        self.usage: resource.struct_rusage | None = None
-        self._clock = (~pid << 3) | 2
-
-    def cpu_s(self) -> float:
-        """Return the seconds of CPU time that it has used."""
-        if self.usage is not None:
-            return self.usage.ru_utime + self.usage.ru_stime
-        return time.clock_gettime(self._clock)
-
-    def wait(self) -> None:
-        """Wait for its end."""
-        _, self.status, self.usage = os.wait4(self.pid, 0)
-        os.close(self.descriptor)
-
-
 class Supervisor:
     """Supervises one run at a time.
 
@@ -234,17 +214,26 @@ class Supervisor:
         runs: Descriptor from which the runs that the zygote started are read.
         writable: Folders that programs may write to.
         kept: Paths in these that are not removed.
+        zygote_pid: The process id of the zygote.
 
     Attributes:
         stopped: The number of the last run that the service stopped.
+        must_pause: Whether the program must be paused until a core is granted.
     """
 
     def __init__(
-        self, channel: socket.socket, runs: int, writable: list[str], kept: list[str]
+        self,
+        channel: socket.socket,
+        runs: int,
+        writable: list[str],
+        kept: list[str],
+        zygote_pid: int,
     ) -> None:
         self.channel = channel
         self.runs = runs
+        self.zygote_pid = zygote_pid
         self.stopped = -1
+        self.must_pause = False
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
         self.poll.register(runs, select.POLLIN)
@@ -260,10 +249,10 @@ class Supervisor:
         """Wait for a run, supervise it, and report how it ended."""
         while self.runs not in (ready := self.ready(None)):
             if ready:
-                self.receive_stop()  # of a run that has ended, or that the zygote is starting
+                self.receive_message()  # on a run that has ended, or that the zygote is starting
         message = os.read(self.runs, ORDER.size + STARTED.size)
         if not message:
-            os._exit(1)  # the zygote has ended
+            self.end_like_zygote()
         order = Order._make(ORDER.unpack_from(message))
         started, *pids = STARTED.unpack_from(message, ORDER.size)
         processes = [Process(pid) for pid in pids if pid > 0]
@@ -271,17 +260,19 @@ class Supervisor:
             self.end(processes)
             send(self.channel, {"refused": "no process can be made now"})
             return
-        forked = time.monotonic()
-        stopped, paused = self.watch(processes, order, started)
-        ended = time.monotonic()
+        run = Run(processes, order, self.cores)
+        stopped = self.watch(run)
+        ended, charged_s, used_s = time.monotonic(), run.wall.seconds, time.thread_time()
         is_unclean = self.clear()
-        cleaned = time.monotonic()
+        cleaned, clean_s = time.monotonic(), time.thread_time() - used_s
         report = {
             "exit": 0 if processes[0].was_idle else os.waitstatus_to_exitcode(processes[0].status),
             "stopped": stopped,
+            "killed": any(each.was_killed for each in processes),
             "cpu_ms": max(each.cpu_s() for each in processes) * 1000,
-            "fork_ms": (forked - started) * 1000,
-            "run_ms": (ended - forked - paused) * 1000,
+            "charged_ms": (charged_s + clean_s) * 1000,
+            "fork_ms": (run.started - started) * 1000,
+            "run_ms": (ended - run.started - run.paused_s) * 1000,
             "clean_ms": (cleaned - ended) * 1000,
             "unclean": is_unclean,
         }
@@ -291,52 +282,57 @@ class Supervisor:
         """Wait for messages, or the end of a process that is watched; return what is ready."""
         return [descriptor for descriptor, _ in self.poll.poll(timeout_ms)]
 
-    def receive_stop(self) -> dict[str, Any]:
-        """Receive a message from the service, and remember which run it stops."""
+    def receive_message(self) -> dict[str, Any]:
+        """Receive a message from the service, and remember what it asks for."""
         message, _ = receive(self.channel)
         self.stopped = message.get("stop", self.stopped)
+        self.must_pause |= "pause" in message
         return message
 
-    def watch(self, processes: list[Process], order: Order, started: float) -> tuple[str, float]:
-        """Wait for the end of a run, or end it; return why it was stopped, and seconds of pauses.
+    def watch(self, run: Run) -> str:
+        """Wait for the end of a run, or end it; return why it was stopped.
 
         The run ends with its last process: the program, or the one with the tests. While the
         program sleeps, its core is lent to others.
         """
-        last = processes[-1].descriptor
+        last = run.processes[-1].descriptor
         self.poll.register(last, select.POLLIN)
-        stopped, cpu_left, wall_left = "", order.cpu_s, order.wall_s
-        asleep, paused, looked, used = False, 0.0, started, 0.0
+        stopped, reported = "", run.started
         while not stopped:
-            seconds = max(min(cpu_left / self.cores, LONGEST_LOOK_S), SHORTEST_LOOK_S)
-            ready = self.ready(min(seconds, wall_left) * 1000 + 1)
+            timeout_s = run.next_look_s
+            asked = time.monotonic()
+            ready = self.ready(timeout_s * 1000 + 1)
+            run.wall.leave_out_delay(time.monotonic() - asked, timeout_s)
             if last in ready:
                 break
             if self.runs in ready:
-                os._exit(1)  # the zygote has ended
+                self.end_like_zygote()
             if ready:
-                self.receive_stop()
-            if self.stopped == order.number:
-                stopped = "caller"
-            now, used_s = time.monotonic(), [each.cpu_s() for each in processes]
-            cpu = sum(used_s)
-            if not stopped and now - looked >= LONGEST_LOOK_S:
-                was_asleep, asleep = asleep, cpu - used < ASLEEP_BELOW * (now - looked)
-                if asleep and not was_asleep:
-                    send(self.channel, {"asleep": True})
-                elif was_asleep and not asleep:
-                    stopped = "" if self.wait_for_core(processes, order.number) else "caller"
-                    paused += time.monotonic() - now
-                looked, used = time.monotonic(), cpu
-            cpu_left = order.cpu_s - max(used_s)
-            wall_left = started + paused + order.wall_s - time.monotonic()
-            if min(cpu_left, wall_left) <= 0:
-                stopped = stopped or ("cpu" if cpu_left <= 0 else "wall")
-            elif max(self.used_files(), default=0) > MAX_FILES:
-                stopped = stopped or "files"
+                self.receive_message()
+            if asked - reported > SILENCE_S:
+                send(self.channel, {"alive": True})
+                reported = asked
+            run.measure()
+            stopped = self.look(run)
         self.poll.unregister(last)
-        self.end(processes, stopped=bool(stopped))
-        return stopped, paused
+        run.look_last()
+        self.end(run.processes, stopped=bool(stopped))
+        return stopped
+
+    def look(self, run: Run) -> str:
+        """Report whether a program sleeps, and pause it if it must; return why it must end."""
+        if run.wall.since_look >= LONGEST_LOOK_S:
+            was_asleep = run.is_asleep
+            run.look()
+            if run.is_asleep and not was_asleep:
+                send(self.channel, {"asleep": True})
+            self.must_pause |= was_asleep and not run.is_asleep
+        if self.must_pause and self.stopped != run.order.number:
+            self.pause(run)
+        if self.stopped == run.order.number:
+            return "caller"
+        too_many = max(self.used_files(), default=0) > MAX_FILES
+        return run.exceeded() or ("files" if too_many else "")
 
     def end(self, processes: list[Process], *, stopped: bool = True) -> None:
         """Wait for processes. Those that have not ended are ended."""
@@ -344,19 +340,29 @@ class Supervisor:
             poll = select.poll()
             poll.register(process.descriptor, select.POLLIN)
             # Without its tests, a program has nothing to do but to write what is in its buffers.
-            process.was_idle = not stopped and not poll.poll(LONGEST_FLUSH_S * 1000)
-            if stopped or process.was_idle:
+            has_ended = bool(poll.poll(0 if stopped else LONGEST_FLUSH_S * 1000))
+            process.was_idle = not stopped and not has_ended
+            if not has_ended:
                 os.kill(process.pid, signal.SIGKILL)
             process.wait()
+            process.was_killed = has_ended and process.status == signal.SIGKILL
 
-    def wait_for_core(self, processes: list[Process], number: int) -> bool:
-        """Pause a program that woke up until it gets a core; return whether it did."""
-        self.signal(processes, signal.SIGSTOP)
+    def pause(self, run: Run) -> None:
+        """Pause a program until it gets a core, or is stopped."""
+        run.look()
+        paused = time.monotonic()
+        self.signal(run.processes, signal.SIGSTOP)
         send(self.channel, {"asleep": False})
-        while "core" not in self.receive_stop() and self.stopped != number:
+        while "core" not in self.receive_message() and self.stopped != run.order.number:
             pass
-        self.signal(processes, signal.SIGCONT)
-        return self.stopped != number
+        self.must_pause = False
+        self.signal(run.processes, signal.SIGCONT)
+        run.leave_out_pause(paused)
+
+    def end_like_zygote(self) -> NoReturn:
+        """End the jail, as its zygote has ended; the exit status says whether by SIGKILL."""
+        _, status = os.waitpid(self.zygote_pid, 0)
+        os._exit(KILLED if status == signal.SIGKILL else 1)
 
     def signal(self, processes: list[Process], number: int) -> None:
         """Send a signal to processes."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
-from .descriptors import Order, Script, read_script
+from .descriptors import TESTS_MEMORY, Order, Script, read_script
 from .names import (
     PROGRAM_MODULES,
     STANDARD_NAMES,
@@ -30,7 +30,7 @@ from .names import (
 )
 from .program import close_others, show
 from .proxies import Proxy
-from .scripts import TestScript, UnsupportedTest, instrumented, unsupported
+from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
 #: The descriptors of this process are the last ones.
 _DESCRIPTORS = 5
@@ -106,12 +106,10 @@ def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ..
     """Evaluate the tests of a run; see `run_files.RunFiles` for the descriptors."""
     link, script_file, stdin, err, report = descriptors[-_DESCRIPTORS:]
     script = read_script(script_file)
-    # The values that cross are in the memory of both processes, and here also as JSON.
-    order = order._replace(memory_bytes=2 * order.memory_bytes)
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
     close_others((link, report))
-    confinement.apply(order.cpu_s, order.memory_bytes)
+    confinement.apply(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
         Tester(script, TestSide(link), Report(report, order.report_bytes)).run()
@@ -146,10 +144,9 @@ class Tester:
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         setup = ast.parse(self.script.setup)
         self.setup_names, self.setup_packages = names_of(setup), {*imported_packages(setup)}
-        if "assert" in self.script.setup:
-            setup = instrumented(setup)
+        counts = "assert" in self.script.setup
         try:
-            exec(compile(setup, "setup.py", "exec"), self.namespace)
+            exec(compiled(setup, "setup.py", counts=counts), self.namespace)
         except BaseException as error:
             show(error, err)
             return

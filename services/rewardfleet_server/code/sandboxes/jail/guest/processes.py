@@ -1,0 +1,233 @@
+"""The processes of a run, as the supervisor sees them, and what they use of its limits.
+
+The limit on CPU time decides on programs that compute. The limit on wall time is for programs that
+sleep: what counts is only the time in which a program ran or waited by its own doing.
+"""
+
+import contextlib
+import os
+import resource
+import time
+
+from .descriptors import Order
+
+#: Where the kernel says what it counts.
+PROC = "/proc"
+#: The shortest and the longest time between two looks at a run, in seconds.
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
+#: A program sleeps if it used, or waited for, less than this share of a core since the last look.
+ASLEEP_BELOW = 0.1
+#: Seconds by which a look may be late. If it is later, the machine, or the jail, was paused.
+LONGEST_DELAY_S = 0.25
+
+
+class Process:
+    """A process of a run.
+
+    Args:
+        pid: Its id.
+
+    Attributes:
+        status: As in `os.wait4`, once it has ended.
+        usage: What it used, once it has ended.
+        was_idle: Whether it was ended because its tests had ended.
+        was_killed: Whether SIGKILL ended it, and not by the supervisor: nor by itself, as the
+            filter refuses that.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid)
+        self.status = 0
+        self.was_idle = False
+        self.was_killed = False
+        self.usage: resource.struct_rusage | None = None
+        self._clock = (~pid << 3) | 2
+        self._delays: dict[str, int] = {}
+
+    def cpu_s(self) -> float:
+        """Return the seconds of CPU time that it has used."""
+        if self.usage is not None:
+            return self.usage.ru_utime + self.usage.ru_stime
+        return time.clock_gettime(self._clock)
+
+    def delay_s(self) -> float:
+        """Return the seconds since the last call in which it was ready and had no core.
+
+        Of its threads, the one counts that waited longest. A sum would let a program that sleeps
+        escape its limit by many threads that are ready at once.
+        """
+        before, self._delays = self._delays, run_delays(self.pid)
+        delays = (ns - before.get(thread, 0) for thread, ns in self._delays.items())
+        return max(delays, default=0) / 1e9
+
+    def is_ready(self) -> bool:
+        """Return whether one of its threads has a core, or waits for one."""
+        states = (each.rpartition(b")")[2][:2] for each in of_threads(self.pid, "stat").values())
+        return b" R" in states
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        _, self.status, self.usage = os.wait4(self.pid, 0)
+        os.close(self.descriptor)
+
+
+class WallTime:
+    """The wall time of a run that counts for its limit: from its start, without
+
+    - the time in which a process was ready and had no core, as of the last look,
+    - the time in which the run, or the machine, was paused.
+
+    Args:
+        processes: The processes of the run.
+        started: When it started (`time.monotonic`).
+    """
+
+    def __init__(self, processes: list[Process], started: float) -> None:
+        self._processes = processes
+        self._started = self._looked = started
+        self._delay = 0.0
+
+    @property
+    def since_look(self) -> float:
+        """The seconds since the last look, without pauses."""
+        return time.monotonic() - self._looked
+
+    @property
+    def seconds(self) -> float:
+        """What counts so far, and what was waited since the last look."""
+        return max(time.monotonic() - self._started - self._delay, 0.0)
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out seconds that have just passed."""
+        self._started += seconds
+        self._looked += seconds
+
+    def leave_out_delay(self, slept_s: float, asked_s: float) -> None:
+        """Leave out what a sleep took longer than asked for, if that was a pause."""
+        if slept_s > asked_s + LONGEST_DELAY_S:
+            self.leave_out(slept_s - asked_s)
+
+    def look(self) -> float:
+        """Leave out what was waited since the last look; return it, in seconds.
+
+        The kernel counts a wait when it has ended, so this may be more than has passed.
+        """
+        delay = sum(each.delay_s() for each in self._processes)
+        self._delay += delay
+        self._looked = time.monotonic()
+        return delay
+
+
+class Run:
+    """A run and what it has used of its limits.
+
+    Args:
+        processes: Its processes.
+        order: Its limits.
+        cores: How many cores its threads may use at the same time.
+
+    Attributes:
+        processes: As above.
+        order: As above.
+        started: When the supervisor learned of it (`time.monotonic`).
+        wall: What counts for the limit on wall time.
+        paused_s: Seconds for which it was paused, because it had no core.
+        is_asleep: Whether it slept between the last two looks.
+    """
+
+    def __init__(self, processes: list[Process], order: Order, cores: int) -> None:
+        self.processes = processes
+        self.order = order
+        self.started = time.monotonic()
+        self.wall = WallTime(processes, self.started)
+        self.paused_s = 0.0
+        self.is_asleep = False
+        self._cores = cores
+        self._used = self._used_before = self._used_at_look = 0.0
+        self._most_used = 0.0
+
+    @property
+    def next_look_s(self) -> float:
+        """Seconds until the next look: before that, no limit can be exceeded by much."""
+        cpu_left = (self.order.cpu_s - self._most_used) / self._cores
+        left = min(cpu_left, self.order.wall_s - self.wall.seconds)
+        return max(min(left, LONGEST_LOOK_S), SHORTEST_LOOK_S)
+
+    def measure(self) -> None:
+        """Read the CPU time of the processes."""
+        used = [each.cpu_s() for each in self.processes]
+        self._used_before, self._used = self._used, sum(used)
+        self._most_used = max(used)
+
+    def look(self) -> None:
+        """Determine what was waited since the last look, and whether the program slept."""
+        passed = self.wall.since_look
+        busy = self._look()
+        self.is_asleep = busy < ASLEEP_BELOW * passed and not self._is_ready()
+
+    def look_last(self) -> None:
+        """Determine what was waited, if that is more than some ms, after the end of the run."""
+        self.measure()
+        if self.wall.since_look > self._used - self._used_at_look + SHORTEST_LOOK_S:
+            self._look()
+
+    def leave_out_pause(self, paused: float) -> None:
+        """Take a pause into account that began at a time (`time.monotonic`) and has just ended."""
+        seconds = time.monotonic() - paused
+        self.paused_s += seconds
+        self.wall.leave_out(seconds)
+        for process in self.processes:
+            process.delay_s()  # until it had a core to stop, which is part of the pause
+        self.is_asleep = False
+
+    def exceeded(self) -> str:
+        """Return the limit that the run has exceeded, `cpu` or `wall`; empty if none."""
+        if self._most_used >= self.order.cpu_s:
+            return "cpu"
+        if self.wall.seconds < self.order.wall_s:
+            return ""
+        self._look()
+        # What waits for a core is left out only once it has it.
+        waits = self._used == self._used_before and self._is_ready()
+        return "wall" if self.wall.seconds >= self.order.wall_s and not waits else ""
+
+    def _look(self) -> float:
+        """Return the seconds since the last look in which it used a core, or waited for one."""
+        used, self._used_at_look = self._used - self._used_at_look, self._used
+        return used + self.wall.look()
+
+    def _is_ready(self) -> bool:
+        return any(each.is_ready() for each in self.processes)
+
+
+def of_threads(pid: int, name: str) -> dict[str, bytes]:
+    """Return a file of the kernel about each thread of a process; empty if there is none."""
+    found = {}
+    folder = f"{PROC}/{pid}/task"
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in os.listdir(folder):
+            with contextlib.suppress(OSError):  # the thread has ended
+                file = os.open(f"{folder}/{thread}/{name}", os.O_RDONLY)
+                try:
+                    found[thread] = os.read(file, 1000)
+                finally:
+                    os.close(file)
+    return found
+
+
+def run_delays(pid: int) -> dict[str, int]:
+    """Return for how many ns each thread of a process was ready and had no core."""
+    return {
+        thread: int(content.split()[1]) for thread, content in of_threads(pid, "schedstat").items()
+    }
+
+
+def counts_delays() -> bool:
+    """Return whether the kernel counts for how long processes are ready and have no core.
+
+    It does with CONFIG_SCHED_INFO. Otherwise there is no such file, or no turn is counted.
+    """
+    return any(
+        content.split()[2] != b"0" for content in of_threads(os.getpid(), "schedstat").values()
+    )

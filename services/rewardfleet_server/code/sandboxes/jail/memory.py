@@ -1,0 +1,245 @@
+"""The memory that programs may take together, and the jobs that wait for it.
+
+A job has memory from its beginning to its end: the most that its processes can take. So together
+they never take more than there is, whatever they do, and the kernel need not end any of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, RunLimits
+
+from .guest.descriptors import TESTS_MEMORY
+
+_MIB = 2**20
+#: Bytes that are left to the service: its code, cached scores, and the bodies of requests.
+_SERVICE_BYTES = 512 * _MIB
+#: The share of a machine's memory that is used: the rest is left to other processes.
+_MACHINE_SHARE = 0.9
+#: Bytes of a process of a run that its limit does not count, about: a share of its jail, pages that
+#: it copies of the interpreter, page tables, and what is in pipes and sockets.
+_PROCESS_BYTES = 64 * _MIB
+#: Files in memory that such a process may write: the standard streams and the report.
+_FILES = 4
+
+#: MiB of the default of `--max-memory-mb`: at most, and at least. It is a multiple of the last one,
+#: so that it is the same whenever a machine starts.
+MOST_MB, _LEAST_MB, _STEP_MB = 4096, 128, 64
+
+#: The files with the limits of a cgroup, of both versions.
+_LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory that the service and its programs may take.
+
+    Attributes:
+        total: Bytes.
+        owner: What has them: the container or the machine.
+    """
+
+    total: int
+    owner: str
+
+    @classmethod
+    def here(cls, root: Path = Path("/")) -> "Capacity":
+        """Return what this process may take: the least of the limits that apply to it.
+
+        Args:
+            root: The root of the file system.
+        """
+        found = [cls(_machine_bytes(root), "this machine")]
+        found += [cls(limit, "this container") for limit in _cgroup_limits(root)]
+        return min(found, key=lambda each: each.total)
+
+    @property
+    def of_programs(self) -> int:
+        """Bytes for all programs together."""
+        return max(0, self.total - _SERVICE_BYTES)
+
+    def largest_limit_mb(self, workers: int) -> int:
+        """Return the largest limit of a program, in MiB, of which there can be one per worker.
+
+        One of them may have a process of tests as well.
+        """
+        alone = self.of_programs // workers - _PROCESS_BYTES
+        with_tests = (self.of_programs - 2 * _PROCESS_BYTES) // (1 + TESTS_MEMORY)
+        return max(0, min(alone, with_tests) // _MIB)
+
+    def check(self, workers: int, limit_mb: int | None) -> None:
+        """Check that there is memory for one program per worker.
+
+        Args:
+            workers: How many programs may use a core at the same time.
+            limit_mb: `--max-memory-mb`, if it was given.
+
+        Raises:
+            ValueError: There is not. The message says what is needed, and what to change.
+        """
+        largest = self.largest_limit_mb(workers)
+        if (limit_mb or _LEAST_MB) <= largest:
+            return
+        one = (limit_mb or _LEAST_MB) * _MIB
+        with_tests = (1 + TESTS_MEMORY) * one + 2 * _PROCESS_BYTES
+        needed = max(workers * (one + _PROCESS_BYTES), with_tests)
+        given = f"--workers {workers}" + (f" and --max-memory-mb {limit_mb}" if limit_mb else "")
+        lower = f", --max-memory-mb {largest}" if limit_mb and largest >= _LEAST_MB else ""
+        raise ValueError(
+            f"{given}: one program per worker, and one process of tests, need {_gib(needed)} of "
+            f"memory, and {self}. Give fewer --workers{lower}, or more memory"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.owner} has {_gib(self.of_programs)} for programs, of {_gib(self.total)}"
+
+
+def default_limit_mb() -> int:
+    """Return the default of `--max-memory-mb`: what one program and its tests can have."""
+    largest = Capacity.here().largest_limit_mb(workers=1) // _STEP_MB * _STEP_MB
+    return max(_LEAST_MB, min(MOST_MB, largest))
+
+
+def run_bytes(limits: RunLimits, *, tests_apart: bool, writable: int = 0) -> int:
+    """Return the most memory that the processes of a run can take together.
+
+    Args:
+        limits: Its limits.
+        tests_apart: Whether its tests have a process of their own.
+        writable: Bytes of the folders that it may write to, which are in memory.
+    """
+    processes, programs = (2, 1 + TESTS_MEMORY) if tests_apart else (1, 1)
+    files = _FILES * max(limits.output_bytes, MAX_REPORT_BYTES)
+    return programs * limits.memory_bytes + processes * (_PROCESS_BYTES + files) + writable
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+class Share:
+    """The memory of a job, or that it waits for.
+
+    Args:
+        size: Bytes.
+
+    Attributes:
+        waits: Whether it has waited.
+        passed: The share that waited longer, and still did when this one was taken.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.waits = False
+        self.passed: Share | None = None
+
+
+class Memory:
+    """Which jobs have memory. On the event loop only.
+
+    The job that waits longest is passed by others only as far as they leave what it needs: so it
+    waits for none that began after it, and memory that it cannot use yet is not kept from others.
+
+    Args:
+        total: Bytes.
+
+    Attributes:
+        total: As above.
+        waits: How many jobs have waited.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.waits = 0
+        self.total = self._free = total
+        self._first: Share | None = None
+        self._spare = 0
+
+    def has(self, share: Share) -> bool:
+        """Return whether there is memory for a job."""
+        size = min(share.size, self.total)  # alone, it gets all
+        return size <= self._free and not (self._passes(share) and size > self._spare)
+
+    def _passes(self, share: Share) -> bool:
+        return self._first is not None and self._first is not share
+
+    def take(self, share: Share) -> bool:
+        """Give a job its memory if there is enough; those that wait longer ask first."""
+        size = min(share.size, self.total)
+        if self.has(share):
+            self._free -= size
+            if self._passes(share):
+                share.passed = self._first
+                self._spare -= size
+            else:
+                self._first = None
+            return True
+        if self._first is None:
+            self._first, self._spare = share, self.total - size
+        self.waits += not share.waits
+        share.waits = True
+        return False
+
+    def give_back(self, share: Share) -> None:
+        """Take back the memory of a job that has ended."""
+        size = min(share.size, self.total)
+        self._free += size
+        if share.passed is not None and share.passed is self._first:
+            self._spare += size
+
+    def forget(self, share: Share) -> None:
+        """End the wait of a job."""
+        if self._first is share:
+            self._first = None
+
+
+# What there is
+
+
+def _machine_bytes(root: Path) -> int:
+    """Return the share of the machine's memory; without bound if this is not Linux."""
+    try:
+        lines = _lines(root / "proc/meminfo")
+        overcommit = _lines(root / "proc/sys/vm/overcommit_memory")
+    except OSError:
+        return 2**63
+    found = {
+        name: int(value.split()[0]) for name, _, value in (each.partition(":") for each in lines)
+    }
+    # In the mode 2, allocations fail beyond the second one.
+    names = ("MemTotal", "CommitLimit") if overcommit == ["2"] else ("MemTotal",)
+    return int(min(found[name] for name in names) * 1024 * _MACHINE_SHARE)
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Return the limits of this process's cgroups, and of those that they are in."""
+    for folder in _cgroups(root):
+        for name in _LIMIT_FILES:
+            try:
+                yield int((folder / name).read_text())
+            except (OSError, ValueError):  # there is none, or it is `max`
+                continue
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    try:
+        own = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
+        mounts = [line.split() for line in _lines(root / "proc/self/mountinfo")]
+    except OSError:
+        return
+    for _, names, path in own:
+        controllers = names.split(",")  # in version 2 there is one cgroup, without names
+        for mount in mounts:
+            kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+            is_v1 = kind == "cgroup" and "memory" in controllers and "memory" in options
+            if not (is_v1 or (kind == "cgroup2" and not names)):
+                continue
+            mounted, top = mount[3], root / mount[4].lstrip("/")
+            folder = top
+            if PurePath(path).is_relative_to(mounted):  # else it is that of another namespace
+                folder = top / PurePath(path).relative_to(mounted)
+            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(top))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()

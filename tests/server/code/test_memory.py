@@ -1,0 +1,276 @@
+"""The memory of programs: how much there is, who waits for it, and what others cannot do to it."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet.wire.code import Limits
+from rewardfleet_server.code.app import create_app
+from rewardfleet_server.code.doctor import checks
+from rewardfleet_server.code.sandboxes import RunLimits
+from rewardfleet_server.code.sandboxes.jail.memory import Capacity, Memory, Share, run_bytes
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.flags import read_settings
+
+from ...cgroups import memory_group
+from ..processes import service_process
+from .conftest import LEVELS, asserts, stdio
+
+GIB, MIB = 2**30, 2**20
+
+# What there is
+
+V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = (
+    "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+)
+NONE = "9223372036854771712"
+
+#: Files besides /proc/meminfo of 10 GiB, and the GiB that they leave.
+MACHINES = {
+    "no cgroups": ({}, 9),
+    "a container of version 2": (
+        {"cgroup": "0::/\n", "mountinfo": V2, "/sys/fs/cgroup/memory.max": str(2 * GIB)},
+        2,
+    ),
+    "no limit in version 2": (
+        {"cgroup": "0::/\n", "mountinfo": V2, "/sys/fs/cgroup/memory.max": "max\n"},
+        9,
+    ),
+    "a limit of a group above, in version 2": (
+        {
+            "cgroup": "0::/pod/service\n",
+            "mountinfo": V2,
+            "/sys/fs/cgroup/pod/service/memory.max": str(4 * GIB),
+            "/sys/fs/cgroup/pod/memory.max": str(3 * GIB),
+        },
+        3,
+    ),
+    "a limit above which processes are slowed down": (
+        {
+            "cgroup": "0::/a\n",
+            "mountinfo": V2,
+            "/sys/fs/cgroup/a/memory.max": str(4 * GIB),
+            "/sys/fs/cgroup/a/memory.high": str(3 * GIB),
+        },
+        3,
+    ),
+    "version 1": (
+        {
+            "cgroup": "5:cpu:/x\n4:memory:/a/b\n0::/\n",
+            "mountinfo": V1,
+            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": NONE,
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(5 * GIB),
+        },
+        5,
+    ),
+    "a container of version 1, which sees the path of the machine": (
+        {
+            "cgroup": "4:cpu,memory:/docker/abc\n",
+            "mountinfo": V1,
+            "root": "/docker/abc",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),
+        },
+        2,
+    ),
+    "a namespace that does not have the path": (
+        {
+            "cgroup": "0::/../../other\n",
+            "mountinfo": V2,
+            "/sys/fs/cgroup/memory.max": str(2 * GIB),
+        },
+        2,
+    ),
+    "no overcommitment": ({"/proc/sys/vm/overcommit_memory": "2\n"}, 4.5),
+}
+
+
+@pytest.mark.parametrize(("files", "gib"), MACHINES.values(), ids=MACHINES)
+def test_the_memory_is_that_of_the_container_or_the_machine(
+    tmp_path: Path, files: dict[str, str], gib: float
+):
+    mounted = files.pop("root", "/") if "root" in files else "/"
+    meminfo = f"MemTotal: {10 << 20} kB\nCommitLimit: {5 << 20} kB\n"
+    found = {"/proc/meminfo": meminfo, "/proc/sys/vm/overcommit_memory": "0\n"}
+    for name, content in files.items():
+        path = name if name.startswith("/") else f"/proc/self/{name}"
+        found[path] = content.format(root=mounted) if name == "mountinfo" else content
+    for name, content in found.items():
+        file = tmp_path / name[1:]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    assert Capacity.here(tmp_path).total == pytest.approx(gib * GIB, abs=1)
+
+
+#: Workers, `--max-memory-mb` and what 2 GiB are too little for.
+CONFIGURATIONS = [
+    (2, None, None),
+    (4, 256, None),
+    (
+        4,
+        512,
+        "--workers 4 and --max-memory-mb 512: one program per worker, and one process of tests, "
+        "need 2.2 GiB",
+    ),
+    (1, 1024, "Give fewer --workers, --max-memory-mb 469, or more memory"),
+    (64, None, "--workers 64: one program per worker"),
+]
+
+
+@pytest.mark.parametrize(("workers", "limit_mb", "refusal"), CONFIGURATIONS)
+def test_a_service_without_memory_for_a_program_per_worker_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, workers: int, limit_mb: int | None, refusal: str | None
+):
+    monkeypatch.setattr(Capacity, "here", lambda: Capacity(2 * GIB, "this container"))
+    given = {"workers": workers} | ({"max_memory_mb": limit_mb} if limit_mb else {})
+    settings = read_settings(CodeSettings, given)
+    assert settings.max_memory_mb == (limit_mb or 448)
+    found = {each.status: each for each in checks(settings) if "memory" in each.what}
+    if refusal is None:
+        assert "this container has 1.5 GiB for programs, of 2.0 GiB" in found["note"].what
+        assert f"at most {settings.max_memory_mb}" in found["note"].fix
+        return
+    with pytest.raises(ValueError, match=refusal):
+        create_app(settings)
+    failed = found["failed"]
+    assert refusal in f"{failed.what}. {failed.fix}"
+
+
+def test_a_program_and_its_tests_need_what_their_limits_permit():
+    limits = RunLimits(1, 1, 1024 * MIB, 16 * MIB)
+    assert run_bytes(limits, tests_apart=False, writable=128 * MIB) == (1024 + 128 + 128) * MIB
+    assert run_bytes(limits, tests_apart=True) == (3 * 1024 + 2 * 128) * MIB
+
+
+def slack_bytes(total: int, workers: int, limit_mb: int) -> int:
+    """Return what a container has besides the service and a program with tests per worker."""
+    limits = RunLimits(1, 1, limit_mb * MIB, Limits().output_kb * 1024)
+    program = run_bytes(limits, tests_apart=True, writable=128 * MIB)
+    return Capacity(total, "").of_programs - workers * program
+
+
+def test_the_container_of_the_stack_has_slack():
+    compose = (Path(__file__).parents[3] / "docker-compose.yml").read_text()
+    defaults = dict(re.findall(r"\$\{CODE_(\w+):-(\d+)g?\}", compose))
+    workers, limit_mb, memory = (
+        int(defaults[name]) for name in ("WORKERS", "PROGRAM_MEMORY_MB", "MEMORY")
+    )
+    files = int(re.search(r"/tmp:size=(\d+)m", compose)[1]) * MIB
+    assert slack_bytes(memory * GIB, workers, limit_mb) - files >= GIB
+
+
+# Who waits
+
+
+def test_a_job_is_passed_only_by_those_that_leave_what_it_needs():
+    memory = Memory(10)
+    running, large, small, other = Share(6), Share(7), Share(3), Share(1)
+    assert memory.take(running)
+    assert not memory.take(large)
+    assert memory.take(small)  # of the 3 that the large one leaves
+    assert not memory.take(other)  # though there is 1: the large one would wait for it
+    memory.give_back(small)
+    assert not memory.take(large)
+    assert memory.take(other)
+    memory.give_back(running)
+    assert memory.take(large)
+    assert memory.waits == 2
+    for each in (large, other):
+        memory.give_back(each)
+    assert memory.take(Share(99))  # more than there is: it is alone
+    assert not memory.take(Share(1))
+
+
+def test_a_job_that_no_longer_waits_is_passed():
+    memory = Memory(10)
+    running, large, small = Share(6), Share(10), Share(4)
+    assert memory.take(running)
+    assert not memory.take(large)
+    assert not memory.take(small)
+    memory.forget(large)
+    assert memory.take(small)
+
+
+# In a container
+
+#: Takes all that it can, also what its limit does not count, and keeps it.
+HOG = """
+import os, signal, socket
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def until_refused(take, errors=(OSError, MemoryError)):
+    try:
+        while True:
+            take()
+    except errors:
+        pass
+for file in range(1, 10):
+    until_refused(lambda: os.write(file, bytes(1 << 20)))
+for folder in ("/tmp", "/dev/shm"):
+    numbers = iter(range(999))
+    until_refused(lambda: open(f"{folder}/{next(numbers)}", "wb").write(bytes(1 << 20)))
+held = []
+def fill():
+    held.append(socket.socketpair())
+    for end in held[-1]:
+        end.setblocking(False)
+        until_refused(lambda: end.send(b"x"))
+until_refused(fill)
+for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12):
+    until_refused(lambda: held.append(b"x" * size))
+def f(number):
+    return [bytes(1 << 22) for _ in range(number)]
+while __name__ == "__main__":
+    pass
+"""
+HOLDS = """
+import time
+held = b"x" * ({} << 20)
+time.sleep({})
+def f(number):
+    return number + {}
+print(len(held) + f(0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_programs_do_not_lose_their_memory_to_others(level: str):
+    """In 2 GiB, which the programs that may use a core at the same time would exceed."""
+    flags = ("--isolation", level, "--workers", "4", "--cache-file", "", "--cache-mb", "0")
+    with (
+        memory_group(2 * GIB) as group,
+        service_process("code", *flags, prefix=group.command) as (_, url),
+        httpx.Client(base_url=url, timeout=120, trust_env=False) as client,
+        ThreadPoolExecutor(32) as threads,
+    ):
+
+        def score(revision: str, tests: dict[str, object], memory_mb: int) -> tuple[object, ...]:
+            limits = {"memory_mb": memory_mb, "output_kb": 4096, "cpu_s": 2, "wall_s": 30}
+            body = {"revision": revision, "tests": tests, "limits": limits}
+            response = client.post("/score", json=body)
+            return response.status_code, response.json().get("score")
+
+        def honest(number: int, seconds: float, held_mb: int, memory_mb: int) -> tuple[object, ...]:
+            tests = stdio(("", str((held_mb << 20) + number)))
+            if number % 5 == 0:
+                tests = asserts(f"assert f(1) in ({number + 1},)")
+            return score(HOLDS.format(held_mb, seconds, number), tests, memory_mb)
+
+        large = threads.map(lambda number: honest(number, 1, 240, 256), range(24))
+        assert list(large) == [(200, 1.0)] * 24
+        hogs = [
+            threads.submit(score, f"{HOG}#{tests['kind']} {memory_mb}", tests, memory_mb)
+            for memory_mb in (64, 256, 448)
+            for tests in (stdio(("", "")), asserts("assert len(f(40)) in (f(41),)"))
+        ]
+        small = threads.map(lambda number: honest(number, 0.02, 10, 32), range(200))
+        assert list(small) == [(200, 1.0)] * 200
+        assert [each.result() for each in hogs] == [(200, 0.0)] * len(hogs)
+        assert group.kills() == 0
+        metrics = client.get("/metrics").text
+        assert "rewardfleet_program_kills_total 0.0" in metrics
+        assert "rewardfleet_memory_waits_total 0.0" not in metrics
