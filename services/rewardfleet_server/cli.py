@@ -655,7 +655,7 @@ def packages_group() -> None:
     "--packages",
     multiple=True,
     metavar="PACKAGES",
-    help="Like the flag of `serve code`.  [default: numpy,sortedcontainers]",
+    help="Like the flag of `serve code`.  [default: numpy,pytest,sortedcontainers]",
 )
 @click.option("--python", metavar="FILE", help="Like the flag of `serve code`.")
 def build_packages(packages: tuple[str, ...], python: str | None) -> None:

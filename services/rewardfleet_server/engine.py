@@ -81,12 +81,14 @@ class Plan(Generic[ScoreT]):
         cache: How its score is shared; None if it must be computed each time, because it is not
             deterministic or depends on a training run.
         is_large: Whether it takes much longer than most items; see `Admission.permit`.
+        overdue: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
     """
 
     backend: str
     compute: Callable[[float | None], Awaitable[ScoreT]]
     cache: CachePolicy[ScoreT] | None = None
     is_large: bool = False
+    overdue: Callable[[], RewardFleetError] | None = None
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -186,7 +188,7 @@ class Engine(Generic[RequestT, ScoreT]):
 
         Raises:
             RewardFleetError: There is no score. An exception of any other type becomes an
-                `InternalError`, and a passed deadline a `DeadlineExceeded`.
+                `InternalError`, and a passed deadline a `DeadlineExceeded`, or `Plan.overdue`.
         """
         score, failure = await self._result(item, context or RequestContext(), upload)
         try:
@@ -284,7 +286,7 @@ class Engine(Generic[RequestT, ScoreT]):
         lookup: BatchLookup | None = None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
-        failure = None
+        failure = plan = None
         sample = context.begin()
         limit = asyncio.timeout_at(context.deadline)
         try:
@@ -295,6 +297,8 @@ class Engine(Generic[RequestT, ScoreT]):
                     score = await self._score(plan, context, lookup)
             except Exception as error:  # noqa: BLE001 - every failure gets a type
                 failure = as_failure(error, context, overdue=limit.expired())
+                if plan and plan.overdue and isinstance(failure, DeadlineExceeded):
+                    failure = plan.overdue()
                 failure = failure.with_traceback(None)  # see `score_item`
                 problem = failure.problem(context.request_id)
                 score = self._score_type(

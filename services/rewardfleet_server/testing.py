@@ -97,7 +97,7 @@ class FakeSandbox:
 
     Attributes:
         jobs: The jobs so far, in order.
-        restarts: As a sandbox reports them.
+        restarts, kills, memory_waits: As a sandbox reports them.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FakeSandbox:
         self._wait_s = wait_s
         self._error = error
         self.jobs: list[Job] = []
-        self.restarts = 0
+        self.restarts = self.kills = self.memory_waits = 0
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:

@@ -42,7 +42,7 @@ NOT_EXPRESSIBLE = re.compile(
     r"|(objective \w+|combine: \w+|normalize: \w+|filter\.select: \w+|clusters) needs"
     r"|a length to divide by|ground_truth: "
     r"|tests\.row|provided_data\.test|not valid Python|give one assert|looks into"
-    r"|without the program|an import fails|checker program"
+    r"|without the program|prove nothing|an import fails|checker program|tests\.prompt"
     r"|ground_truth: |\"action: |its prompt|per query|the last message"
 )
 

@@ -61,7 +61,9 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
             *Judge0Api(engine).routes(),
         ],
         field_schemas=_ceilings(settings),
-        collectors=(SandboxMetrics(sandbox, _requested_isolation(settings)),),
+        collectors=(
+            SandboxMetrics(sandbox, _requested_isolation(settings), scorer.verdict_counts),
+        ),
         overview=_overview(settings, sandbox),
     )
 

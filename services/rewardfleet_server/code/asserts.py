@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rewardfleet.wire.code import AssertTests, FunctionalTests
+from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
 
 from .parser import exclusive_parser
@@ -67,7 +67,7 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     Raises:
         InvalidRequest: A case has no check, or is not valid Python.
     """
-    setup = parse(setup_of(tests), "tests.setup")
+    setup = parse(tests.setup, "tests.setup")
     given = {name for statement in setup for name in _bound_names(statement)}
     given.discard(tests.entry_point.partition(".")[0].removesuffix("()"))
     classes = {each.name for each in setup if isinstance(each, ast.ClassDef)}
@@ -75,13 +75,6 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
         given, _shared_state(setup), classes, tests.entry_point, any(map(_has_check, setup))
     )
     return [_parsed(case, f"tests.cases.{n}", context) for n, case in enumerate(tests.cases)]
-
-
-def setup_of(tests: AssertTests | FunctionalTests) -> str:
-    """Return the code that runs before the program and the tests."""
-    if not tests.prompt:
-        return tests.setup
-    return f"{tests.setup}\n{tests.prompt}"
 
 
 @dataclass(frozen=True)

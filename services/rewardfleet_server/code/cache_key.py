@@ -14,12 +14,14 @@ from rewardfleet.wire.code import (
     AssertTests,
     CodeRequest,
     CodeScore,
+    DatasetTests,
     FunctionalTests,
     Outcome,
     StdioTests,
 )
 
 from .checkers.decision import CHECKER_FAILED
+from .completion import with_setup
 from .normal_form import names_of_tests, normal_form
 from .normal_form.uses import NamesOfTests
 from .verdict import SANDBOX_DIED
@@ -36,7 +38,8 @@ _LARGEST_TESTS = 1_000_000
 _MAX_TESTS = 512
 #: Digests of normal forms that are held in memory.
 _MAX_FORMS = 4096
-#: Seconds for which verdicts are stored that depend on how busy the machine was.
+#: Seconds for which verdicts are stored that may depend on how busy the machine was: CPU time grows
+#: with load, which decides close to a limit.
 _SHORT_TTL_S = 600.0
 _LOAD_DEPENDENT = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
 
@@ -150,7 +153,8 @@ def harness_version() -> str:
 
 def _code_of(request: CodeRequest) -> tuple[str, list[str]] | None:
     """Return the setup and the cases that are source code; None for a raw row."""
-    match request.tests:
+    tests = request.tests
+    match tests if isinstance(tests, DatasetTests) else with_setup(tests):
         case AssertTests(setup=setup, cases=cases):
             return setup, cases
         case FunctionalTests(setup=setup, fn_name=name):

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,14 +20,23 @@ from .settings import CodeSettings, environments_folders
 
 log = logging.getLogger(__name__)
 
-#: What is installed by default: the packages that most programs of the datasets import.
-DEFAULT_PACKAGES = ("numpy", "sortedcontainers")
+#: What is installed by default: what most programs and tests of data sets import.
+DEFAULT_PACKAGES = ("numpy", "pytest", "sortedcontainers")
+#: Packages whose modules have other names, of those that tests and solutions of datasets import.
+_PACKAGES = {
+    "Crypto": "pycryptodome", "Levenshtein": "python-Levenshtein", "PIL": "pillow",
+    "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
+    "docx": "python-docx", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "PyYAML",
+}  # fmt: skip
 #: The command that installs them.
 BUILD_COMMAND = "rewardfleet packages build"
 
 #: Bytes of an installer's output that are searched for the reason of a failure.
 _MAX_OUTPUT = 100_000
 _MAX_REASON = 400
+#: The line of a traceback that says what was raised, and one that names a missing module.
+_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning)\b.*", re.MULTILINE)
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 #: Seconds of one step of a build, e.g. of a download from a slow registry.
 _STEP_TIMEOUT_S = 1800.0
 
@@ -158,8 +168,20 @@ def how_to_add(settings: CodeSettings, module: str) -> str:
         return "install it on the SandboxFusion server"
     if settings.python is not None and not settings.packages:
         return "install it into the environment of --python, and start the service again"
-    packages = ",".join([*(settings.packages or DEFAULT_PACKAGES), module])
+    packages = ",".join([*(settings.packages or DEFAULT_PACKAGES), _PACKAGES.get(module, module)])
     return f"rewardfleet serve code --packages {shlex.quote(packages)}"
+
+
+def last_error(stderr: str) -> str:
+    """Return the last error in the standard error of a program, as in a traceback; or ""."""
+    errors: list[str] = _ERROR.findall(stderr)
+    return errors[-1][:_MAX_REASON] if errors else ""
+
+
+def missing_module(stderr: str) -> str:
+    """Return the module that an import lacked, if that is the last error of a program; or ""."""
+    found = _MISSING.match(last_error(stderr))
+    return found[1] if found else ""
 
 
 def _python_in(folder: Path) -> Python:

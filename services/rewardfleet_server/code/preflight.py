@@ -19,7 +19,6 @@ from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
-from .asserts import setup_of
 from .packages import how_to_add
 from .parser import exclusive_parser
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
@@ -83,13 +82,12 @@ class Preflight:
             Unavailable: Their jail died.
         """
         cases = tests.cases if isinstance(tests, AssertTests) else []
-        setup = tests.setup if isinstance(tests, StdioTests) else setup_of(tests)
-        if not setup and not cases:
+        if not tests.setup and not cases:
             return {}
         stdin = encoded(tests.cases[0].stdin) if isinstance(tests, StdioTests) else b""
         alone = run_alone(tests, planned) if isinstance(tests, AssertTests) else None
-        prepare = partial(_prepare, cases, setup, stdin, limits, alone=alone)
-        if sum(map(len, (setup, stdin, *cases))) <= SHORT_TEXT:
+        prepare = partial(_prepare, cases, tests.setup, stdin, limits, alone=alone)
+        if sum(map(len, (tests.setup, stdin, *cases))) <= SHORT_TEXT:
             key, script = prepare()
         else:
             key, script = await asyncio.to_thread(prepare)
@@ -98,10 +96,10 @@ class Preflight:
         found = self._checked.get(key)
         if found is None:
             if isinstance(tests, StdioTests):
-                job = Job(script, [ProgramRun(stdin, setup)], limits)
+                job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
             else:  # checks make the program a module, which the setup may depend on
                 check = Check("assert", script or "pass", secrets.token_hex(16))
-                job = Job("", [ProgramRun(setup=setup, checks=(check,))], limits)
+                job = Job("", [ProgramRun(setup=tests.setup, checks=(check,))], limits)
             found = await self._running.do(key, lambda: self._run(key, cases, job, alone))
         return found
 

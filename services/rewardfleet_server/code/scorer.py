@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -18,7 +19,7 @@ from rewardfleet.wire.code import (
     StdioTests,
     Verdict,
 )
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.engine import CachePolicy, Plan
@@ -26,8 +27,12 @@ from rewardfleet_server.tracing import stage
 
 from .cache_key import CacheKeys, lookup_keys, store_policy
 from .checkers.runner import Checker, Checkers
-from .datasets.rows import read_row
+from .completion import complete, with_setup
+from .datasets.rows import DatasetRow, read_row
+from .metrics import VERDICT_COUNTS
+from .packages import missing_module
 from .preflight import Preflight
+from .references import References
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
 from .submission import SHORT_TEXT, Submission, SubmissionRun, why_no_program
@@ -35,8 +40,27 @@ from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 #: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
+#: Seconds after which to try an item again that has waited until its deadline. By then, the call
+#: has ended, too: see `_MAX_RESPONSE_SECONDS` of the client.
+_RETRY_AFTER_S = 5
 #: Maximum number of suspicions that one score lists.
 _MAX_SUSPICIONS = 20
+
+
+class _Prepared(NamedTuple):
+    """What is run for a request.
+
+    Attributes:
+        tests: The tests, with their prompt in the setup.
+        limits: The limits of one run.
+        program: The program, continued from the prompt.
+        original_program: The program that the critique judged, likewise.
+    """
+
+    tests: PlainTests
+    limits: RunLimits
+    program: str
+    original_program: str | None
 
 
 class CodeScorer:
@@ -46,6 +70,9 @@ class CodeScorer:
         name: The name of the sandbox, which is the `backend` of scores.
         sandbox: Where programs run.
         settings: Has the ceilings of limits.
+
+    Attributes:
+        verdict_counts: See `metrics.VERDICT_COUNTS`.
     """
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -54,6 +81,8 @@ class CodeScorer:
         self._settings = settings
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
+        self._references = References(sandbox, settings, self._run_until_failure)
+        self.verdict_counts = dict.fromkeys(VERDICT_COUNTS, 0)
         ceilings = settings.model_dump(include=_CEILINGS)
         self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
@@ -75,14 +104,19 @@ class CodeScorer:
             submission = await asyncio.to_thread(Submission.of, request)
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, submission, limits)
+        overdue = None if self.isolation == "fusion" else _overdue
         if submission.critique_invalid or submission.no_program:  # scored without running it
-            return Plan(self._name, compute)
-        return Plan(self._name, compute, await self._cache_policy(request, submission))
+            return Plan(self._name, compute, overdue=overdue)
+        policy = await self._cache_policy(request, submission)
+        return Plan(self._name, compute, policy, overdue=overdue)
 
     async def _cache_policy(
         self, request: CodeRequest, submission: Submission
     ) -> CachePolicy[CodeScore]:
-        key = await self._keys.of(submission.program, request)
+        program = submission.program
+        if not isinstance(request.tests, DatasetTests):
+            program = await _completed(program, request.tests)
+        key = await self._keys.of(program, request)
         compiler = await self._checkers.version(request.tests)
         if compiler is not None:
             key = hashlib.sha256(f"{key} {compiler}".encode()).hexdigest()
@@ -135,24 +169,21 @@ class CodeScorer:
         limits: RunLimits,
         call_timeout_s: float | None,
     ) -> CodeScore:
-        tests, limits = await self._plain_tests(request, limits)
-        planned = await _plan_runs(tests)  # even if nothing is run: invalid tests are an error
-        left_out = await self._preflight.check(tests, planned, limits)
-        counted = _counted(tests, left_out)
-        if left_out:
-            planned = await _plan_runs(counted)
+        tests, limits, program, original_program = await self._prepare(request, submission, limits)
+        # Even if nothing is run: invalid tests are an error.
+        counted, planned, left_out = await self._counted(tests, limits)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return self._invalid_critique(submission.program, len(tests.cases))
         run = SubmissionRun(
             planned,
             limits,
-            numbers=[n + 1 for n in range(len(tests.cases)) if n not in left_out],
+            numbers=_numbers(tests, left_out),
             stop_at_failure=request.mode == "all_pass",
             max_seconds=self._max_seconds(call_timeout_s),
         )
         if submission.no_program is None:
-            await self._execute(submission.program, run, checker)
+            await self._execute(program, run, checker)
         else:
             run.verdicts.append(
                 Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
@@ -165,15 +196,15 @@ class CodeScorer:
         if submission.judgment is not None:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
-            if passed is None and submission.original_program is not None:
-                passed = await self._passes(submission.original_program, counted, run, checker)
+            if passed is None and original_program is not None:
+                passed = await self._passes(original_program, counted, run, checker)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
         return score
 
     def _max_seconds(self, call_timeout_s: float | None) -> float:
-        """Return the time for all tests of a submission; see `SubmissionRun`.
+        """Return the budget of a submission; see `SubmissionRun`.
 
         A program that uses it up must get its score before the call ends. How much of the call is
         over already is not the program's fault.
@@ -181,20 +212,73 @@ class CodeScorer:
         longest = self._settings.max_submission_s
         return longest if call_timeout_s is None else min(longest, call_timeout_s / 2)
 
-    async def _plain_tests(
-        self, request: CodeRequest, limits: RunLimits
-    ) -> tuple[PlainTests, RunLimits]:
-        """Read a dataset row as tests. Its time limit is used if the request gives none."""
-        if not isinstance(request.tests, DatasetTests):
-            return request.tests, limits
-        tests, cpu_s = await asyncio.to_thread(read_row, request.tests)
-        given = request.limits
-        if cpu_s is None or "cpu_s" in given.model_fields_set:
-            return tests, limits
-        changed = {"cpu_s": cpu_s}
+    async def _prepare(
+        self, request: CodeRequest, submission: Submission, limits: RunLimits
+    ) -> _Prepared:
+        """Read a dataset row as tests, and check its solution; complete programs with the prompt.
+
+        Raises:
+            InvalidRequest: The row or the prompt cannot be used.
+            Unavailable: The row's solution could not be run.
+        """
+        tests = request.tests
+        row = None
+        if isinstance(tests, DatasetTests):
+            row = await asyncio.to_thread(read_row, tests)
+            limits = self._limits_of_row(request.limits, row, limits)
+            tests = row.tests
+        program = await _completed(submission.program, tests)
+        original = submission.original_program
+        if original is not None:
+            original = await _completed(original, tests)
+        plain = with_setup(tests)
+        if row is not None and row.solution is not None:
+            solution = await _completed(row.solution, tests)
+            await self._references.check_imports(solution, limits)
+            if isinstance(request.tests, DatasetTests) and request.tests.check_reference:
+                await self._references.check(solution, plain, limits)
+        return _Prepared(plain, limits, program, original)
+
+    def _limits_of_row(self, given: Limits, row: DatasetRow, limits: RunLimits) -> RunLimits:
+        """Return the limits with the time limit of a row, unless the request gives one."""
+        if row.cpu_s is None or "cpu_s" in given.model_fields_set:
+            return limits
+        changed = {"cpu_s": row.cpu_s}
         if "wall_s" not in given.model_fields_set:  # keep it well above the CPU time
-            changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
-        return tests, self.run_limits(given.model_copy(update=changed))
+            changed["wall_s"] = max(given.wall_s, min(3 * row.cpu_s, self._settings.max_wall_s))
+        return self.run_limits(given.model_copy(update=changed))
+
+    async def _counted(
+        self, tests: PlainTests, limits: RunLimits
+    ) -> tuple[PlainTests, Sequence[TestRun], Mapping[int, str]]:
+        """Return the tests that count, their runs, and why others do not, by index.
+
+        Raises:
+            InvalidRequest: The tests do not work without the program, or prove nothing.
+            Unavailable: They could not be run.
+        """
+        planned = await _plan_runs(tests)
+        left_out = await self._preflight.check(tests, planned, limits)
+        if not left_out:
+            return tests, planned, left_out
+        cases = [each for index, each in enumerate(tests.cases) if index not in left_out]
+        counted = tests.model_copy(update={"cases": cases})
+        return counted, await _plan_runs(counted), left_out
+
+    async def _run_until_failure(
+        self, program: str, tests: PlainTests, limits: RunLimits
+    ) -> SubmissionRun:
+        """Run the solution of a row, with as much time as any program."""
+        _, planned, left_out = await self._counted(tests, limits)
+        run = SubmissionRun(
+            planned,
+            limits,
+            numbers=_numbers(tests, left_out),
+            stop_at_failure=True,
+            max_seconds=self._settings.max_submission_s,
+        )
+        await self._execute(program, run, await self._checkers.prepare(tests))
+        return run
 
     async def _execute(self, program: str, run: SubmissionRun, checker: Checker | None) -> None:
         """Run a program on its tests, and fill in the timing of the stages."""
@@ -218,9 +302,9 @@ class CodeScorer:
         before: SubmissionRun,
         checker: Checker | None,
     ) -> bool | None:
-        """Return whether the original program passes; None if the time is up before that is known.
+        """Return whether the original program passes; None if that is not known.
 
-        It has the time that the run of the revision left over.
+        It has the budget that the revision left over, which may end before a test fails.
         """
         if why_no_program(original_program) is not None:
             return False
@@ -231,14 +315,14 @@ class CodeScorer:
         run = SubmissionRun(
             planned,
             before.limits,
-            numbers=range(1, len(tests.cases) + 1),
+            numbers=_numbers(tests),
             stop_at_failure=True,
             max_seconds=seconds,
         )
         await self._execute(original_program, run, checker)
         failures = {each.verdict for each in run.verdicts} - {Outcome.ACCEPTED}
-        if failures == {Outcome.TIME_LIMIT} and run.seconds_left <= 0:
-            return None  # a test had less time than its own limit
+        if run.was_cut:
+            return None
         if failures:
             return False
         return True if len(run.verdicts) == len(tests.cases) else None
@@ -261,6 +345,13 @@ class CodeScorer:
             rest = verdicts[-1].model_copy(update={"cpu_ms": 0.0, "wall_ms": 0.0})
         else:
             rest = Verdict(verdict=Outcome.SKIPPED)
+        for verdict in verdicts:
+            if verdict.verdict is Outcome.RUNTIME_ERROR:
+                verdict.missing_module = missing_module(verdict.stderr)
+        self.verdict_counts["missing_modules"] += any(each.missing_module for each in verdicts)
+        self.verdict_counts["program_decisions"] += sum(
+            each.verdict is Outcome.ACCEPTED and each.verdict_by == "jail" for each in verdicts
+        )
         verdicts += [rest] * (count - len(verdicts))
         passed = sum(each.verdict is Outcome.ACCEPTED for each in verdicts)
         pass_rate = passed / count
@@ -325,12 +416,26 @@ def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore)
     )
 
 
-def _counted(tests: PlainTests, left_out: Mapping[int, str]) -> PlainTests:
-    """Return tests without the cases that do not count, of which not all are."""
-    if not left_out:
-        return tests
-    cases = [each for index, each in enumerate(tests.cases) if index not in left_out]
-    return tests.model_copy(update={"cases": cases})
+def _overdue() -> Unavailable:
+    """Return the failure of an item that has not been scored before its deadline.
+
+    Its program would have used up its budget earlier; see `SubmissionRun`.
+    """
+    return Unavailable(
+        "the machine is too busy: the program waited until the deadline of this request",
+        retry_after=_RETRY_AFTER_S,
+    )
+
+
+def _numbers(tests: PlainTests, left_out: Collection[int] = ()) -> list[int]:
+    """Return the numbers of the tests that count, from 1."""
+    return [index + 1 for index in range(len(tests.cases)) if index not in left_out]
+
+
+async def _completed(program: str, tests: PlainTests) -> str:
+    if isinstance(tests, StdioTests) or not tests.prompt:
+        return program
+    return await asyncio.to_thread(complete, program, tests)  # the prompt is parsed
 
 
 async def _plan_runs(tests: PlainTests) -> Sequence[TestRun]:

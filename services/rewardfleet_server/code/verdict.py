@@ -23,7 +23,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
-from .asserts import ParsedAssert, parse, parsed_asserts, setup_of
+from .asserts import ParsedAssert, parse, parsed_asserts
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
 from .tolerance import Tolerance
@@ -102,9 +102,9 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     Raises:
         InvalidRequest: A case is not an assert, or a case or the setup is not valid Python.
     """
+    if tests.setup:
+        parse(tests.setup, "tests.setup")
     if isinstance(tests, StdioTests):
-        if tests.setup:
-            parse(tests.setup, "tests.setup")
         return [
             StdioRun(ProgramRun(encoded(case.stdin), tests.setup), encoded(case.stdout), tests)
             for case in tests.cases
@@ -112,12 +112,10 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
     if isinstance(tests, FunctionalTests):
         if keyword.iskeyword(tests.fn_name):
             raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
-        if setup := setup_of(tests):
-            parse(setup, "tests.setup")
         rule = _equality(tests, as_json=True)
         return [
             CallRun(
-                ProgramRun(setup=setup, checks=(_call_check(tests, index),)),
+                ProgramRun(setup=tests.setup, checks=(_call_check(tests, index),)),
                 (ExpectedValue(case.expected, rule),),
             )
             for index, case in enumerate(tests.cases)
@@ -143,7 +141,7 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
     expected = tuple(
         None if each.expected is None else ExpectedValue(each.expected[0], rule) for each in asserts
     )
-    run = ProgramRun(setup=setup_of(tests), checks=checks)
+    run = ProgramRun(setup=tests.setup, checks=checks)
     return CallRun(run, expected, tests.strict, tuple(asserts))
 
 
@@ -399,9 +397,7 @@ def failure(result: RunResult, limits: RunLimits) -> Outcome | None:  # noqa: PL
         failed = _FAILED.fullmatch(line)
         if failed and (why := failed[1].decode()) in _FAILURES:
             return _FAILURES[why]
-    # A program cannot send signals, so this one came from the kernel, for lack of memory.
-    is_killed = result.exit_code == -signal.SIGKILL
-    return Outcome.MEMORY_LIMIT if is_killed else Outcome.RUNTIME_ERROR
+    return Outcome.RUNTIME_ERROR
 
 
 def _lines(report: bytes) -> Iterator[bytes]:

@@ -176,6 +176,31 @@ REFUSED = {
         "call(321, 0, 0, 0)",  # bpf
         "os.memfd_create('more')",
     ),
+    # What would make the kernel send SIGKILL, which counts as sent from outside.
+    "a limit on CPU time of its own": program_trying(
+        "resource.prlimit(0, resource.RLIMIT_CPU, (1, 1))",
+        "call(160, ctypes.c_long(1 << 32), second)",  # setrlimit, which reads 32 bits
+        "call(302, 0, ctypes.c_long(1 << 32), second, 0)",  # prlimit64
+        "signal.signal(signal.SIGXCPU, signal.SIG_IGN) or call(302, 0, 0, second, 0)",
+        setup="second = (ctypes.c_uint64 * 2)(1, 1)",
+    ),
+    "other ways to be killed": program_trying(
+        "call(157, 22, 1, 0, 0, 0)",  # prctl: strict seccomp
+        "call(317, 0, 0, 0)",  # seccomp
+        "call(157, 1, 9)",  # prctl: a signal when its parent ends
+        "call(244, 0, 0)",  # mq_notify
+        "call(72, 0, 15, (ctypes.c_int * 2)(0, 1))",  # fcntl: F_SETOWN_EX
+        "call(72, 0, 1024, 0)",  # fcntl: F_SETLEASE
+        "call(16, 0, 0x8901, ctypes.byref(ctypes.c_int(1)))",  # ioctl: FIOSETOWN
+        "call(16, 0, 0x5452, ctypes.byref(ctypes.c_int(1)))",  # ioctl: FIOASYNC
+        "call(144, 0, 1, ctypes.byref(ctypes.c_int(1)))",  # sched_setscheduler: real time
+        "call(28, ctypes.addressof(page), 4096, 100)",  # madvise: a broken page
+        "call(448, 0, 0)",  # process_mrelease
+        "call(200, os.getpid(), 9)",  # tkill
+        "call(297, os.getpid(), os.getpid(), 9, (ctypes.c_char * 128)())",  # rt_tgsigqueueinfo
+        "open('/proc/self/oom_score_adj', 'w')",
+        setup="page = ctypes.c_char.from_buffer(mmap.mmap(-1, 4096))",
+    ),
     "daemon": program_trying("os.setsid()", "os.fork()"),
     "write elsewhere": program_trying(
         *(f"open({path!r}, 'w')" for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/x")),
@@ -248,6 +273,16 @@ def test_without_a_jail_the_same_program_escapes(name: str):
     assert "escaped" in done.stdout
 
 
+def native(code: str) -> str:
+    """Return a program that runs machine code."""
+    return f"""
+import ctypes, mmap
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes.fromhex({code!r}))
+ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+"""
+
+
 ENDED = {
     "fork bomb": ("import os\nwhile True: os.fork()", {"runtime_error"}),
     "thread bomb": (
@@ -298,6 +333,19 @@ ENDED = {
         {"time_limit"},
     ),
     "SIGKILL of itself": ("import os\nos.kill(os.getpid(), 9)", {"runtime_error"}),
+    "SIGKILL of a thread": (
+        "import os, signal, threading\nsignal.pthread_kill(threading.get_ident(), 9)",
+        {"runtime_error"},
+    ),
+    "SIGKILL as its exit status": ("import os\nos._exit(137)", {"runtime_error"}),
+    # kill, sigreturn, and push: without a stack, no signal can be handled.
+    "a system call of 32 bits": (native("b8 25 00 00 00 cd 80"), {"runtime_error"}),
+    "a frame of a signal that is none": (native("31 e4 b8 0f 00 00 00 0f 05"), {"runtime_error"}),
+    "no stack": (native("31 e4 50"), {"runtime_error"}),
+    "no memory": (
+        "import ctypes\nctypes.CDLL(None).munmap(None, ctypes.c_size_t(0x7fff_ffff_f000))",
+        {"runtime_error"},
+    ),
     "abort": ("import os\nos.abort()", {"runtime_error"}),
     "segmentation fault": ("import ctypes\nctypes.string_at(0)", {"runtime_error"}),
     "deep recursion": ("def f(): f()\nf()", {"runtime_error"}),

@@ -19,7 +19,7 @@ from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code import cache_key
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.cache_key import lookup_keys, store_policy
-from rewardfleet_server.code.datasets import rows
+from rewardfleet_server.code.datasets import preludes
 from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
@@ -76,6 +76,25 @@ def test_other_tests_or_limits_have_another_key(cached: Service, change: dict):
     assert not cached.client.post("/score", json={**body, **change}).json()["cached"]
 
 
+def test_a_prompt_is_part_of_the_key_as_the_program_uses_it(cached: Service):
+    """Equal bodies share their verdicts, and not with a program that hides a helper."""
+    prompt = 'def twice(x):\n    return x * 2\n\ndef double(number):\n    """Double."""\n'
+    tests = {**TESTS, "prompt": prompt}
+    programs = {
+        "    return twice(number)": (False, 2 / 3),
+        "result = number\nreturn result * 2": (False, 2 / 3),
+        "    r = number  # twice\n    return r * 2": (True, 2 / 3),
+        "    twice = lambda x: x * 3\n    return twice(number)": (False, 0),
+        "def twice(x): return x * 3\ndef double(number): return twice(number)": (False, 0),
+        "def thrice(x): return x * 3\ndef double(number): return twice(number)": (False, 2 / 3),
+    }
+    for program, (is_cached, score) in programs.items():
+        found = cached.score(program, tests)
+        assert (found["cached"], found["score"]) == (is_cached, pytest.approx(score)), program
+    other = {**tests, "prompt": prompt.replace("* 2", "* 3")}
+    assert cached.score("    return twice(number)", other)["score"] == 0.0
+
+
 def test_verdicts_up_to_the_first_failure_are_not_used_for_a_pass_rate(cached: Service):
     """Verdicts on all tests serve both modes."""
     program = DOUBLE + "early = 1\n"
@@ -127,7 +146,7 @@ def test_the_original_program_is_part_of_the_key(cached: Service):
         "assert _hidden(x=1) == 1",
         "r = 1\n_hidden(x=1)\nassert r",
         "if 1:\n\t_hidden(x=1)\nassert True",
-        "import inspect; assert True",
+        "import inspect; assert double(1) == 1 + 1",
         "import typing; assert typing.get_type_hints(double) == {}",
     ],
 )
@@ -388,7 +407,7 @@ USUAL_TESTS = [
         "assert out.getvalue() == '3'"
     ],
     ["import numpy as np\nassert np.allclose(f([1]), [1.0], atol=1e-6)"],
-    [rows._PRELUDE],
+    [preludes.PRELUDE],
 ]
 
 TESTS_THAT_OBSERVE = [
@@ -421,8 +440,8 @@ def test_tests_that_may_observe_more_make_the_key_the_text(sources: list[str]):
     ("sources", "program"),
     [
         (["import sys as s", "assert f(1)"], "def f(x):\n    y = s.exc_info()\n    return y"),
-        ([rows._PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
-        ([rows._PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
+        ([preludes.PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
+        ([preludes.PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
         (["assert s.exc_info()"], "import sys as s\ndef f(x):\n    y = 1\n    return y"),
         (
             ["", "def g(c):\n    return c.__name__\nassert f(1) == 'y'"],

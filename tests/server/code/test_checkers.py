@@ -406,8 +406,7 @@ def test_a_request_replaces_the_checker_of_a_row(service):
 
 
 def test_the_time_limit_of_code_contests_plus_is_in_milliseconds():
-    _, cpu_s = read_row(DatasetTests.model_validate(plus_row()))
-    assert cpu_s == 0.4
+    assert read_row(DatasetTests.model_validate(plus_row())).cpu_s == 0.4
 
 
 # C++

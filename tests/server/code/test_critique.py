@@ -32,6 +32,9 @@ JUDGMENTS = [
     ("<b>Overall judgment:</b> <b>Correct</b>", "correct"),
     ("Overall judgment: [Incorrect]", "incorrect"),
     ("Overall judgment: {Correct}", "correct"),
+    ("Overall judgment: <correct>", "correct"),
+    ("Overall judgment:\n<_> <Correct>", "correct"),
+    ("Overall judgment: <is><b>Incorrect</b>", "incorrect"),
     ("The overall judgment is: incorrect", "incorrect"),
     # prose after the word
     ("Overall judgment: Incorrect. The correct sum is 5", "incorrect"),
@@ -82,6 +85,8 @@ def test_overall_judgment(critique: str, judgment: str | None):
         "overall judgment ",
         "overall judgment: correct " + "/" * 170,
         "overall judgment: " + "<b>" * 60,
+        "overall judgment: " + "<_>" * 60 + "x",
+        "overall judgment:" + "\n</_ />" * 25 + "x",
         "overall judgment:" + "-" * 99 + "\n" * 99,
         "overall " + "*" * 9,
         "<think>",
@@ -188,19 +193,18 @@ def test_an_original_program_that_cannot_be_run_is_an_internal_failure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", ["time.process_time", "time.monotonic"])
+@pytest.mark.parametrize("takes_1_s", ["while time.process_time() < 1: pass", "time.sleep(1)"])
 @pytest.mark.parametrize(("tests", "known"), [(8, False), (1, True)])
 def test_the_original_program_has_the_time_that_the_revision_left(
-    tests: int, known: bool, waits: str
+    tests: int, known: bool, takes_1_s: str
 ):
     """If that is up before a test fails, it is unknown whether the judgment is right."""
-    sleepy = f"import time\nt = {waits}()\nwhile {waits}() - t < 1: time.sleep(0)"
-    with served_code(workers=1, max_submission_s=5) as service:
+    with served_code(workers=1, max_submission_s=4) as service:
         score = service.score(
             "pass",
             stdio(*[("", "")] * tests),
             critique=CRITIQUES["correct"],
-            original_program=sleepy,
+            original_program=f"import time\n{takes_1_s}",
         )
     assert score["score"] == 1.0
     assert ("judgment_correct" in score["components"]) is known

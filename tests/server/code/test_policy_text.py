@@ -111,8 +111,8 @@ def test_a_text_without_a_program_scores_0_with_compile_error(
     [
         stdio(("", "")),
         functional("f", ([], None)),
-        asserts("assert True"),
-        {"kind": "dataset", "dataset": "mbppplus", "row": {"test_list": ["assert True"]}},
+        asserts("assert f() or True"),
+        {"kind": "dataset", "dataset": "mbppplus", "row": {"test_list": ["assert f() or True"]}},
     ],
     ids=lambda tests: tests["kind"],
 )

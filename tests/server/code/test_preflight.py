@@ -109,7 +109,7 @@ def test_tests_that_import_a_missing_module_are_invalid_whatever_the_program(
     assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
     detail = response.json()["detail"]
     assert "No module named 'rf_absent'" in detail
-    assert "rewardfleet serve code --packages numpy,sortedcontainers,rf_absent" in detail
+    assert "rewardfleet serve code --packages numpy,pytest,sortedcontainers,rf_absent" in detail
 
 
 def test_a_missing_name_or_submodule_is_invalid_too(service):

@@ -122,9 +122,7 @@ def test_a_program_that_times_out_in_each_test_gets_its_verdicts_before_the_dead
     with served_code(workers=1, max_submission_s=1) as service:
         tests = stdio(*[("", "")] * 20)
         score = service.score("while True: pass", tests, limits=SHORT_LIMITS)
-    # One, if the machine is so busy that the first test takes all of the wall time.
-    timed = verdicts(score).count("time_limit")
-    assert 1 <= timed <= 1 / SHORT_LIMITS["cpu_s"]
+    timed = int(1 / SHORT_LIMITS["cpu_s"])
     assert verdicts(score) == ["time_limit"] * timed + ["skipped"] * (20 - timed)
 
 
@@ -139,17 +137,20 @@ def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadlin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["import time\ntime.sleep(60)", "while True: pass"])
-async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts(program: str):
+async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts():
     """A policy must not be able to cause a timeout, whatever the caller's timeout is."""
     tests = stdio(*[("", "")] * 9)
     with served_code(workers=1) as service:
         url = str(service.client.base_url)
         async with RewardFleet(code=url, timeout_s=12) as fleet:
-            score = await fleet.code.score(program, tests, limits={"cpu_s": 1, "wall_s": 20})
-    assert score.score == 0.0
-    assert score.verdicts[0].verdict == "time_limit"
-    assert score.verdicts[-1].verdict == "skipped"
+            program = "import time\ntime.sleep(60)"
+            score = await fleet.code.score(program, tests, limits={"wall_s": 20})
+        assert [each.verdict for each in score.verdicts] == ["time_limit"] + ["skipped"] * 8
+        # A busy machine may take longer than that call to run it for 6 s.
+        body = {"revision": "while True: pass", "tests": tests, "limits": {"cpu_s": 1}}
+        headers = {"x-request-timeout": "120", "x-call-timeout": "12"}
+        response = service.client.post("/score", json=body, headers=headers)
+        assert verdicts(response.json()) == ["time_limit"] * 6 + ["skipped"] * 3
 
 
 @pytest.mark.slow
@@ -196,21 +197,41 @@ def test_the_wait_for_a_jail_is_the_time_in_the_queue():
 
 
 class Deaths:
-    """Kills all jails when a program has begun.
+    """Ends processes of jails when a program has begun.
 
     A program says so by the name of its thread, which can be read from outside.
     """
 
     def __init__(self, before: set[int]) -> None:
         self._before = before
-        self._killed: set[int] = set()
+        self._ended: set[int] = set()
 
-    def wait_and_kill(self, name: str = "begun") -> None:
-        """Wait for a program that was not killed before."""
-        wait_until(lambda: self._named(name) - self._killed)
-        self._killed |= self._named(name)
-        for pid in descendants(depth=1) - self._before:  # not the program, which would end first
-            os.kill(pid, signal.SIGKILL)
+    def wait_and_end(
+        self, name: str = "begun", victim: str = "jail", number: int = signal.SIGKILL
+    ) -> None:
+        """Wait for a program that was not ended before, and send a signal to a process.
+
+        Args:
+            name: Of the program.
+            victim: `jail`: all jails as the service has started them. Otherwise, a process of the
+                jail of this program.
+            number: The signal.
+        """
+        wait_until(lambda: self._named(name) - self._ended)
+        (program,) = self._named(name) - self._ended
+        self._ended.add(program)
+        supervisor = next(pid for pid in self._jails() if program in descendants(pid, depth=1))
+        others = descendants(supervisor, depth=1) - {program}
+        victims = {
+            "jail": descendants(depth=1) - self._before,
+            "supervisor": {supervisor},
+            "zygote": others - programs(),
+            "program": {program},
+            "tests": others & programs(),
+        }[victim]
+        assert victims
+        for pid in victims:
+            os.kill(pid, number)
 
     def _named(self, name: str) -> set[int]:
         return {pid for pid in self._jails() if self._name(pid) == name}
@@ -229,11 +250,14 @@ class Deaths:
 #: may take to notice.
 BEGINS = """
 import ctypes, time
-if "sleep" in (line := input()):
-    _, name, seconds = line.split()
-    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
-    time.sleep(float(seconds))
-print(line)
+def begin(line):
+    if "sleep" in line:
+        _, name, seconds = line.split()
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+        time.sleep(float(seconds))
+    return line
+if __name__ == "__main__":
+    print(begin(input()))
 """
 
 
@@ -246,8 +270,8 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
     deaths = Deaths(descendants())
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
         scored = threads.submit(service.score, BEGINS, tests)
-        deaths.wait_and_kill("first")
-        deaths.wait_and_kill("third")
+        deaths.wait_and_end("first")
+        deaths.wait_and_end("third")
         score = scored.result()
         wrong = ["accepted", "accepted", "wrong_answer", "accepted", "accepted"]
         assert verdicts(score) == wrong
@@ -256,21 +280,46 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
         metrics = service.client.get("/metrics").text
         assert f'rewardfleet_isolation{{level="{level}",requested="{level}"}} 1.0' in metrics
         assert "rewardfleet_jail_restarts_total 2.0" in metrics
+        assert "rewardfleet_program_kills_total 2.0" in metrics
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_program_whose_jail_dies_twice_has_failed(level: str):
+def test_a_program_whose_jail_dies_twice_and_is_not_killed_has_failed(level: str):
     deaths = Deaths(descendants())
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
         tests = stdio(("1", "1"), ("sleep begun 4", "x"), ("3", "3"))
         scored = threads.submit(service.score, BEGINS, tests)
-        deaths.wait_and_kill()
-        deaths.wait_and_kill()
+        deaths.wait_and_end(number=signal.SIGABRT)
+        deaths.wait_and_end(number=signal.SIGABRT)
         score = scored.result()
         assert verdicts(score) == ["accepted", "runtime_error", "skipped"]
         assert score["suspicions"] == ["test 2: its sandbox died"]
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["jail", "supervisor", "zygote", "program", "tests"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_kill_from_outside_is_never_a_verdict(level: str, victim: str):
+    """As the kernel does if memory runs out. The run is repeated once, and nothing is cached."""
+    deaths = Deaths(descendants())
+    cached = {"workers": 1, "cache_mb": 1}
+    with served_code(level, **cached) as service, ThreadPoolExecutor(1) as threads:
+        tests = asserts("assert begin('1') in ('1',)", "assert begin('sleep begun 4') in ('x',)")
+        scored = threads.submit(service.post, BEGINS, tests)
+        deaths.wait_and_end(victim=victim)
+        deaths.wait_and_end(victim=victim)
+        response = scored.result()
+        assert response.status_code == 503
+        assert response.json()["retryable"] and "SIGKILL" in response.json()["detail"]
+        assert "rewardfleet_program_kills_total 2.0" in service.client.get("/metrics").text
+        if victim != "program":
+            return
+        scored = threads.submit(service.score, BEGINS, tests)
+        deaths.wait_and_end(victim=victim)
+        score = scored.result()
+        assert (verdicts(score), score["cached"]) == (["accepted", "wrong_answer"], False)
 
 
 @pytest.mark.slow
@@ -326,7 +375,7 @@ def test_a_fork_that_fails_is_an_internal_failure():
         for file in files:
             os.close(file)
         os.write(writer, message + STARTED.pack(0, -1, 0))  # as the zygote then reports
-        Supervisor(theirs, runs, [], []).serve()
+        Supervisor(theirs, runs, [], [], 0).serve()
 
     with ThreadPoolExecutor(1) as threads:
         served = threads.submit(fail_and_serve)

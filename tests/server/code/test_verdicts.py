@@ -105,7 +105,7 @@ def test_case_can_be_ignored(checker: str):
         (RunResult(run_ms=2999), None),  # the load of the machine does not change verdicts
         (RunResult(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
         (RunResult(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
-        (RunResult(exit_code=-signal.SIGKILL), Outcome.MEMORY_LIMIT),
+        (RunResult(exit_code=-signal.SIGKILL), Outcome.RUNTIME_ERROR),  # nothing proves more
         (RunResult(exit_code=-signal.SIGSEGV), Outcome.RUNTIME_ERROR),
         (RunResult(stdout=b"x" * 1000), None),
         (RunResult(stdout=b"x" * 1001), Outcome.OUTPUT_LIMIT),

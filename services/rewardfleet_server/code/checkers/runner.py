@@ -129,7 +129,7 @@ class Checkers:
 
         def on_result(result: RunResult) -> bool:
             nonlocal ms_left
-            ms_left -= result.run_ms
+            ms_left -= result.charged_ms
             results.append(result)
             return ms_left > 0 and self._failure(checker, files[len(results) - 1], result) is None
 

@@ -28,7 +28,8 @@ class RunLimits:
 
     Attributes:
         cpu_s: Seconds of CPU time.
-        wall_s: Seconds of wall time.
+        wall_s: Seconds of wall time. In a jail, those do not count in which the run was ready and
+            had no core, or was paused.
         memory_bytes: Memory in addition to the interpreter's own.
         output_bytes: Size of standard output, and of any other file that is written.
     """
@@ -120,6 +121,8 @@ class RunResult:
         test_report: The answers of the process of the tests, which the program cannot write to;
             None if there was none.
         cpu_ms: Milliseconds of CPU time.
+        charged_ms: Milliseconds of wall time that are charged to the program: those that count for
+            its limit, and the CPU time to remove what it left behind.
         fork_ms: Milliseconds to create the process.
         run_ms: Milliseconds of wall time of the process.
         clean_ms: Milliseconds to remove what the run left behind.
@@ -132,6 +135,7 @@ class RunResult:
     report: bytes = b""
     test_report: bytes | None = None
     cpu_ms: float = 0.0
+    charged_ms: float = 0.0
     fork_ms: float = 0.0
     run_ms: float = 0.0
     clean_ms: float = 0.0
@@ -143,6 +147,8 @@ class Sandbox(Protocol):
     Attributes:
         provenance: Isolation, Python and versions: all that verdicts depend on besides the request.
         restarts: How many times a jail was started again, because it died or could not be cleaned.
+        kills: How many runs SIGKILL ended, which no program can send to itself.
+        memory_waits: How many jobs waited for memory.
     """
 
     @property
@@ -151,11 +157,17 @@ class Sandbox(Protocol):
     @property
     def restarts(self) -> int: ...
 
+    @property
+    def kills(self) -> int: ...
+
+    @property
+    def memory_waits(self) -> int: ...
+
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """Run the job's runs in order, until `on_result` returns False for a result.
 
         A run that breaks its jail is a failure of the program (`died`), and the last run of the
-        job.
+        job. One that SIGKILL ended is repeated, and is no result.
 
         Args:
             job: The program and its runs.
@@ -163,7 +175,7 @@ class Sandbox(Protocol):
             timing: The time for which the job waits for its turn is added to its `queue`.
 
         Raises:
-            Unavailable: Programs cannot run now.
+            Unavailable: Programs cannot run now, or SIGKILL ended one again.
             BackendFailed: A remote sandbox rejected the job.
         """
 

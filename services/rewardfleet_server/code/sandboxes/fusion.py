@@ -124,6 +124,8 @@ class Fusion:
 
     Attributes:
         restarts: See `Sandbox`; there are no jails here.
+        kills: See `Sandbox`; the server does not report them.
+        memory_waits: See `Sandbox`; the server has its own limits.
 
     Args:
         url: Base URL of the server.
@@ -132,7 +134,7 @@ class Fusion:
         request_type: The client's model of a request.
     """
 
-    restarts = 0
+    restarts = kills = memory_waits = 0
 
     def __init__(
         self, url: str, concurrency: int, call: _Call, request_type: Callable[..., Any]
@@ -285,5 +287,6 @@ def _result(response: Any, limits: RunLimits) -> RunResult | None:
         stderr=stderr[: limits.output_bytes + 1],
         report=_CPU.sub(b"", report)[: MAX_REPORT_BYTES + 1],
         cpu_ms=float(cpu[1]) if cpu else 0.0,
+        charged_ms=run_ms,
         run_ms=run_ms,
     )
