@@ -9,9 +9,9 @@ mutated module, then those of its package, then all of `make test`, until a test
 
 import argparse
 import ast
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -102,20 +102,23 @@ def main() -> int:
 
 
 def draw(count: int) -> list[Mutation]:
-    """Return mutations in an order that depends on the seed: one of each package first."""
-    chance = random.Random(SEED)
-    by_package: dict[str, list[Mutation]] = defaultdict(list)
+    """Return mutations in an order that depends on the seed: one of each package first.
+
+    Its place is a hash of the mutation, so that a change of other lines does not change the draw.
+    """
+    by_package: dict[str, dict[tuple[str, str, str], Mutation]] = defaultdict(dict)
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
             if not ELSEWHERE.search(str(path)):
                 for each in mutations_of(path):
-                    by_package[each.package].append(each)
-    for each in by_package.values():
-        chance.shuffle(each)
-    first = [each.pop() for each in by_package.values()]
-    rest = [each for package in by_package.values() for each in package]
-    chance.shuffle(rest)
-    return (first + rest)[:count]
+                    by_package[each.package].setdefault(each.key, each)
+    ordered = [sorted(each.values(), key=_place) for each in by_package.values()]
+    rest = sorted((each for package in ordered for each in package[1:]), key=_place)
+    return ([package[0] for package in ordered] + rest)[:count]
+
+
+def _place(mutation: Mutation) -> bytes:
+    return hashlib.sha256(f"{SEED} {mutation.key}".encode()).digest()
 
 
 def mutations_of(path: Path) -> Iterator[Mutation]:
@@ -220,8 +223,10 @@ def try_mutation(mutation: Mutation, python: Path) -> str | None:
     path.write_text("\n".join(lines))
     try:
         for part in parts(mutation, copy):
-            if found := run_tests(part, python, copy):
-                return found
+            while found := run_tests(part, python, copy):
+                if "::" not in found or run_tests([found], python, copy):
+                    return found
+                part += ["--deselect", found]  # alone, it passes
     finally:
         path.write_text(original)
     return None
@@ -275,8 +280,10 @@ def run_tests(arguments: list[str], python: Path, copy: Path) -> str | None:
             process.wait()
     if process.returncode in {0, 5}:  # 5: no test was selected
         return None
-    failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", output)
-    return failed[1] if failed else output.strip().splitlines()[-1]
+    if failed := re.search(r"(?m)^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output):
+        return failed[1]
+    subprocess.run([str(python), "-m", "pytest", "--version"], timeout=60, check=True)
+    return output.strip().splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ SERVER = ROOT / "services" / "rewardfleet_server"
 #: The only files that run received code: inside a jail, and nowhere else.
 GUEST = SERVER / "code" / "sandboxes" / "jail" / "guest"
 #: What the server shares with them.
-SHARED_WITH_GUEST = {GUEST / "__init__.py", GUEST / "descriptors.py"}
+SHARED_WITH_GUEST = {
+    GUEST / f"{name}.py" for name in ("__init__", "descriptors", "names", "scripts")
+}
 
 #: The only files of the server that use the client: commands and a demo.
 CLIENT_USERS = {
