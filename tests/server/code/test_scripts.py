@@ -83,6 +83,14 @@ def test_a_form_of_tests_is_called(level_service: Service, script: str, count: i
         assert level_service.score(program, tests)["score"] == 0, program
 
 
+def test_an_entry_point_may_be_named_like_a_method_of_a_built_in_type(level_service: Service):
+    tests = asserts(CHECK, entry_point="Solution().partition")
+    for program, score in ((RIGHT, 1), (WRONG, 0)):
+        method = program.replace("f(x)", "partition(self, x)").replace("\n", "\n    ")
+        found = level_service.score(f"class Solution:\n    {method}", tests)
+        assert (found["score"], found["verdicts"][0]["verdict_by"]) == (score, "service")
+
+
 def test_a_coroutine_of_the_program_is_awaited(level_service: Service):
     script = "async def test_a():\n    assert await f(4) == 16"
     assert level_service.score(ASYNC, asserts(script))["score"] == 1

@@ -205,10 +205,21 @@ class Tester:
 
     def script_of(self, entry_point: str) -> TestScript:
         """Return what runs a script, and counts the checks of the setup's functions as well."""
-        find = (lambda: eval(entry_point, self.namespace)) if entry_point else None
+        find = (lambda: self.find_entry(entry_point)) if entry_point else None
         script = TestScript(self.namespace, find)
         script.prepare()
         return script
+
+    def find_entry(self, entry_point: str) -> Any:
+        """Return the entry point, which may be called like a method of a built-in type."""
+        uses_objects, self.side.uses_objects = self.side.uses_objects, True
+        try:
+            found = eval(entry_point, self.namespace)
+        finally:
+            self.side.uses_objects = uses_objects
+        if isinstance(found, Proxy):
+            object.__setattr__(found, "_name", "")
+        return found
 
     def take_names(self, tree: ast.Module, entry_point: str) -> None:
         """Determine where the names come from that a test does not define.
