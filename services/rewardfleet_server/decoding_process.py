@@ -6,24 +6,15 @@ arrays as fast; only classes of data can be loaded from it, so nothing that a bo
 can run code in the service.
 """
 
-import ctypes
 import dataclasses
 import enum
 import gc
-import json
 import logging
-import mmap
 import os
 import pickle
 import pkgutil
-import resource
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +25,7 @@ from pydantic import BaseModel
 
 from rewardfleet.wire.errors import InternalError, InvalidRequest, RewardFleetError, Unavailable
 
-from .child_process import end_with_parent
+from .child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 T = TypeVar("T")
 
@@ -42,19 +33,11 @@ log = logging.getLogger(__name__)
 
 #: Seconds that decoding one body may take.
 _DECODE_SECONDS = 30.0
-#: Seconds that the process may take to start.
-_START_SECONDS = 60.0
 #: Memory of the process, in addition to what it has at its start: a fixed part, and a multiple of
 #: the largest body.
 _FIXED_BYTES, _BYTES_PER_BODY_BYTE = 2**30, 16
 #: Niceness of the process; the event loop's is 0.
 _NICE = 10
-#: Limit on a task, which is a name and two numbers.
-_MAX_TASK_BYTES = 4096
-#: The child, which imports what its parent does.
-_PROGRAM = (
-    f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); import {__name__} as m; m.main()"
-)
 #: What arrays are loaded with.
 _ARRAY_PARTS = {
     ("numpy", "dtype"),
@@ -79,24 +62,6 @@ class ComplexityLimits(NamedTuple):
     values: int
 
 
-class MemoryFile:
-    """A file in memory, which another process can read. It is gone as soon as this object is.
-
-    Attributes:
-        fd: Its descriptor.
-    """
-
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("rewardfleet")
-        weakref.finalize(self, os.close, self.fd)
-
-    def write(self, content: bytes) -> None:
-        """Append bytes."""
-        view = memoryview(content)
-        while view:
-            view = view[os.write(self.fd, view) :]
-
-
 class DecodingProcess:
     """Decodes bodies, one at a time, in a child process that starts with the first of them.
 
@@ -105,10 +70,8 @@ class DecodingProcess:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._memory = _FIXED_BYTES + _BYTES_PER_BODY_BYTE * max_bytes
-        self._lock = threading.Lock()
-        self._child: _Child | None = None
-        self._closed = False
+        memory = _FIXED_BYTES + _BYTES_PER_BODY_BYTE * max_bytes
+        self._process = TaskProcess("decodes large bodies", run_task, memory=memory, nice=_NICE)
 
     def decode(
         self,
@@ -128,86 +91,19 @@ class DecodingProcess:
         Raises:
             RewardFleetError: As `decode` raises it, or the body takes too much time or memory.
         """
-        task = json.dumps([_names(decode), limits]).encode()
         result = MemoryFile()
         try:
-            self._started().run(task, body.fd, result.fd)
-        except OSError as error:  # also after a timeout
-            raise self._failure(error) from None
+            self._process.run([_names(decode), limits], body, result, seconds=_DECODE_SECONDS)
+        except TaskTooLarge:
+            raise InvalidRequest("the body takes too much time or memory to decode") from None
+        except TaskLost as error:
+            raise Unavailable(str(error), retry_after=1) from error
         decoded: T = _result(result)
         return decoded
 
-    def _failure(self, error: OSError) -> RewardFleetError:
-        """End the process, which did not answer, and return the failure of the body."""
-        code = self._stop()
-        if self._closed:
-            return Unavailable("the service is shutting down", retry_after=1)
-        log.warning("the process that decodes large bodies is replaced: %r", error)
-        if isinstance(error, TimeoutError) or code == -signal.SIGABRT:  # no memory is an abort
-            return InvalidRequest("the body takes too much time or memory to decode")
-        return Unavailable("the process that decodes large bodies ended", retry_after=1)
-
     def close(self) -> None:
         """End the process."""
-        self._closed = True
-        self._stop()
-
-    def _started(self) -> "_Child":
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the service is shutting down", retry_after=1)
-            if self._child is None or not self._child.is_alive():
-                self._child = _Child(self._memory)
-            return self._child
-
-    def _stop(self) -> int | None:
-        with self._lock:
-            child, self._child = self._child, None
-            return None if child is None else child.stop()
-
-
-class _Child:
-    def __init__(self, memory: int) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [json.dumps(sys.path), *map(str, (theirs.fileno(), os.getpid(), memory))]
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [sys.executable, "-P", "-c", _PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        try:
-            self._wait(_START_SECONDS)
-        except OSError as error:  # no fault of the body
-            self.stop()
-            log.warning("the process that decodes large bodies did not start: %r", error)
-            raise Unavailable(
-                "the process that decodes large bodies did not start", retry_after=1
-            ) from error
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def run(self, task: bytes, body: int, result: int) -> None:
-        """Run a task.
-
-        Raises:
-            OSError: It was not completed; a TimeoutError if it took too long.
-        """
-        socket.send_fds(self._channel, [task], [body, result])
-        self._wait(_DECODE_SECONDS)
-
-    def _wait(self, seconds: float) -> None:
-        self._channel.settimeout(seconds)
-        if not self._channel.recv(1):
-            raise ConnectionError(f"it ended with status {self._process.poll()}")
-
-    def stop(self) -> int:
-        """End the process; return its status, also if it had ended before."""
-        self._process.kill()
-        self._channel.close()
-        return self._process.wait()
+        self._process.close()
 
 
 def _result(file: MemoryFile) -> Any:
@@ -298,8 +194,8 @@ def is_simple(body: bytes, limits: ComplexityLimits) -> bool:
     )
 
 
-def _decode(task: bytes, descriptor: int) -> Any:
-    names, limits = json.loads(task)
+def _decode(task: Any, descriptor: int) -> Any:
+    names, limits = task
     decode, *arguments = map(pkgutil.resolve_name, names)
     with open(descriptor, "rb", closefd=False) as stream:
         stream.seek(0)
@@ -309,8 +205,14 @@ def _decode(task: bytes, descriptor: int) -> Any:
     return decode(*arguments, body)
 
 
-def _run(task: bytes, body: int, result: int) -> None:
-    """Run a task, and write its result or its failure."""
+def run_task(task: Any, body: int, result: int) -> None:
+    """Decode a body in the child, and write the result or the failure.
+
+    Args:
+        task: The names of what decodes it, and the limits on what it contains.
+        body: The descriptor of the body, which is emptied.
+        result: The descriptor of the result.
+    """
     outcome: tuple[Any, Any]
     try:
         outcome = None, _decode(task, body)
@@ -323,37 +225,3 @@ def _run(task: bytes, body: int, result: int) -> None:
         outcome = InternalError(f"{type(error).__name__}: {error}").problem(), None
     with open(result, "wb", closefd=False) as stream:
         _DataPickler(stream, protocol=5).dump(outcome)
-
-
-def _serve(channel: socket.socket) -> None:
-    """Run tasks until the parent closes the channel."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    channel.send(b".")
-    while True:
-        task, descriptors, *_ = socket.recv_fds(channel, _MAX_TASK_BYTES, 2)
-        if not task:
-            return
-        try:
-            _run(task, *descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if trim is not None:  # else it is another C library
-            trim(0)
-        channel.send(b".")
-
-
-def main() -> None:
-    """Be the child, whose arguments are its path of modules, channel, parent and memory."""
-    channel, parent, memory = map(int, sys.argv[2:])
-    end_with_parent(parent, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)
-    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a file
-        used = int(statm.read().split()[0]) * mmap.PAGESIZE
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = used + memory
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    with socket.socket(fileno=channel) as connection:
-        _serve(connection)

@@ -74,14 +74,19 @@ def memory_of(pid: int) -> int:
     return total
 
 
-#: Requests `/healthz` until its standard input ends; then prints the longest answer in seconds.
+#: Requests `/healthz`, or a score, until its standard input ends; prints the longest answer in
+#: seconds.
 _ASK = """
 import http.client, select, sys, time
 slowest = 0.0
 while not select.select([sys.stdin], [], [], 0.01)[0]:
     started = time.monotonic()
     connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
-    connection.request("GET", "/healthz")
+    if sys.argv[2]:
+        json = {"content-type": "application/json"}
+        connection.request("POST", "/score", sys.argv[2], json)
+    else:
+        connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
     connection.close()
     slowest = max(slowest, time.monotonic() - started)
@@ -90,14 +95,15 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
 
 
 class Watch:
-    """Requests `/healthz` again and again, each time on a new connection.
+    """Requests `/healthz` again and again, each time on a new connection; or scores `body`.
 
     Attributes:
         slowest: The longest answer in seconds, at the end.
         peak: The most memory so far, in bytes.
     """
 
-    def __init__(self, url: str, pid: int) -> None:
+    def __init__(self, url: str, pid: int, body: bytes = b"") -> None:
+        self._body = body
         self.slowest = 0.0
         self.peak = 0
         self._address = url.partition("//")[2]
@@ -108,7 +114,7 @@ class Watch:
     def __enter__(self) -> Self:
         # A process of its own: the threads of this one would delay it.
         self._asker = subprocess.Popen(
-            [sys.executable, "-c", _ASK, self._address],
+            [sys.executable, "-c", _ASK, self._address, self._body],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,9 +135,9 @@ class Watch:
             self.peak = max(self.peak, memory_of(self._pid))
 
 
-def idle_seconds(url: str, pid: int) -> float:
+def idle_seconds(url: str, pid: int, body: bytes = b"") -> float:
     """Return the longest answer of a service that has nothing to do, within 0.3 s."""
-    with Watch(url, pid) as watch:
+    with Watch(url, pid, body) as watch:
         time.sleep(0.3)
     return watch.slowest
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server import decoding_process
+from rewardfleet_server import child_process, decoding_process
+from rewardfleet_server.child_process import MemoryFile
 from rewardfleet_server.decoding_process import (
     ComplexityLimits,
     DecodingProcess,
-    MemoryFile,
     check_complexity,
 )
 from rewardfleet_server.episode import decode as episode_decode
@@ -266,8 +266,8 @@ def test_the_service_loads_nothing_but_data_from_the_decoding_process():
 def test_a_decoding_process_that_does_not_start_is_no_fault_of_the_body(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(decoding_process, "_PROGRAM", "import time; time.sleep(600)")
-    monkeypatch.setattr(decoding_process, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(child_process, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(child_process, "_START_SECONDS", 0.1)
     process = DecodingProcess(MIB)
     with pytest.raises(Unavailable, match="did not start"):
         process.decode(IPv4Address, MemoryFile(), ComplexityLimits(10, 10))

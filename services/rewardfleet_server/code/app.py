@@ -46,6 +46,7 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         try:
             yield
         finally:
+            scorer.close()
             await sandbox.aclose()
 
     return Service(

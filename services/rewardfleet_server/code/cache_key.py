@@ -6,7 +6,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import JsonValue
 
@@ -22,20 +21,19 @@ from rewardfleet.wire.code import (
 
 from .checkers.decision import CHECKER_FAILED
 from .completion import with_setup
-from .normal_form import names_of_tests, normal_form
-from .normal_form.uses import NamesOfTests
+from .normal_form import names_of_tests
+from .text_parser import TextParser
+from .text_tasks import Visibility
 from .verdict import SANDBOX_DIED
 
-#: How much of a program its tests can see: its output; its public names; what source code of tests
-#: uses; or all of its text.
-_Visibility = Literal["output", "names", "text"] | NamesOfTests
-
-#: Programs of more characters are normalized off the event loop.
-_SMALL_PROGRAM = 2_000
+#: Source code of tests with more characters, of all cases together, is analyzed off the event loop.
+_SMALL_TESTS = 2_000
 #: Source code of tests with more characters, of all cases together, is not analyzed.
 _LARGEST_TESTS = 1_000_000
 #: Tests of which it is held in memory what they use.
 _MAX_TESTS = 512
+#: Programs of more characters are not held in memory, but their digests.
+_LONG_PROGRAM = 2_000
 #: Digests of normal forms that are held in memory.
 _MAX_FORMS = 4096
 #: Seconds for which verdicts are stored that may depend on how busy the machine was: CPU time grows
@@ -48,29 +46,34 @@ class CacheKeys:
     """Computes the cache keys of one service.
 
     Args:
+        parser: Normalizes programs.
         provenance: Returns the sandbox's provenance and the ceilings of limits. Called for each
             key, as some sandboxes learn their provenance late.
     """
 
-    def __init__(self, provenance: Callable[[], Mapping[str, JsonValue]]) -> None:
+    def __init__(
+        self, parser: TextParser, provenance: Callable[[], Mapping[str, JsonValue]]
+    ) -> None:
+        self._parser = parser
         self._provenance = provenance
         self._harness = harness_version()
         self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
-        self._visibilities: OrderedDict[bytes, _Visibility] = OrderedDict()
+        self._visibilities: OrderedDict[bytes, Visibility] = OrderedDict()
         self._analysis = asyncio.Lock()
-        self._forms: OrderedDict[tuple[_Visibility, str], str] = OrderedDict()
+        self._forms: OrderedDict[tuple[Visibility, str], str] = OrderedDict()
 
     async def of(self, program: str, request: CodeRequest) -> str:
         """Return the key of a program's verdicts on the tests of a request."""
         tests = request.tests.model_dump_json()
         visibility = await self._visibility(request, tests)
-        form = self._forms.get((visibility, program))
+        known = visibility, program
+        if len(program) > _LONG_PROGRAM:
+            known = visibility, hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()
+        form = self._forms.get(known)
         if form is None:
-            if len(program) <= _SMALL_PROGRAM:
-                form = _form_digest(program, visibility)
-            else:
-                form = await asyncio.to_thread(_form_digest, program, visibility)
-            self._forms[visibility, program] = form
+            form, is_final = await self._parser.form(program, visibility)
+            if is_final:
+                self._forms[known] = form
             if len(self._forms) > _MAX_FORMS:
                 self._forms.popitem(last=False)
         limits = request.limits.model_dump_json()
@@ -82,7 +85,7 @@ class CacheKeys:
         parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
 
-    async def _visibility(self, request: CodeRequest, tests: str) -> _Visibility:
+    async def _visibility(self, request: CodeRequest, tests: str) -> Visibility:
         """Return how much of a program its tests can see; computed once for equal tests."""
         code = _code_of(request)
         if code is None:
@@ -93,7 +96,7 @@ class CacheKeys:
         async with self._analysis:  # so that the samples of a problem, which come together, wait
             visibility = self._visibilities.get(digest)
             if visibility is None:
-                if len(tests) <= _SMALL_PROGRAM:
+                if len(tests) <= _SMALL_TESTS:
                     visibility = names_of_tests(*code) or "text"
                 elif len(tests) <= _LARGEST_TESTS:
                     visibility = await asyncio.to_thread(names_of_tests, *code) or "text"
@@ -162,14 +165,3 @@ def _code_of(request: CodeRequest) -> tuple[str, list[str]] | None:
         case StdioTests(setup=setup):
             return setup, []
     return None
-
-
-def _form_digest(program: str, visibility: _Visibility) -> str:
-    if visibility == "text":
-        form = f"text {program}"
-    elif visibility == "output":
-        form = normal_form(program, level="stdin")
-    else:
-        uses = visibility if isinstance(visibility, NamesOfTests) else None
-        form = normal_form(program, level="unit", tests=uses)
-    return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()

@@ -13,8 +13,10 @@ A critique is valid if all its overall judgments are the same, and there is at l
 """
 
 import re
+from typing import TYPE_CHECKING
 
-from rewardfleet.wire.code import CritiqueJudgment
+if TYPE_CHECKING:  # the child process that parses texts imports nothing else
+    from rewardfleet.wire.code import CritiqueJudgment
 
 _THINKING = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _MARKER = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE)
@@ -53,7 +55,7 @@ _JOINT = re.compile(r"[/|]|[^\W_]")
 _END = re.compile(r"[\W_]*(?:\n|$)|[\s*_]*[^\w\s]")
 
 
-def overall_judgment(critique: str) -> CritiqueJudgment | None:
+def overall_judgment(critique: str) -> "CritiqueJudgment | None":
     """Return the overall judgment of a critique; None unless there is exactly one.
 
     Takes time linear in the length of the text.

@@ -45,10 +45,15 @@ def extract_program(text: str) -> str:
     return _extract(text.removeprefix(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
 
 
+def has_fence(text: str) -> bool:
+    """Return whether a text may have a fence: without one, it is a program as a whole."""
+    return "```" in text or "~~~" in text
+
+
 def _extract(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     answer = _after_thinking(text)
-    if answer is None or ("```" not in answer and "~~~" not in answer):
+    if answer is None or not has_fence(answer):
         return text if answer is None else answer
     lines = answer.split("\n")
     if _is_program(lines):

@@ -35,7 +35,8 @@ from .preflight import Preflight
 from .references import References
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import CodeSettings
-from .submission import SHORT_TEXT, Submission, SubmissionRun, why_no_program
+from .submission import Submission, SubmissionRun, why_no_program
+from .text_parser import TextParser
 from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 #: Settings that verdicts depend on.
@@ -85,7 +86,8 @@ class CodeScorer:
         self.verdict_counts = dict.fromkeys(VERDICT_COUNTS, 0)
         ceilings = settings.model_dump(include=_CEILINGS)
         self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
-        self._keys = CacheKeys(lambda: {**sandbox.provenance, **ceilings})
+        self._parser = TextParser()
+        self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})
 
     async def plan(
         self,
@@ -97,11 +99,7 @@ class CodeScorer:
         Raises:
             InvalidRequest: A limit exceeds its ceiling.
         """
-        texts = (request.revision, request.critique or "", request.original_program or "")
-        if sum(map(len, texts)) <= SHORT_TEXT:
-            submission = Submission.of(request)
-        else:
-            submission = await asyncio.to_thread(Submission.of, request)
+        submission = await Submission.of(request, self._parser)
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, submission, limits)
         overdue = None if self.isolation == "fusion" else _overdue
@@ -131,6 +129,10 @@ class CodeScorer:
             from_cached=partial(_from_cached, request, submission),
             audit_fields=partial(_audit_fields, request.mode),
         )
+
+    def close(self) -> None:
+        """End the processes that parse texts."""
+        self._parser.close()
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         """Return the provenance that all verdicts of the sandbox share."""

@@ -6,6 +6,7 @@ wrote. Waiting does not: for a jail, for memory, for a core, or in a pause of th
 budget that ends is a result, however busy the machine is. The deadline of the call is for the rest.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,14 @@ from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Out
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
 from .checkers.decision import Decision
-from .critique import overall_judgment
-from .extract import extract_program
 from .sandboxes import ProgramRun, RunLimits, RunResult
+from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
 
-#: Characters of texts that are parsed on the event loop, which takes less than a millisecond.
+#: Characters of tests and of solutions of rows that are parsed on the event loop.
 SHORT_TEXT = 20_000
+#: What comes before the first statement, and its first character.
+_STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
 #: The budget of wall time, as a multiple of that of CPU time.
@@ -51,17 +53,17 @@ class Submission:
     needs_original_run: bool
 
     @classmethod
-    def of(cls, request: CodeRequest) -> "Submission":
+    async def of(cls, request: CodeRequest, parser: TextParser) -> "Submission":
         """Parse the texts of a request."""
-        judgment = None if request.critique is None else overall_judgment(request.critique)
-        original = request.original_program
-        program = extract_program(request.revision)
+        critique, original = request.critique, request.original_program
+        judgment = None if critique is None else await parser.judgment(critique)
+        program = await parser.program(request.revision)
         return cls(
             program=program,
             no_program=why_no_program(program),
-            original_program=None if original is None else extract_program(original),
+            original_program=None if original is None else await parser.program(original),
             judgment=judgment,
-            critique_invalid=request.critique is not None and judgment is None,
+            critique_invalid=critique is not None and judgment is None,
             needs_original_run=judgment is not None
             and original is not None
             and request.original_passed is None,
@@ -70,8 +72,7 @@ class Submission:
 
 def why_no_program(program: str) -> str | None:
     """Return why an extracted program is not run; None if it is."""
-    lines = map(str.strip, program.split("\n"))
-    if not any(line and not line.startswith("#") for line in lines):
+    if not _STATEMENT.match(program):
         return "no program: the text has no statement"
     if UNUSABLE in program:
         return (

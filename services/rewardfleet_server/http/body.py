@@ -14,10 +14,10 @@ from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest,
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.child_process import MemoryFile
 from rewardfleet_server.decoding_process import (
     ComplexityLimits,
     DecodingProcess,
-    MemoryFile,
     check_complexity,
     is_simple,
 )

@@ -23,6 +23,7 @@ from rewardfleet_server.code.datasets import preludes
 from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
 from ..conftest import RedisServer
@@ -466,7 +467,7 @@ def test_a_program_and_its_tests_are_checked_together(sources: list[str], progra
 def test_tests_are_analyzed_once(monkeypatch: pytest.MonkeyPatch):
     analyzed = []
     monkeypatch.setattr(cache_key, "names_of_tests", lambda *code: analyzed.append(code) or None)
-    keys = cache_key.CacheKeys(dict)
+    keys = cache_key.CacheKeys(TextParser(), dict)
     tests = asserts("assert double(1) == 2")
 
     async def of(program: str) -> str:

@@ -1,0 +1,175 @@
+"""Parsing of policies' texts, of which none holds up other requests."""
+
+import asyncio
+import contextvars
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import PriorityQueue
+from typing import Literal, TypeVar, cast
+
+from rewardfleet.wire.code import CritiqueJudgment
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
+
+from .critique import overall_judgment
+from .extract import extract_program, has_fence
+from .normal_form import LARGEST
+from .text_tasks import Visibility, encode_form, form_digest, run_task
+
+T = TypeVar("T")
+
+#: Characters per millisecond of CPU time, at worst: of a program that is normalized, of a text in
+#: which a program or a judgment is sought, and of a text without a fence.
+_FORM_SPEED, _FENCES_SPEED, _JUDGMENT_SPEED, _PLAIN_SPEED = 200, 1_000, 5_000, 50_000
+#: Milliseconds of work that is done on the event loop: without a pause, and by turns.
+_FREE_MS, _NOW_MS, _FORM_NOW_MS = 0.1, 2, 10
+#: Milliseconds of work that does not wait for longer one.
+_QUICK_MS = 25
+#: CPU seconds of a normal form, and seconds until there is one. Then a program's key is its text.
+_FORM_CPU_S, _FORM_S = 2.0, 5.0
+#: How many times as long as its own work a text lets shorter ones come first.
+_PATIENCE = 20
+#: Seconds after which a process is taken to hang.
+_HANG_S = 60.0
+#: Memory of a process, in addition to what it has at its start. 70 MB have been seen.
+_MEMORY_BYTES = 2**28
+
+
+class TextParser:
+    """Parses what policies wrote: the shortest texts at once, the others in two child processes.
+
+    CPython's parser and regular expressions hold the interpreter's lock, and a policy can write
+    what takes them a second. One process is for what takes milliseconds, one for the rest; in each,
+    short texts come before long ones.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._quick = _Lane("parses texts", nice=0)
+        self._slow = _Lane("parses long texts", nice=5)
+
+    async def program(self, text: str) -> str:
+        """Return the program in a text; see `extract_program`.
+
+        Raises:
+            Unavailable: The process that parses it failed.
+        """
+        ms = len(text) / (_FENCES_SPEED if has_fence(text) else _PLAIN_SPEED)
+        if ms > _NOW_MS:
+            return await self._parsed("program", text, ms)
+        return await self._now(ms, lambda: extract_program(text))
+
+    async def judgment(self, critique: str) -> CritiqueJudgment | None:
+        """Return the judgment of a critique; see `overall_judgment`.
+
+        Raises:
+            Unavailable: The process that parses it failed.
+        """
+        ms = len(critique) / _JUDGMENT_SPEED
+        if ms <= _NOW_MS:
+            return await self._now(ms, lambda: overall_judgment(critique))
+        return cast(CritiqueJudgment | None, await self._parsed("judgment", critique, ms) or None)
+
+    async def form(self, program: str, visibility: Visibility) -> tuple[str, bool]:
+        """Return `form_digest`, and whether it is that; else it is that of the text."""
+        if visibility == "text" or len(program) > LARGEST:
+            return form_digest(program, "text"), True
+        ms = len(program) / _FORM_SPEED
+        if ms <= _FORM_NOW_MS:
+            return await self._now(ms, lambda: form_digest(program, visibility)), True
+        try:
+            async with asyncio.timeout(_FORM_S):
+                content = encode_form(program, visibility)
+                return await self._lane(ms).run("form", content, ms, cpu_s=_FORM_CPU_S), True
+        except (TimeoutError, TaskLost):
+            return form_digest(program, "text"), False
+        except TaskTooLarge:
+            return form_digest(program, "text"), True
+
+    def close(self) -> None:
+        """End the processes."""
+        self._quick.close()
+        self._slow.close()
+
+    async def _now(self, ms: float, work: Callable[[], T]) -> T:
+        """Do short work; between two works of this kind, others of the event loop get a turn."""
+        if ms <= _FREE_MS:
+            return work()
+        async with self._turn:
+            done = work()
+            await asyncio.sleep(0)
+        return done
+
+    async def _parsed(self, task: Literal["program", "judgment"], text: str, ms: float) -> str:
+        try:
+            return await self._lane(ms).run(task, text.encode(errors="surrogatepass"), ms)
+        except TaskTooLarge:
+            raise Unavailable("a text takes too long to parse", retry_after=1) from None
+        except TaskLost as error:
+            raise Unavailable(str(error), retry_after=1) from error
+
+    def _lane(self, ms: float) -> "_Lane":
+        return self._quick if ms <= _QUICK_MS else self._slow
+
+
+class _Lane:
+    """A process, and the thread that waits for it."""
+
+    def __init__(self, label: str, *, nice: int) -> None:
+        self._process = TaskProcess(label, run_task, memory=_MEMORY_BYTES, nice=nice)
+        #: In the order of the first numbers; the second ones only break ties.
+        self._queue: PriorityQueue[tuple[float, int, Future[str], Callable[[], str]]] = (
+            PriorityQueue()
+        )
+        self._numbers = itertools.count()
+        self._closed = False
+        threading.Thread(target=self._work, name="parse-text", daemon=True).start()
+
+    async def run(self, task: str, content: bytes, ms: float, *, cpu_s: float = 0.0) -> str:
+        """Run a task in the process.
+
+        Args:
+            task: See `run_task`.
+            content: What it reads.
+            ms: How long it may take, about. It may wait for as long as that, some times over.
+            cpu_s: See `TaskProcess.run`.
+
+        Raises:
+            TaskTooLarge: See `TaskProcess.run`.
+            TaskLost: See `TaskProcess.run`.
+        """
+        if self._closed:
+            raise TaskLost("the service is shutting down")
+        future: Future[str] = Future()
+        work = partial(contextvars.copy_context().run, self._run, task, content, cpu_s)
+        turn = time.monotonic() + _PATIENCE * ms / 1000
+        self._queue.put((turn, next(self._numbers), future, work))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the process and the thread. What waits is lost."""
+        self._closed = True
+        self._process.close()
+        self._queue.put((math.inf, next(self._numbers), Future(), str))
+
+    def _work(self) -> None:
+        turn = 0.0
+        while turn < math.inf:
+            turn, _, future, work = self._queue.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it reaches the caller
+                future.set_exception(error)
+
+    def _run(self, task: str, content: bytes, cpu_s: float) -> str:
+        source, result = MemoryFile(), MemoryFile()
+        source.write(content)
+        self._process.run(task, source, result, seconds=_HANG_S, cpu_s=cpu_s)
+        return result.read().decode(errors="surrogatepass")

@@ -1,0 +1,187 @@
+"""No text of a policy holds up others, and no failure to parse one becomes a verdict."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.code import text_parser
+from rewardfleet_server.code.critique import overall_judgment
+from rewardfleet_server.code.extract import extract_program
+from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
+from rewardfleet_server.code.text_parser import TextParser
+from rewardfleet_server.code.text_tasks import form_digest
+
+from ..processes import Watch, idle_seconds, service_process
+from .conftest import descendants, stdio
+
+pytestmark = pytest.mark.slow
+
+FENCED = "```python\nprint('\ud800')\n```\n"
+RENAMED = ["def f():\n" + f"    {name} = 1\n" * 400 + f"    return {name}\n" for name in "xy"]
+
+
+@pytest.fixture
+def parser() -> Iterator[TextParser]:
+    parser = TextParser()
+    yield parser
+    parser.close()
+
+
+def processes() -> set[int]:
+    return descendants(depth=1)
+
+
+@pytest.mark.parametrize("times", [1, 100, 10_000], ids=["at once", "quick", "slow"])
+def test_a_text_is_parsed_alike_wherever_that_is_done(parser: TextParser, times: int):
+    text = FENCED * times
+    assert asyncio.run(parser.program(text)) == extract_program(text)
+    critique = "overall judgment: incorrect\n" * times * 10
+    assert asyncio.run(parser.judgment(critique)) == overall_judgment(critique) == "incorrect"
+    assert asyncio.run(parser.judgment("-" * 100 * times)) is None
+
+
+@pytest.mark.parametrize("visibility", ["output", "names", names_of_tests("", ["assert f() == 1"])])
+def test_long_programs_that_are_equal_up_to_names_share_a_form(parser: TextParser, visibility):
+    forms = {asyncio.run(parser.form(program, visibility)) for program in RENAMED}
+    assert forms == {(form_digest(RENAMED[0], visibility), True)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "is_final"), [("_FORM_CPU_S", 0.02, True), ("_FORM_S", 0.02, False)]
+)
+def test_the_key_of_a_program_that_takes_too_long_is_its_text(
+    parser: TextParser, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, is_final: bool
+):
+    heavy = "f'" + "{x}" * (LARGEST // 3 - 2) + "'"
+    asyncio.run(parser.form(heavy[:-3] + "x'", "output"))  # the process has started
+    monkeypatch.setattr(text_parser, limit, value)
+    assert asyncio.run(parser.form(heavy, "output")) == (form_digest(heavy, "text"), is_final)
+    monkeypatch.undo()
+    program = RENAMED[0] * 10
+    assert asyncio.run(parser.form(program, "output")) == (form_digest(program, "output"), True)
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs", "has no memory"])
+def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
+    parser: TextParser, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    before, program = processes(), FENCED * (20_000 if end == "has no memory" else 1_000)
+    if end == "has no memory":
+        monkeypatch.setattr(text_parser, "_MEMORY_BYTES", 2**20)
+        parser = TextParser()
+    else:
+        asyncio.run(parser.program(program))
+        for process in processes() - before:
+            os.kill(process, signal.SIGSTOP)
+        monkeypatch.setattr(text_parser, "_HANG_S", 0.2 if end == "hangs" else 60)
+
+    async def fail() -> None:
+        lost = asyncio.gather(
+            parser.program(program), parser.form(program, "output"), return_exceptions=True
+        )
+        while end == "dies" and not lost.done():
+            for process in processes() - before:
+                os.kill(process, signal.SIGKILL)
+            await asyncio.sleep(0.01)
+        failure, form = await lost
+        assert isinstance(failure, Unavailable)
+        assert form[0] in {form_digest(program, "text"), form_digest(program, "output")}
+
+    asyncio.run(fail())
+    monkeypatch.undo()
+    working = TextParser() if end == "has no memory" else parser
+    assert asyncio.run(working.program(program)) == extract_program(program)
+    for each in (parser, working):
+        each.close()
+    assert processes() <= before
+
+
+# Beside others
+
+CALLERS = 12
+#: Seconds that a text may delay an answer, besides the longest one of the idle service.
+DELAY = 0.25
+#: None compiles, though the parser takes it: of programs that run, the jails' cores hold up others.
+BAD = "\nreturn"
+PROGRAMS = {
+    "fields of an f-string": "f'" + "{x}" * 16_000 + "'",
+    "f-strings": "f'{a}' " * 7_000,
+    "brackets": ("[" * 99 + "1 2" + "]" * 99 + "\n") * 240,
+    "open brackets": "[" * 49_000,
+    "a long string": "x = '" + "a" * 990_000 + "'",
+    "a long integer": "x = " + "9" * 49_000,
+    "a sum": "x = " + "1+" * 24_000 + "1",
+    "attributes": "x" + ".a" * 24_000,
+    "comparisons": "x = 1" + "<1" * 24_000,
+    "decorators": "@a\n" * 16_000 + "def f(): pass",
+    "10,000 functions": "def f(): pass\n" * 10_000,
+    "3,000 functions": "".join(f"def f{n}():1\n" for n in range(3_000)),
+    "5,000 threads": "from threading import Thread\n" + "Thread(target=f)\n" * 5_000,
+    "2,000 threads": "from threading import Thread\n" + "t = Thread(target=f)\n" * 2_000,
+    "arguments": "f(" + "a," * 24_000 + ")",
+    "a dictionary": "x = {" + "1:2," * 12_000 + "}",
+    "comprehensions": "[x for x in x]\n" * 3_300,
+    "patterns": "match x:\n" + " case 1: pass\n" * 3_500,
+    "ligatures": "\ufb01=\ufb01\n" * 12_000,
+    "backslashes": "x = '" + "\\" * 990_000 + "'",
+    "short, but dense": "a;" * 990,
+    "quotes": "'" * 990_000,
+    "fences": "```\n" * 50_000,
+    "fences and quotes": "```python\n'''\n" * 14_000,
+    "a long line after a fence": "```" + ". " * 50_000 + "\n" + "x\n" * 50_000,
+    "thinking": "<think>" * 140_000,
+}
+JUDGED = "Overall judgment: Correct"
+TEXTS = {
+    **{name: {"revision": text + BAD} for name, text in PROGRAMS.items()},
+    "a critique of judgments": {"critique": "overall judgment: " * 55_000},
+    "a critique of tags": {"critique": f"overall judgment: {'<_>' * 60}x" * 4_500},
+    "an original program": {
+        "original_program": PROGRAMS["fences"],
+        "critique": JUDGED,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[tuple[str, int]]:
+    with service_process("code", "--workers", "2") as (process, url):
+        yield url, process.pid
+
+
+def score(url: str, **fields: str) -> httpx.Response:
+    item = {"revision": "print(1", "tests": stdio(("", "1"))} | fields
+    return httpx.post(f"{url}/score", json=item, timeout=120, trust_env=False)
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_holds_up_others(service: tuple[str, int], name: str):
+    """Neither `/healthz` nor a call whose score is known.
+
+    If one of them waits, this is repeated: a busy machine delays an answer now and then.
+    """
+    honest = json.dumps({"revision": "print(1)", "tests": stdio(("", "1"))}).encode()
+
+    def send(caller: int) -> httpx.Response:
+        own = f"\n# {caller} {os.urandom(8).hex()}"
+        return score(service[0], **{field: text + own for field, text in TEXTS[name].items()})
+
+    idle = [idle_seconds(*service, body) for body in (b"", honest)]
+    for _ in range(5):
+        pool = ThreadPoolExecutor(CALLERS)
+        with Watch(*service) as health, Watch(*service, honest) as known, pool:
+            answers = list(pool.map(send, range(CALLERS)))
+        waits = [health.slowest - idle[0], known.slowest - idle[1]]
+        if max(waits) < DELAY:
+            break
+    assert max(waits) < DELAY
+    assert {(each.status_code, each.json().get("score")) for each in answers} == {(200, 0.0)}
