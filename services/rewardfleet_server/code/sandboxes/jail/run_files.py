@@ -15,10 +15,11 @@ from .guest.descriptors import ALL_SEALS, ORDER, Order, contents, write_all
 _TESTED_APART = {"assert", "value"}
 #: Programs whose objects may print when they are destroyed, e.g. files and generators. Destroying
 #: the objects of all others would take some of them a third of their time, for nothing.
-_PRINTS_LAST = re.compile(
-    r"__del__|ctypes|open|\bio\b|File|Wrapper|Writer|type\(|__class__|detach|weakref|yield|async"
-    r"|exec|eval|__import__|import_module"
+_PRINTS_LAST = (
+    *("__del__", "ctypes", "open", "File", "Wrapper", "Writer", "type(", "__class__", "detach"),
+    *("weakref", "yield", "async", "exec", "eval", "__import__", "import_module"),
 )
+_IO = re.compile(r"io(?<!\wio)(?!\w)")  # a pattern that begins with letters is sought fast
 
 
 class MemoryFiles:
@@ -177,7 +178,8 @@ def has_tests_apart(run: ProgramRun) -> bool:
 
 def prints_last(source: str) -> bool:
     """Return whether a program may print when its objects are destroyed."""
-    return _PRINTS_LAST.search(source) is not None
+    # One pattern for all takes five times as long, and holds up all threads meanwhile.
+    return any(word in source for word in _PRINTS_LAST) or _IO.search(source) is not None
 
 
 def _script(setup: str, checks: Sequence[Check]) -> bytes:
