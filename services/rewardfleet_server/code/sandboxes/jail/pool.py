@@ -30,6 +30,7 @@ from rewardfleet_server.extras import require
 from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.tracing import stage
 
+from .guest.processes import LONG_S
 from .isolation import FALLBACK_ORDER, IsolationLevel, isolation_spec
 from .memory import Capacity, Memory, Share, run_bytes
 from .run_files import has_tests_apart
@@ -40,11 +41,11 @@ log = logging.getLogger(__name__)
 
 #: Jails for each core. Those beyond the first are started when programs sleep, or take long.
 _JAILS_PER_CORE = 4
-#: Seconds of a core after which a job may be paused for others: several times what a short program
-#: takes, and little for a caller who waits for it.
-_QUANTUM_S = 0.025
-#: Seconds after which a job that was paused comes before those that have not begun.
-_LONGEST_PAUSE_S = 1.0
+#: Jobs for each jail from which on so many wait that they only begin in order.
+_FULL_FROM = 4
+#: Seconds after which a job that was paused comes before those that have not begun, and for which
+#: it then has a core.
+_LONGEST_PAUSE_S, _QUANTUM_S = 1.0, 0.025
 
 
 def build(settings: CodeSettings) -> "JailPool":
@@ -103,16 +104,16 @@ def check_memory(settings: CodeSettings) -> Capacity:
 class Schedule:
     """Which jobs have a core, memory and a jail. On the event loop only.
 
-    A job is long once it has used a core for `_QUANTUM_S`, or has slept. Short jobs come first, so
-    that long ones hardly delay them:
+    A job is long once its runs have used `LONG_S` of CPU time, or one has slept. Short jobs come
+    first, so that long ones hardly delay them:
 
     - A short job gets the core of a long one, which is paused and gets the next one that is left.
       After `_LONGEST_PAUSE_S` it comes first, and keeps its core for `_QUANTUM_S`.
     - Long jobs leave jails and memory to short ones. A job that becomes long when others have all
       that is for these is stopped, and begins again when there is room; its run is repeated.
 
-    If more jobs wait than there are jails, each would wait for others in any case. Then they begin
-    in order, and none is paused for another one.
+    If very many jobs wait, each would wait for others in any case. Then they begin in order, and
+    none is paused for another one.
 
     Args:
         cores: How many jobs may use a core.
@@ -151,9 +152,14 @@ class Schedule:
                 self._assign()
             raise
 
+    def take_long(self, turn: "CoreTurn") -> None:
+        """Let others come before a job."""
+        turn.is_long = True
+        self._assign()
+
     def lend(self, turn: "CoreTurn") -> None:
         """Give the core of a job that sleeps to another one."""
-        turn.has_slept = True
+        turn.is_long = True
         self._release(turn)
         self._assign()
 
@@ -219,23 +225,19 @@ class Schedule:
         turn.since = turn.now
         if urgent and self._new:
             turn.keeps_core_until = turn.now + _QUANTUM_S
-        if not turn.is_long or turn.keeps_core:
-            turn.timer = asyncio.get_running_loop().call_later(_QUANTUM_S, self._assign)
+            asyncio.get_running_loop().call_later(_QUANTUM_S, self._assign)
 
     def _release(self, turn: "CoreTurn") -> None:
         if not turn.has_core:
             return
         self._free_cores += 1
-        turn.used_s += turn.now - turn.since
         turn.since = turn.now
         turn.has_core = False
-        if turn.timer is not None:
-            turn.timer.cancel()
 
     @property
     def _is_full(self) -> bool:
         """Whether so many jobs wait that they begin in order."""
-        return len(self._new) > self._jails
+        return len(self._new) > _FULL_FROM * self._jails
 
     def _has_jail(self, turn: "CoreTurn") -> bool:
         """Return whether there is an idle jail for a job."""
@@ -289,12 +291,10 @@ class CoreTurn:
         worker: The jail, once it has begun.
         begins: Gets the jail.
         has_core: Whether it has a core.
-        has_slept: Whether it has lent its core.
+        is_long: Whether it has used a core for long, or has slept.
         is_stopped: Whether it was stopped, and is to begin again.
-        used_s: Seconds for which it had a core before `since`.
         since: Since when it has a core, or has none (`time.monotonic`).
         keeps_core_until: Until when it is not paused for another one.
-        timer: Lets the schedule look at it when it may be paused.
     """
 
     _numbers = itertools.count()
@@ -307,10 +307,9 @@ class CoreTurn:
         self.number = next(self._numbers)
         self.worker: Worker | None = None
         self.begins: asyncio.Future[Worker] | None = None
-        self.has_core = self.has_slept = self.is_stopped = False
-        self.used_s = self.keeps_core_until = 0.0
+        self.has_core = self.is_long = self.is_stopped = False
+        self.keeps_core_until = 0.0
         self.since = self.now
-        self.timer: asyncio.TimerHandle | None = None
         self._is_lent = False
         self._schedule = schedule
         self._timing = timing
@@ -322,12 +321,6 @@ class CoreTurn:
     def now(self) -> float:
         """The time of `time.monotonic`."""
         return time.monotonic()
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it has used a core for long, or has slept."""
-        used_s = self.used_s + (self.now - self.since if self.has_core else 0.0)
-        return self.has_slept or used_s >= _QUANTUM_S
 
     @property
     def keeps_core(self) -> bool:
@@ -361,6 +354,10 @@ class CoreTurn:
         assert self.worker is not None  # noqa: S101 - it has begun
         self.is_stopped = True
         self.worker.stop()
+
+    def take_long(self) -> None:
+        """See `Turn`."""
+        self._loop.call_soon_threadsafe(self._schedule.take_long, self)
 
     def lend(self) -> None:
         """See `Turn`."""
@@ -444,10 +441,14 @@ class JailPool:
         tests_apart = any(map(has_tests_apart, job.runs))
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
         turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
-        runs = deque(job.runs)
+        runs, cpu_ms = deque(job.runs), 0.0
 
         def on_next(result: RunResult) -> bool:
+            nonlocal cpu_ms
             runs.popleft()
+            cpu_ms += result.cpu_ms
+            if cpu_ms - result.cpu_ms < 1000 * LONG_S <= cpu_ms:
+                turn.take_long()
             return on_result(result)
 
         while not await self._run(replace(job, runs=[*runs]), on_next, turn, timing):

@@ -80,6 +80,9 @@ class Turn(Protocol):
     def needs_core(self) -> bool:
         """Whether others may use the core, because the program sleeps or must pause for them."""
 
+    def take_long(self) -> None:
+        """Note that a run takes long, so that others may come first."""
+
     def lend(self) -> None:
         """Let others use the core."""
 
@@ -385,8 +388,10 @@ class Worker:
         try:
             report = _receive(channel)
             while "exit" not in report and "refused" not in report:
-                if "asleep" in report:  # otherwise it says that the jail is alive
+                if "asleep" in report:
                     self._follow_sleep(channel, asleep=report["asleep"])
+                elif "long" in report and self._turn is not None:
+                    self._turn.take_long()  # any other one says that the jail is alive
                 report = _receive(channel)
         except JailDied as error:
             if isinstance(error.__cause__, TimeoutError) or not self._was_killed():

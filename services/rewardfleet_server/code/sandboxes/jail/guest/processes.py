@@ -15,6 +15,9 @@ from .descriptors import Order
 PROC = "/proc"
 #: The shortest and the longest time between two looks at a run, in seconds.
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
+#: Seconds of CPU time after which a run is long: several times what a short program uses, and
+#: little for a caller whose program waits for it.
+LONG_S = 0.025
 #: A program sleeps if it used, or waited for, less than this share of a core since the last look.
 ASLEEP_BELOW = 0.1
 #: Seconds by which a look may be late. If it is later, the machine, or the jail, was paused.
@@ -134,6 +137,7 @@ class Run:
         wall: What counts for the limit on wall time.
         paused_s: Seconds for which it was paused, because it had no core.
         is_asleep: Whether it slept between the last two looks.
+        is_long: Whether it has used a core for long.
     """
 
     def __init__(self, processes: list[Process], order: Order, cores: int) -> None:
@@ -142,7 +146,7 @@ class Run:
         self.started = time.monotonic()
         self.wall = WallTime(processes, self.started)
         self.paused_s = 0.0
-        self.is_asleep = False
+        self.is_asleep = self.is_long = False
         self._cores = cores
         self._used = self._used_before = self._used_at_look = 0.0
         self._most_used = 0.0
@@ -150,8 +154,8 @@ class Run:
     @property
     def next_look_s(self) -> float:
         """Seconds until the next look: before that, no limit can be exceeded by much."""
-        cpu_left = (self.order.cpu_s - self._most_used) / self._cores
-        left = min(cpu_left, self.order.wall_s - self.wall.seconds)
+        cpu_s = self.order.cpu_s if self.is_long else min(self.order.cpu_s, LONG_S)
+        left = min((cpu_s - self._most_used) / self._cores, self.order.wall_s - self.wall.seconds)
         return max(min(left, LONGEST_LOOK_S), SHORTEST_LOOK_S)
 
     def measure(self) -> None:
@@ -159,6 +163,7 @@ class Run:
         used = [each.cpu_s() for each in self.processes]
         self._used_before, self._used = self._used, sum(used)
         self._most_used = max(used)
+        self.is_long = self._used >= LONG_S
 
     def look(self) -> None:
         """Determine what was waited since the last look, and whether the program slept."""
@@ -173,12 +178,13 @@ class Run:
             self._look()
 
     def leave_out_pause(self, paused: float) -> None:
-        """Take a pause into account that began at a time (`time.monotonic`) and has just ended."""
+        """Take a pause into account that began at a time (`time.monotonic`) and ends now."""
         seconds = time.monotonic() - paused
         self.paused_s += seconds
-        self.wall.leave_out(seconds)
-        for process in self.processes:
-            process.delay_s()  # until it had a core to stop, which is part of the pause
+        if not self._is_ready():  # otherwise it had no core to stop, which the kernel counts
+            self.wall.leave_out(seconds)
+            for process in self.processes:
+                process.delay_s()  # until it had one
         self.is_asleep = False
 
     def exceeded(self) -> str:

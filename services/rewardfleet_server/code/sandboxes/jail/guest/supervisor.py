@@ -3,8 +3,8 @@
 It never receives programs or outputs: the service puts them into files, whose descriptors go to the
 zygote, which reports the processes that it starts. A message on the channel is two lengths, a JSON
 object and bytes. From outside come the numbers of runs to stop, and that another job needs the
-core. The supervisor reports how a run ended, when a program falls asleep, and when it wakes up.
-Then, and when its core is needed, the program is paused until a core is granted.
+core. The supervisor reports how a run ended, when it has taken long, when a program falls asleep,
+and when it wakes up. Then, and when its core is needed, it is paused until a core is granted.
 """
 
 import contextlib
@@ -312,7 +312,10 @@ class Supervisor:
             if asked - reported > SILENCE_S:
                 send(self.channel, {"alive": True})
                 reported = asked
+            was_long = run.is_long
             run.measure()
+            if run.is_long and not was_long:
+                send(self.channel, {"long": True})
             stopped = self.look(run)
         self.poll.unregister(last)
         run.look_last()
@@ -356,8 +359,8 @@ class Supervisor:
         while "core" not in self.receive_message() and self.stopped != run.order.number:
             pass
         self.must_pause = False
-        self.signal(run.processes, signal.SIGCONT)
         run.leave_out_pause(paused)
+        self.signal(run.processes, signal.SIGCONT)
 
     def end_like_zygote(self) -> NoReturn:
         """End the jail, as its zygote has ended; the exit status says whether by SIGKILL."""
