@@ -43,6 +43,9 @@ _SWITCH_SECONDS = 0.001
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 
+#: In the message of a server whose port another process has.
+CANNOT_BE_BOUND = "cannot be bound"
+
 
 class Address(Protocol):
     """Where a server listens."""
@@ -75,7 +78,7 @@ def bind(address: Address) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"--port {port}: {host} cannot be bound: {error.strerror}; choose another port, or 0 "
+            f"--port {port}: {host} {CANNOT_BE_BOUND}: {error.strerror}; choose another port, or 0 "
             "for a free one"
         ) from error
     return listener

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from rewardfleet_server.child_process import end_with_parent
+from rewardfleet_server.serve import CANNOT_BE_BOUND
 
 from .replicas import Replica
 from .settings import PlannedReplica
@@ -35,6 +36,8 @@ _GRACE_SECONDS = 5.0
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20
 _LAST_LINES = 20
+#: How often a replica is moved to another port because its own is taken.
+_MAX_PORTS = 5
 
 
 class FleetFailed(Exception):
@@ -72,13 +75,17 @@ class ReplicaProcess:
         Raises:
             FleetFailed: It ended before it was ready for the first time.
         """
-        backoff = _MIN_BACKOFF
+        backoff, ports_left = _MIN_BACKOFF, _MAX_PORTS
         try:
             while True:
                 started = time.monotonic()
                 status = await self._run_once()
                 self.replica.is_ready = False
                 self.replica.last_failure = _ended(status)
+                if self._lacks_port() and ports_left > 0:
+                    ports_left -= 1
+                    self._move()
+                    continue
                 if not self.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
@@ -92,6 +99,16 @@ class ReplicaProcess:
         finally:
             await self._stop()
             self._log.close()
+
+    def _lacks_port(self) -> bool:
+        """Whether another process bound the port after it was found to be free."""
+        is_bound = any(CANNOT_BE_BOUND in line for line in self._last_lines)
+        return is_bound and self.planned.has_free_port
+
+    def _move(self) -> None:
+        self.planned = self.planned.on_another_port()
+        self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
+        self._last_lines.clear()
 
     async def _run_once(self) -> int:
         command = [sys.executable, "-m", "rewardfleet_server", "serve", self.planned.service]

@@ -8,7 +8,7 @@ import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,14 @@ class PlannedReplica:
         number: Counted from 0.
         settings: Its validated settings.
         given: Those that are passed to its process.
+        has_free_port: Whether its port was chosen because it was free.
     """
 
     service: str
     number: int
     settings: ServerSettings
     given: Mapping[str, Any]
+    has_free_port: bool
 
     @property
     def name(self) -> str:
@@ -79,6 +81,16 @@ class PlannedReplica:
     def flags(self) -> list[str]:
         """The flags of `rewardfleet serve`."""
         return [flag for name, value in self.given.items() for flag in _flags(name, value)]
+
+    def on_another_port(self) -> "PlannedReplica":
+        """Return the same replica on another port that is free.
+
+        Raises:
+            OSError: No port is free.
+        """
+        port = free_port()
+        settings = self.settings.model_copy(update={"port": port})
+        return replace(self, settings=settings, given={**self.given, "port": port})
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
@@ -167,7 +179,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
             settings = read_settings(settings_type, given)
         except ValueError as error:
             raise ValueError(f"[{service}] {error}") from None
-        yield PlannedReplica(service, number, settings, given)
+        yield PlannedReplica(service, number, settings, given, has_free_port=not first_port)
 
 
 def free_port() -> int:

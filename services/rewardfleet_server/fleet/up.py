@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     width = None if sys.stderr.isatty() else _LOG_WIDTH
     console = Console(stderr=True, highlight=False, soft_wrap=True, width=width)
+    listener = bind(config)  # first, so that no replica is given its port
     replicas = plan(config)
     if not _works(replicas, console):
         return 1
@@ -53,7 +55,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     raise_descriptor_limit()  # the gateway has two connections for each request
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_Fleet(config, replicas, console, show_logs=show_logs).run())
+    return asyncio.run(_Fleet(config, listener, replicas, console, show_logs=show_logs).run())
 
 
 def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
@@ -98,13 +100,14 @@ class _Fleet:
     def __init__(
         self,
         config: FleetConfig,
+        listener: socket.socket,
         planned: Sequence[PlannedReplica],
         console: Console,
         *,
         show_logs: bool,
     ) -> None:
         self._console = console
-        self._listener = bind(config)
+        self._listener = listener
         folder = config.data_dir.expanduser() / "logs"
         self._processes = [
             ReplicaProcess(

@@ -190,3 +190,22 @@ async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
     replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
     with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
         await ReplicaProcess(planned, replica, tmp_path / "log", None).run()
+
+
+async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Path):
+    path = tmp_path / "fleet.toml"
+    path.write_text("[tools]\nport = 0\n")
+    (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path}))
+    taken = f"http://127.0.0.1:{planned.settings.port}"
+    replica = Replica("tools", taken)
+    process = ReplicaProcess(planned, replica, tmp_path / "log", None)
+    with socket.create_server(("127.0.0.1", planned.settings.port)):
+        running = asyncio.create_task(process.run())
+        try:
+            async with asyncio.timeout(150):
+                await process.has_been_ready.wait()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert replica.url != taken
+    assert replica.restarts == 0
