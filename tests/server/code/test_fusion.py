@@ -40,14 +40,21 @@ def fusion_service():
         yield service
 
 
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch):
-    """A service and its server, which can misbehave; with short waits between attempts."""
-    monkeypatch.setattr(fusion, "_MAX_WAIT_S", 0.01)
+@pytest.fixture(scope="module")
+def limited_pair():
     with served_fusion(fusion_concurrency=4) as (service, server):
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
-        server.requests.clear()
         yield service, server
+
+
+@pytest.fixture
+def pair(limited_pair: tuple[Service, FusionServer], monkeypatch: pytest.MonkeyPatch):
+    """A service and its server, which can misbehave; with short waits between attempts."""
+    monkeypatch.setattr(fusion, "_MAX_WAIT_S", 0.01)
+    service, server = limited_pair
+    server.requests.clear()
+    server.misbehave, server.misbehave_times = None, 10**9
+    return service, server
 
 
 # Verdicts
@@ -220,24 +227,24 @@ def test_a_rejected_request_is_not_retried(pair: tuple):
     assert len(server.requests) == 1
 
 
-def test_a_server_that_hangs_is_not_retried(pair: tuple, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_hangs_is_not_retried(monkeypatch: pytest.MonkeyPatch):
     """More requests would not help it. The deadline of the request applies as well."""
     monkeypatch.setattr(fusion, "_GRACE_S", 3)  # the request must reach the server before
-    service, server = pair
-    server.misbehave = hangs
-    watch = Stopwatch()
-    limits = {"cpu_s": 0.3, "wall_s": 0.3}
-    check_problem(
-        service.post("print(1)", stdio(("", "1")), limits=limits),
-        "unavailable",
-        "did not answer within",
-    )
-    body = {"revision": "print(1)", "tests": stdio(("", "1"))}
-    monkeypatch.setattr(fusion, "_GRACE_S", 20)
-    headers = {"x-request-timeout": "3"}
-    check_problem(service.client.post("/score", json=body, headers=headers), "deadline_exceeded")
-    assert len(server.requests) == 2
-    assert watch.seconds < 18  # it hangs for 20
+    with served_fusion() as (service, server):
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
+        server.requests.clear()
+        server.misbehave = hangs
+        watch = Stopwatch()
+        limits = {"cpu_s": 0.3, "wall_s": 0.3}
+        response = service.post("print(1)", stdio(("", "1")), limits=limits)
+        check_problem(response, "unavailable", "did not answer within")
+        body = {"revision": "print(1)", "tests": stdio(("", "1"))}
+        monkeypatch.setattr(fusion, "_GRACE_S", 20)
+        headers = {"x-request-timeout": "3"}
+        late = service.client.post("/score", json=body, headers=headers)
+        check_problem(late, "deadline_exceeded")
+        assert len(server.requests) == 2
+        assert watch.seconds < 18  # it hangs for 20
 
 
 def test_a_server_that_is_down_is_unavailable():
