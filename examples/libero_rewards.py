@@ -58,12 +58,15 @@ def main() -> None:
 
 
 def run(envs: LiberoRewardWrapper, kill: Callable[[], None]) -> None:
-    """Step until every environment has finished its episodes, and wait for the last rewards."""
+    """Step until every environment has finished its episodes, and wait for the last rewards.
+
+    A machine on which no reward arrives before that steps until the service was killed.
+    """
     finished: dict[Key, bool] = {}  # in the order in which episodes ended; the simulator's success
     arrived: list[EpisodeReward] = []
     envs.reset(seed=0)
     steps, started, killed = 0, time.monotonic(), False
-    while min(envs.rewards.episode) < EPISODES:
+    while not killed or min(envs.rewards.episode) < EPISODES:
         *_, info = envs.step(envs.action_space.sample())
         steps += 1
         for index in np.flatnonzero(info["reward_pending"]):

@@ -97,6 +97,7 @@ def test_the_adapter_sends_the_frames_of_the_file_in_their_orientation():
     assert np.array_equal(sent[0], sent[2])
 
 
+@pytest.mark.full
 def test_the_example_runs_and_loses_no_reward_with_a_killed_service():
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "libero_rewards.py")],

@@ -32,6 +32,12 @@ SERVICES: dict[str, Callable[[Path], RewardApp]] = {
     "episode": lambda folder: create_episode(EpisodeSettings(run_state_file=folder / "state.db")),
     "tools": lambda folder: create_tools(ToolsSettings(run_state_file=folder / "state.db")),
 }
+#: Routes in the formats of other clients, which `make test` tries in `test_trainers.py` and others,
+#: and items of batches and groups, which have the fields of single ones.
+LEFT_TO_FULL = (
+    "/(batch|members|completions|run_code|submit|submissions/?|get_reward|slime|seed_session"
+    "|verify|aggregate_metrics|reverify_mode|reset|step|aws_rft)$"
+)
 #: What the schemas do not express: rules between fields, fields that options need, the content of
 #: texts, files and programs, and the state of a run.
 NOT_EXPRESSIBLE = re.compile(
@@ -75,7 +81,7 @@ def failures_of(url: str, excluded: str, phases: list[str]) -> list[str]:
         elif isinstance(event, events.NonFatalError | events.FatalError):
             failures.append(repr(event))
     print(f"{cases} requests")
-    assert cases > 300
+    assert cases > 100
     return failures
 
 
@@ -85,7 +91,7 @@ def failures_of(url: str, excluded: str, phases: list[str]) -> list[str]:
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_does_what_its_document_says(service: str, tmp_path: Path):
     with serving(SERVICES[service](tmp_path)) as url:
-        failures = failures_of(url, "/(batch|members)$", ["coverage"])
+        failures = failures_of(url, LEFT_TO_FULL, ["coverage"])
     assert not failures, "\n\n".join(failures)
 
 
@@ -93,8 +99,7 @@ def test_a_service_does_what_its_document_says(service: str, tmp_path: Path):
 @pytest.mark.timeout(480)
 @pytest.mark.filterwarnings("default")  # of the libraries that schemathesis uses
 @pytest.mark.parametrize("service", SERVICES)
-def test_items_of_batches_and_groups_and_random_bodies_do_as_well(service: str, tmp_path: Path):
-    """Items have the fields of single ones, and take twice as long."""
+def test_all_routes_and_random_bodies_do_as_well(service: str, tmp_path: Path):
     with serving(SERVICES[service](tmp_path)) as url:
         failures = failures_of(url, "^$", ["coverage", "fuzzing"])
     assert not failures, "\n\n".join(failures)

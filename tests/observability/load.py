@@ -41,7 +41,7 @@ async def _repeat(service: _Service, fleet: RewardFleet, http: httpx.AsyncClient
 
 
 async def _video(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
-    clips = [_CLIPS[(number + place) % len(_CLIPS)] for place in range(8)]
+    clips = [_CLIPS[(number + place) % len(_CLIPS)] for place in range(3)]
     new = [_rollout(clip, nframes=4 + number % 60) for clip in clips]
     unknown = VideoRequest(task_text=f"juggle {number}", video_path=clips[0]["file"])
     await fleet.video.score_batch([*new, unknown])

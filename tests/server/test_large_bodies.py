@@ -244,9 +244,11 @@ def test_the_decoding_process_is_replaced_and_ends_with_its_service():
 
 
 def _is_running(pid: int) -> bool:
+    """Return whether a process, or a thread of it, has not ended yet."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+            state = stat.read().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except FileNotFoundError:
         return False
 

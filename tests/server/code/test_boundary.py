@@ -542,8 +542,9 @@ FORGERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
+@pytest.mark.parametrize("program", [*TAMPERING.values()][::9], ids=[*TAMPERING][::9])
 def test_no_program_without_the_right_value_passes(service: Service, program: str):
+    """With `strict`. The next test tries all of them."""
     tests = asserts(*CASES, strict=True, setup=CASES_SETUP)
     score = service.score(program, tests, limits=SHORT_LIMITS)
     for case, verdict in zip(CASES, score["verdicts"], strict=True):

@@ -161,9 +161,19 @@ def score(url: str, **fields: str) -> httpx.Response:
     return httpx.post(f"{url}/score", json=item, timeout=120, trust_env=False)
 
 
+#: One of each kind; the others are for `make test-full`.
+FEW = {
+    "fields of an f-string", "3,000 functions", "short, but dense", "fences", "thinking",
+    "a critique of judgments", "an original program",
+}  # fmt: skip
+
+
 @pytest.mark.serial
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "name",
+    [each if each in FEW else pytest.param(each, marks=pytest.mark.full) for each in TEXTS],
+)
 def test_no_text_holds_up_others(service: tuple[str, int], name: str):
     """Neither `/healthz` nor a call whose score is known.
 

@@ -472,7 +472,7 @@ def test_the_command_serves_and_stops_on_sigterm():
         assert server.wait(60) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_example_draws_its_figure(tmp_path: Path):
     """It judges, scores and groups real videos over HTTP."""
     root = Path(__file__).parents[3]

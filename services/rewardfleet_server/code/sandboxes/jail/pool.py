@@ -30,7 +30,7 @@ from rewardfleet_server.extras import require
 from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.tracing import stage
 
-from .guest.processes import LONG_S
+from .guest.descriptors import LONG_S
 from .isolation import FALLBACK_ORDER, IsolationLevel, isolation_spec
 from .memory import Capacity, Memory, Share, run_bytes
 from .run_files import has_tests_apart

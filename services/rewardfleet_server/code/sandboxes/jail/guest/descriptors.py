@@ -15,6 +15,9 @@ KILLED = 128 + signal.SIGKILL
 #: The memory limit of the process of the tests, as a multiple of the program's: the values that
 #: cross are in the memory of both, and there also as JSON.
 TESTS_MEMORY = 2
+#: Seconds of CPU time after which a run is long: several times what a short program uses, and
+#: little for a caller whose program waits for it.
+LONG_S = 0.025
 
 
 def contents(file: int, most: int) -> bytes:

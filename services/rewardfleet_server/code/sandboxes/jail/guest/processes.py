@@ -9,15 +9,12 @@ import os
 import resource
 import time
 
-from .descriptors import Order
+from .descriptors import LONG_S, Order
 
 #: Where the kernel says what it counts.
 PROC = "/proc"
 #: The shortest and the longest time between two looks at a run, in seconds.
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
-#: Seconds of CPU time after which a run is long: several times what a short program uses, and
-#: little for a caller whose program waits for it.
-LONG_S = 0.025
 #: A program sleeps if it used, or waited for, less than this share of a core since the last look.
 ASLEEP_BELOW = 0.1
 #: Seconds by which a look may be late. If it is later, the machine, or the jail, was paused.
