@@ -13,7 +13,7 @@ from rewardfleet.wire.errors import InvalidRequest
 
 from .parser import exclusive_parser
 from .sandboxes.jail.guest.names import STANDARD_NAMES
-from .sandboxes.jail.guest.scripts import has_check as _has_check
+from .sandboxes.jail.guest.scripts import functions_of, has_check
 
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
@@ -71,9 +71,8 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     given = {name for statement in setup for name in _bound_names(statement)}
     given.discard(tests.entry_point.partition(".")[0].removesuffix("()"))
     classes = {each.name for each in setup if isinstance(each, ast.ClassDef)}
-    context = _Context(
-        given, _shared_state(setup), classes, tests.entry_point, any(map(_has_check, setup))
-    )
+    checks = has_check(setup, functions_of(ast.Module(setup, [])))
+    context = _Context(given, _shared_state(setup), classes, tests.entry_point, checks)
     return [_parsed(case, f"tests.cases.{n}", context) for n, case in enumerate(tests.cases)]
 
 
@@ -111,7 +110,8 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
 
 def _parsed(case: str, field_name: str, context: _Context) -> ParsedAssert:
     statements = parse(case, field_name)
-    if not context.has_check and not any(map(_has_check, statements)):
+    own = functions_of(ast.Module(statements, []))
+    if not context.has_check and not has_check(statements, own):
         raise InvalidRequest(
             f"{field_name}: give one assert statement, or a script with asserts: it has no check"
         )

@@ -33,6 +33,10 @@ _CHANGE_PYTHON = (
     "give --python an interpreter in a folder of its own that everyone can read, like "
     "/opt/jail/bin/python, and --preload modules that it can import"
 )
+_NO_DELAYS = (
+    "code: the kernel does not count how long programs wait for a core, so limits.wall_s includes "
+    "that time, and a busy machine can exceed it"
+)
 #: Prints the packages that programs can import.
 _LIST_PACKAGES = """
 import importlib.metadata
@@ -95,6 +99,8 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
         yield Diagnosis("ok", f"code: isolation {level}")
         if not has_worked:
             has_worked = True
+            if not pool.counts_delays:
+                yield Diagnosis("note", _NO_DELAYS, "use a kernel with CONFIG_SCHED_INFO")
             yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
     yield _compiler_check()

@@ -180,7 +180,9 @@ def _why_nothing(case: str) -> str:
     """Return why no check of a case is evaluated."""
     with exclusive_parser():
         body = ast.parse(case).body
-    functions = [each for each in body if isinstance(each, ast.FunctionDef) and has_check(each)]
+    functions = [
+        each for each in body if isinstance(each, ast.FunctionDef) and has_check([each], set())
+    ]
     if not functions:
         return "none of its checks is evaluated without a program"
     name = functions[0].name

@@ -84,11 +84,15 @@ def test_a_form_of_tests_is_called(level_service: Service, script: str, count: i
 
 
 def test_an_entry_point_may_be_named_like_a_method_of_a_built_in_type(level_service: Service):
-    tests = asserts(CHECK, entry_point="Solution().partition")
+    entry = "Solution().partition"
+    called = CHECK.replace("candidate(", f"{entry}(")
     for program, score in ((RIGHT, 1), (WRONG, 0)):
         method = program.replace("f(x)", "partition(self, x)").replace("\n", "\n    ")
-        found = level_service.score(f"class Solution:\n    {method}", tests)
-        assert (found["score"], found["verdicts"][0]["verdict_by"]) == (score, "service")
+        for script, by in ((CHECK, "service"), (called, "jail")):
+            tests = asserts(script, entry_point=entry)
+            found = level_service.score(f"class Solution:\n    {method}", tests)
+            assert found["score"] == score
+            assert found["verdicts"][0]["verdict_by"] == by
 
 
 def test_a_coroutine_of_the_program_is_awaited(level_service: Service):
@@ -112,6 +116,7 @@ def test_a_coroutine_of_the_program_is_awaited(level_service: Service):
         ("assert 1 + 1 == 2", "it passes without a program"),
         ("assert True or f(3)", "it passes without a program"),
         ("for x in []:\n    assert f(x)", "none of its checks is evaluated"),
+        ("def assert_equal(x, y): return x == y\nassert_equal(f(3), 9)", "it has no check"),
         ("def test_a(tmp_path):\n    assert f(3) == 9", "`test_a` needs 'tmp_path'"),
     ],
 )  # fmt: skip

@@ -390,6 +390,9 @@ class JailPool:
         config: How to start the jails.
         count: How many programs may use a core at the same time.
 
+    Attributes:
+        counts_delays: Whether the kernel counts how long programs wait for a core.
+
     Raises:
         JailUnavailable: A jail does not start, or does not isolate.
     """
@@ -411,6 +414,7 @@ class JailPool:
         self._writable = config.spec.writable_bytes
         self._schedule = Schedule(count, self._memory, programs, checkers)
         handshake = self._workers[0].handshake
+        self.counts_delays: bool = handshake["counts_delays"]
         self._provenance: dict[str, JsonValue] = {
             "sandbox": "jail",
             "isolation": config.spec.level,

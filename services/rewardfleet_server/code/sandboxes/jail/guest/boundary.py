@@ -109,6 +109,7 @@ class Side:
         constructs: Names of classes of the other side that the current test constructs.
         uses_objects: Whether the current test is about objects of the other side. Otherwise, these
             have no operations but those of functions and iterators.
+        entry_name: The name of the entry point, which may be that of a method of a built-in type.
         refused: Whether an operation of the current test was refused.
         is_trusted: Whether this is the side of the tests.
     """
@@ -124,6 +125,7 @@ class Side:
         self.uses: set[tuple[int, str]] = set()
         self.constructs: AbstractSet[str] = frozenset()
         self.uses_objects = True
+        self.entry_name = ""
         self.refused = False
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()

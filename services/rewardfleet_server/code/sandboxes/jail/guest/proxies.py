@@ -56,7 +56,9 @@ class Proxy:
         side = self._side
         is_hidden = name.startswith("__") and name not in _READABLE | _STOPPING
         # A value of a built-in type would have crossed the boundary.
-        is_hidden |= not side.uses_objects and name in _OF_BUILT_IN_TYPES
+        is_hidden |= (
+            not side.uses_objects and name in _OF_BUILT_IN_TYPES and name != side.entry_name
+        )
         if is_hidden and side.is_trusted:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
         crossed = self._side.objects_crossed

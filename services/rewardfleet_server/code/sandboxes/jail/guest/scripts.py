@@ -5,8 +5,8 @@ defines and has not called itself are called as their own runners do: `check` wi
 functions and classes as pytest does (with `parametrize`, without fixtures), `unittest` classes with
 their fixtures, coroutines in an event loop of their own.
 
-A check is an assert, a call of `assert…`, an exception that was expected, or a condition that would
-raise. Only what was evaluated, and held, is counted.
+A check is an assert, a call of a library's `assert…`, an exception that was expected, or a
+condition that would raise. Only what was evaluated, and held, is counted.
 """
 
 import ast
@@ -17,6 +17,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 #: What scripts call once they are instrumented.
@@ -355,16 +356,22 @@ def compiled(tree: ast.Module, filename: str, *, counts: bool = True) -> types.C
     sys.setrecursionlimit(_MAX_DEPTH)
     try:
         if counts:
-            tree = ast.fix_missing_locations(ast.Module(_Instrument().block(tree.body), []))
+            body = _Instrument(functions_of(tree)).block(tree.body)
+            tree = ast.fix_missing_locations(ast.Module(body, []))
         return compile(tree, filename, "exec")
     finally:
         sys.setrecursionlimit(limit)
 
 
 class _Instrument(ast.NodeTransformer):
-    """Inserts calls that count the checks of a script."""
+    """Inserts calls that count the checks of a script.
 
-    def __init__(self) -> None:
+    Args:
+        own: Functions that the script defines. Calls of them are no checks: what they assert is.
+    """
+
+    def __init__(self, own: AbstractSet[str]) -> None:
+        self._own = own
         self._in_handler = False
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -381,6 +388,8 @@ class _Instrument(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         name = _called_name(node)
+        if name in self._own:
+            return node
         if name.startswith("assert") or (name in _EXPECTING and len(node.args) > 1):
             return ast.copy_location(_call(_COUNT, node), node)
         return node
@@ -400,8 +409,8 @@ class _Instrument(ast.NodeTransformer):
     def visit_Try(self, node: Any) -> Any:
         direct = [*node.body, *node.orelse]
         expects = any(_fails(each) for each in direct)
-        has_checks = any(map(has_check, direct))
-        ignores = [not any(map(has_check, each.body)) for each in node.handlers]
+        has_checks = has_check(direct, self._own)
+        ignores = [not has_check(each.body, self._own) for each in node.handlers]
         node.body, node.orelse = self.block(node.body), self.block(node.orelse)
         before, self._in_handler = self._in_handler, True
         for handler, is_ignoring in zip(node.handlers, ignores, strict=True):
@@ -474,12 +483,24 @@ def _fails(node: ast.stmt) -> bool:
     return False
 
 
-def has_check(node: ast.AST) -> bool:
-    """Return whether a statement can find a program wrong."""
-    for each in ast.walk(node):
+def functions_of(tree: ast.AST) -> set[str]:
+    """Return the names of all functions that a script defines."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+
+
+def has_check(statements: Iterable[ast.stmt], own: AbstractSet[str]) -> bool:
+    """Return whether statements can find a program wrong.
+
+    Args:
+        statements: Of a script.
+        own: Functions that the script defines, calls of which are no checks.
+    """
+    for each in itertools.chain.from_iterable(map(ast.walk, statements)):
         if isinstance(each, (ast.Assert, ast.Raise)):
             return True
-        if _called_name(each).startswith("assert") or _called_name(each) in {"fail", *_EXPECTING}:
+        name = _called_name(each)
+        if name not in own and (name.startswith("assert") or name in {"fail", *_EXPECTING}):
             return True
     return False
 

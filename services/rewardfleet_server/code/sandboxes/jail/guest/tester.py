@@ -212,11 +212,7 @@ class Tester:
 
     def find_entry(self, entry_point: str) -> Any:
         """Return the entry point, which may be called like a method of a built-in type."""
-        uses_objects, self.side.uses_objects = self.side.uses_objects, True
-        try:
-            found = eval(entry_point, self.namespace)
-        finally:
-            self.side.uses_objects = uses_objects
+        found = eval(entry_point, self.namespace)
         if isinstance(found, Proxy):
             object.__setattr__(found, "_name", "")
         return found
@@ -249,6 +245,7 @@ class Tester:
         packages = {*imported_packages(tree)} | self.setup_packages
         self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
+        self.side.entry_name = entry_point.rpartition(".")[2]
         others = {name for name in tested & self.names if name[:1].islower()} - {root}
         if len(replaced) > 1 or len(others) > (not root):
             self.side.decided_by.add("other functions of the program")
