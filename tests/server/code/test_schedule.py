@@ -1,0 +1,150 @@
+"""Which programs have a core, and what their time limits leave out."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rewardfleet_server.code.doctor import checks
+from rewardfleet_server.code.sandboxes.jail.guest import processes
+from rewardfleet_server.code.sandboxes.jail.guest.descriptors import LONG_S
+from rewardfleet_server.code.sandboxes.jail.pool import JailPool
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import wait_until
+
+from .conftest import LEVELS, LIMITS, Service, asserts, programs, served_code, stdio
+
+pytestmark = pytest.mark.slow
+
+#: Uses so many seconds of CPU time, and prints a number.
+COMPUTES = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[list[int]]:
+    """Compute in so many processes for the duration of the block; yield their ids."""
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield [each.pid for each in busy]
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
+# Short submissions come first
+
+
+@pytest.mark.parametrize(
+    ("long", "count"),
+    [
+        (COMPUTES.format(10 * LONG_S) + "print({})", 8),
+        ("import time\ntime.sleep(2)\nprint({})", 5),
+    ],
+    ids=["computes", "sleeps"],
+)
+def test_a_short_program_does_not_wait_for_long_ones(long: str, count: int):
+    with served_code(workers=1) as service, ThreadPoolExecutor(count) as threads:
+        before = len(programs())
+        running = [
+            threads.submit(service.score, long.format(n), stdio(("", f"{n}"))) for n in range(count)
+        ]
+        wait_until(lambda: len(programs()) > before + 1)  # several have begun, so one is long
+        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+        assert not all(each.done() for each in running)
+        scores = [each.result() for each in running]
+    assert [each["score"] for each in scores] == [1.0] * count
+    assert max(each["timing_ms"]["queue"] for each in scores) > 0
+
+
+# Verdicts on a busy machine
+
+
+def timed(service: Service, number: int, share: float) -> str:
+    """Return the verdict on a program that takes a share of one of its limits."""
+    if number % 3 == 0:
+        limits = {**LIMITS, "wall_s": 1}
+        return service.verdict(f"import time\ntime.sleep({share})", stdio(("", "")), limits=limits)
+    limits = {**LIMITS, "cpu_s": 0.2}
+    source = COMPUTES.format(0.2 * share - 0.005)  # what it has used before that
+    if number % 3 == 1:
+        return service.verdict(f"# {number}\n{source}", stdio(("", "")), limits=limits)
+    lines = source.replace("\n", "\n    ")
+    program = f"def f():\n    {lines}\n    return {number}"
+    return service.verdict(program, asserts(f"assert f() in ({number},)"), limits=limits)
+
+
+@pytest.mark.full
+@pytest.mark.serial
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level", LEVELS)
+def test_load_changes_no_verdict(level: str):
+    """Half of 200 programs take 0.5 to 0.7 of a limit, half 1.5 to 2 times as much as it allows."""
+    shares = [0.5 + n / 1000 if n % 2 else 1.5 + n / 400 for n in range(200)]
+    expected = ["accepted" if share < 1 else "time_limit" for share in shares]
+    for load in (0, 16):
+        with busy_cores(load), served_code(level) as service, ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda n: timed(service, n, shares[n]), range(200)))
+        assert found == expected, load
+
+
+# What the kernel counts
+
+
+def test_a_process_that_waits_for_a_core_is_told_from_one_that_sleeps():
+    core = min(os.sched_getaffinity(0))
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with busy_cores(3) as pids:
+        for pid in pids:
+            os.sched_setaffinity(pid, {core})
+        waiting, asleep = (processes.Process(pid) for pid in (pids[0], sleeper.pid))
+        for each in (waiting, asleep):
+            each.delay_s()
+        end = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > end)
+        assert waiting.delay_s() > 0.05
+        assert waiting.is_ready() and not asleep.is_ready()
+        assert asleep.delay_s() < 0.05
+        for each in (waiting, asleep):
+            os.close(each.descriptor)
+    sleeper.kill()
+    sleeper.wait()
+
+
+def test_a_kernel_that_counts_no_waits_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert processes.counts_delays()
+    for line, counts in (("", False), ("5 0 0\n", False), ("5 7 3\n", True)):
+        thread = tmp_path / str(os.getpid()) / "task" / "1"
+        thread.mkdir(parents=True, exist_ok=True)
+        (thread / "schedstat").unlink(missing_ok=True)
+        if line:
+            (thread / "schedstat").write_text(line)
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "PROC", str(tmp_path))
+            assert processes.counts_delays() is counts
+
+    start = JailPool.__init__
+
+    def without_counts(pool: JailPool, *args, **kwargs) -> None:
+        start(pool, *args, **kwargs)
+        pool.counts_delays = False
+
+    monkeypatch.setattr(JailPool, "__init__", without_counts)
+    found = [each for each in checks(CodeSettings()) if "wait for a core" in each.what]
+    assert [each.status for each in found] == ["note"]
+    assert "CONFIG_SCHED_INFO" in found[0].fix
+
+
+def test_wall_time_leaves_out_pauses():
+    wall = processes.WallTime([], time.monotonic() - 10)
+    wall.leave_out(4)
+    wall.leave_out_delay(slept_s=3.0, asked_s=1.0)  # two seconds late: the machine was paused
+    wall.leave_out_delay(slept_s=1.1, asked_s=1.0)  # late as usual
+    assert 3.9 < wall.seconds < 5.5
