@@ -58,6 +58,19 @@ OUTSIDE = {
         "s = Stack()\ns.push(1)\ns.push([2])\nassert len(s) == 2\nassert s.pop() == [2]\n"
         "assert s.items == [1]",
     ),
+    "lists of plain values, and of others": (
+        "def f(x): return x[::-1]",
+        "for x in ([], [1, 2.5], ['a', 'b'], ['\u00e9', '\ud800'], [1, 2**60, 10**400], [1.5, 1e308],"
+        " [float('inf'), 2], [True, 1], [None, 1], [1, 'a'], [(1,), 2], [[1], 2], [-0.0, 0]):\n"
+        "  y = f(x)\n  assert list(map(repr, y)) == list(map(repr, reversed(x)))\n"
+        "  assert [*map(type, y)] == [*map(type, reversed(x))]",
+    ),
+    "lists too large to be compared at each call": (
+        "def f(n): return [n] * n",
+        "held = [f(200_000) for _ in range(3)]\n"
+        "assert [f(n)[-1] for n in range(1, 50)] == list(range(1, 50))\n"
+        "assert held == [[200_000] * 200_000] * 3",
+    ),
     "a mutated list": (
         "def f(x):\n  x.sort()\n  x.append([1])",
         "a = [3, 1]\nassert f(a) is None\nassert a == [1, 3, [1]]",

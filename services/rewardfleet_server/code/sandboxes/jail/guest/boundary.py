@@ -424,7 +424,7 @@ class Side:
     def _fill(self, value: Any, tag: str, content: Any) -> None:
         if tag in SEQUENCES:
             value.clear()
-            value.extend(map(self.decode, content))
+            value.extend(map(self.decode, content) if list in map(type, content) else content)
         elif tag in SETS:
             value.clear()
             value.update(map(self.decode, content))

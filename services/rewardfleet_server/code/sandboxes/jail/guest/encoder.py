@@ -1,6 +1,7 @@
 """Encoding of values that cross the boundary."""
 
 import enum
+import math
 import re
 import sys
 import types
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Integers up to this size are JSON numbers, larger ones are hexadecimal.
 _MAX_PLAIN_INT = 2**53
-#: Objects that are compared with those of the other side at each call, if they are not more.
-_MAX_COMPARED = 200
+#: Objects that are compared with those of the other side at each call, if neither they nor the
+#: items in them are more.
+_MAX_COMPARED, _MAX_COMPARED_ITEMS = 200, 250_000
 #: JSON makes one character of two of these.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -120,9 +122,11 @@ class Encoder:
     def objects(self) -> dict[int, Any]:
         """Return the objects of the message that the other side does not have as they are."""
         found = {}
-        if len(self._side._shared) <= _MAX_COMPARED:
-            self._queue += self._side._shared.keys() - self._seen
-            self._seen |= self._side._shared.keys()
+        shared = self._side._shared
+        is_cheap = len(shared) <= _MAX_COMPARED
+        if is_cheap and sum(map(_item_count, shared.values())) <= _MAX_COMPARED_ITEMS:
+            self._queue += shared.keys() - self._seen
+            self._seen |= shared.keys()
         while self._queue:
             number = self._queue.pop()
             if number in self._side._incomplete:
@@ -158,7 +162,8 @@ class Encoder:
             return [name, meta, self._pairs(value.items())]
         if name is not None:
             meta = value.maxlen if name == "deque" else None
-            return [name, meta, [self.encode(item) for item in value]]
+            items = list(value)
+            return [name, meta, items if _is_json(items) else [*map(self.encode, items)]]
         if kind.__name__ == "ndarray" and kind not in self._side.class_names:
             return ["array", [value.dtype.str, list(value.shape)], value.tobytes().hex()]
         content: list[Any] = [self._pairs(attributes_of(value).items()), None]
@@ -174,6 +179,28 @@ class Encoder:
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[Any]:
         return [[self.encode(key), self.encode(item)] for key, item in items]
+
+
+def _item_count(value: Any) -> int:
+    kind = type(value)
+    if kind in COLLECTIONS:
+        return len(value)
+    is_array = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+    return value.size if is_array else 1  # type: ignore[no-any-return] # an int
+
+
+def _is_json(items: list[Any]) -> bool:
+    """Return whether values are in JSON what they are, so that none has to be encoded."""
+    kinds = {*map(type, items)}
+    if kinds == {str}:
+        return "".join(items).isascii()
+    if not kinds or not kinds <= {int, float}:
+        return not kinds
+    try:
+        is_finite = all(map(math.isfinite, items))
+    except OverflowError:  # a large integer
+        return False
+    return is_finite and min(items) > -_MAX_PLAIN_INT and max(items) < _MAX_PLAIN_INT
 
 
 def has_own_name(name: str, module: str, path: str) -> bool:
