@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAX_PLAIN_INT = 2**53
 #: Objects that are compared with those of the other side at each call, if neither they nor the
 #: items in them are more.
-_MAX_COMPARED, _MAX_COMPARED_ITEMS = 200, 250_000
+_MAX_COMPARED, _MAX_COMPARED_ITEMS = 200, 100_000
 #: JSON makes one character of two of these.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
