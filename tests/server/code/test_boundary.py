@@ -61,7 +61,8 @@ OUTSIDE = {
     "lists of plain values, and of others": (
         "def f(x): return x[::-1]",
         "for x in ([], [1, 2.5], ['a', 'b'], ['\\u00e9', '\\ud800'], [1, 2**60, 10**400],"
-        " [1.5, 1e308], [float('inf'), 2], [True, 1], [None, 1], [1, 'a'], [(1,), 2], [[1], 2], [-0.0, 0]):\n"
+        " [1.5, 1e308], [float('inf'), 2], [True, 1], [None, 1], [1, 'a'], [(1,), 2], [[1], 2],"
+        " [-0.0, 0]):\n"
         "  y = f(x)\n  assert list(map(repr, y)) == list(map(repr, reversed(x)))\n"
         "  assert [*map(type, y)] == [*map(type, reversed(x))]",
     ),
