@@ -186,7 +186,7 @@ def _item_count(value: Any) -> int:
     if kind in COLLECTIONS:
         return len(value)
     is_array = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
-    return value.size if is_array else 1  # type: ignore[no-any-return] # an int
+    return value.size if is_array else 1
 
 
 def _is_json(items: list[Any]) -> bool:
