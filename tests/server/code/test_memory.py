@@ -249,7 +249,7 @@ def test_programs_do_not_lose_their_memory_to_others(level: str):
     ):
 
         def score(revision: str, tests: dict[str, object], memory_mb: int) -> tuple[object, ...]:
-            limits = {"memory_mb": memory_mb, "output_kb": 4096, "cpu_s": 2, "wall_s": 30}
+            limits = {"memory_mb": memory_mb, "output_kb": 4096, "cpu_s": 1, "wall_s": 30}
             body = {"revision": revision, "tests": tests, "limits": limits}
             response = client.post("/score", json=body)
             return response.status_code, response.json().get("score")
