@@ -66,6 +66,7 @@ def failures_of(url: str, excluded: str, phases: list[str]) -> list[str]:
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     schema = schema.exclude(path_regex=excluded)
     schema.config.generation.update(max_examples=EXAMPLES, deterministic=True)
+    schema.config.request_timeout = 120  # seconds, for a busy machine
     schema.config.phases.update(phases=phases)
     schema.config.checks.positive_data_acceptance.enabled = False  # `valid_is_accepted` does it
     failures, cases = [], 0

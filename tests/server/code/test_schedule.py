@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,16 +27,20 @@ COMPUTES = "import time\nend = time.process_time() + {}\nwhile time.process_time
 
 
 @contextmanager
+def ended_at_exit(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def busy_cores(count: int) -> Iterator[list[int]]:
     """Compute in so many processes for the duration of the block; yield their ids."""
     command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        yield [each.pid for each in busy]
-    finally:
-        for each in busy:
-            each.kill()
-            each.wait()
+    with ExitStack() as stack:
+        yield [stack.enter_context(ended_at_exit(command)).pid for _ in range(count)]
 
 
 # Short submissions come first
@@ -100,8 +104,9 @@ def test_load_changes_no_verdict(level: str):
 
 def test_a_process_that_waits_for_a_core_is_told_from_one_that_sleeps():
     core = min(os.sched_getaffinity(0))
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with busy_cores(3) as pids:
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    with busy_cores(3) as pids, ended_at_exit(sleeps) as sleeper:
+        assert sleeper.stdout is not None and sleeper.stdout.read(1) == b"\n"
         for pid in pids:
             os.sched_setaffinity(pid, {core})
         waiting, asleep = (processes.Process(pid) for pid in (pids[0], sleeper.pid))
@@ -114,8 +119,6 @@ def test_a_process_that_waits_for_a_core_is_told_from_one_that_sleeps():
         assert asleep.delay_s() < 0.05
         for each in (waiting, asleep):
             os.close(each.descriptor)
-    sleeper.kill()
-    sleeper.wait()
 
 
 def test_a_kernel_that_counts_no_waits_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

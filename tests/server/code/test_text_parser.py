@@ -17,6 +17,7 @@ from rewardfleet_server.code.extract import extract_program
 from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
 from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest
+from rewardfleet_server.testing import wait_until
 
 from ..processes import Watch, idle_seconds, service_process
 from .conftest import descendants, stdio
@@ -65,7 +66,9 @@ def test_the_key_of_a_program_that_takes_too_long_is_its_text(
     assert asyncio.run(parser.form(heavy, "output")) == (form_digest(heavy, "text"), is_final)
     monkeypatch.undo()
     program = RENAMED[0] * 10
-    assert asyncio.run(parser.form(program, "output")) == (form_digest(program, "output"), True)
+    expected = (form_digest(program, "output"), True)
+    # On a busy machine, the process is still at the other one.
+    wait_until(lambda: asyncio.run(parser.form(program, "output")) == expected, 120)
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs", "has no memory"])
