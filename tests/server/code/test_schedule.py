@@ -22,7 +22,7 @@ from .conftest import LEVELS, LIMITS, Service, asserts, programs, served_code, s
 
 pytestmark = pytest.mark.slow
 
-#: Uses so many seconds of CPU time, and prints a number.
+#: Uses so many seconds of CPU time.
 COMPUTES = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 
 
