@@ -92,7 +92,8 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
         )
         while end == "dies" and not lost.done():
             for process in processes() - before:
-                os.kill(process, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             await asyncio.sleep(0.01)
         failure, form = await lost
         assert isinstance(failure, Unavailable)
