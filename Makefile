@@ -38,12 +38,13 @@ $(VENV)/.server: requirements-server.lock pyproject.toml tests/install.py
 	@touch $@
 
 # What the code service's jails need. Without bubblewrap the service uses Landlock where the kernel
-# has it; else it refuses to start and says why.
+# has it; else it refuses to start and says why. Debian has ldconfig where only root looks for it.
+HAS_JAIL := command -v bwrap >/dev/null && PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null | grep -q libseccomp.so.2
 jail: DEBS := bubblewrap libseccomp2
-jail: TOOLS := command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2
+jail: TOOLS := $(HAS_JAIL)
 # In addition, what the tests need.
 servers: DEBS := bubblewrap libseccomp2 redis-server
-servers: TOOLS := command -v bwrap >/dev/null && command -v redis-server >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2
+servers: TOOLS := $(HAS_JAIL) && command -v redis-server >/dev/null
 jail servers:
 	@$(TOOLS) || { \
 		set -- apt-get install --yes --no-install-recommends $(DEBS); \

@@ -31,7 +31,7 @@ from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.completion import complete, with_setup
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.packages import last_error
-from rewardfleet_server.code.parser import exclusive_parser
+from rewardfleet_server.code.parser import parse_source
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import serving
 
@@ -234,16 +234,11 @@ class Rows:
         return verdict in {"accepted", "wrong_answer"}  # whatever it prints
 
 
-def _statements(source: str) -> list[ast.stmt]:
-    with exclusive_parser():  # the service parses in threads of this process
-        return ast.parse(source).body
-
-
 def _call(tests: AssertTests) -> str:
     """Return what calls the tests in a script."""
     calls = []
     for case in tests.cases:
-        for node in _statements(case):
+        for node in parse_source(case).body:
             match node:
                 case ast.FunctionDef(name="check") if tests.entry_point:
                     calls.append(f"check({tests.entry_point})")
@@ -270,7 +265,7 @@ def _read(row: Row) -> tuple[PlainTests, str | None, str | None]:
 def _equal_program(tests: PlainTests, program: str | None) -> str | None:
     """Return a program with the functions and classes of a solution, which return `Equal()`."""
     try:
-        body = _statements(program or "")
+        body = parse_source(program or "").body
     except SyntaxError:
         return None
     names = [each.name for each in body if isinstance(each, ast.FunctionDef)]

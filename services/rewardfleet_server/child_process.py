@@ -117,8 +117,8 @@ class TaskProcess:
             cpu_s: CPU time that the task may take; 0: any.
 
         Raises:
-            TaskTooLarge: See there.
-            TaskLost: See there.
+            TaskTooLarge: It took more time or memory than it may.
+            TaskLost: The process ended, did not start, or is closed.
         """
         message = json.dumps([cpu_s, task]).encode()
         try:

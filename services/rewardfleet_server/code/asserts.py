@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
 
-from .parser import exclusive_parser
+from .parser import parse_source
 from .sandboxes.jail.guest.names import STANDARD_NAMES
 from .sandboxes.jail.guest.scripts import functions_of, has_check
 
@@ -102,9 +102,8 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
         InvalidRequest: It is not valid Python.
     """
     try:
-        with exclusive_parser():
-            return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return parse_source(source).body
+    except SyntaxError as error:
         raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
 
 

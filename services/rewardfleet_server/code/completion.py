@@ -20,7 +20,7 @@ from functools import lru_cache
 from rewardfleet.wire.code import AssertTests, FunctionalTests, PlainTests
 from rewardfleet.wire.errors import InvalidRequest
 
-from .parser import exclusive_parser
+from .parser import parse_source
 
 #: Prompts that are held in memory.
 _MAX_PROMPTS = 128
@@ -128,9 +128,8 @@ def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:
         sources.append(f"{prompt.rstrip()}\n{headers[-1][1]}    pass\n")
     for source in sources:
         try:
-            with exclusive_parser():
-                return source, ast.parse(source).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return source, parse_source(source).body
+        except SyntaxError:
             pass
     return prompt, None
 

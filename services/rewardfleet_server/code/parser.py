@@ -1,5 +1,6 @@
 """Python's parser, for one thread at a time."""
 
+import ast
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,3 +19,16 @@ def exclusive_parser() -> Iterator[None]:
     with _LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def parse_source(source: str) -> ast.Module:
+    """Parse source code while no other thread does.
+
+    Raises:
+        SyntaxError: It is not valid Python, or nested too deeply.
+    """
+    try:
+        with exclusive_parser():
+            return ast.parse(source)
+    except (ValueError, RecursionError, MemoryError) as error:  # a null character, or its depth
+        raise SyntaxError(str(error)) from None

@@ -20,7 +20,7 @@ from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
 from .packages import how_to_add
-from .parser import exclusive_parser
+from .parser import parse_source
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
 from .sandboxes.jail.guest.names import PROGRAM_MODULES
 from .sandboxes.jail.guest.scripts import has_check
@@ -178,8 +178,7 @@ def _left_out(
 
 def _why_nothing(case: str) -> str:
     """Return why no check of a case is evaluated."""
-    with exclusive_parser():
-        body = ast.parse(case).body
+    body = parse_source(case).body
     functions = [
         each for each in body if isinstance(each, ast.FunctionDef) and has_check([each], set())
     ]
@@ -237,10 +236,8 @@ def import_statements(sources: Iterable[str]) -> str:
 
 def _imports_of(source: str) -> list[str]:
     try:
-        with exclusive_parser():
-            module = ast.parse(source)
-        return list(_imports(module))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return list(_imports(parse_source(source)))
+    except (SyntaxError, RecursionError):
         return []
 
 

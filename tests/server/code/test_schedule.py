@@ -65,7 +65,7 @@ def test_a_short_program_does_not_wait_for_long_ones(long: str, count: int):
         assert not all(each.done() for each in running)
         scores = [each.result() for each in running]
     assert [each["score"] for each in scores] == [1.0] * count
-    assert max(each["timing_ms"]["queue"] for each in scores) > 0
+    assert max(each["timing_ms"]["queue"] for each in scores) > 500  # it has waited for others
 
 
 # Verdicts on a busy machine
@@ -102,7 +102,7 @@ def test_load_changes_no_verdict(level: str):
 # What the kernel counts
 
 
-def test_a_process_that_waits_for_a_core_is_told_from_one_that_sleeps():
+def test_waiting_for_a_core_and_sleeping_are_distinguished():
     core = min(os.sched_getaffinity(0))
     sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     with busy_cores(3) as pids, ended_at_exit(sleeps) as sleeper:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from rewardfleet_server.code.completion import read_prompt
-from rewardfleet_server.code.parser import exclusive_parser
+from rewardfleet_server.code.parser import parse_source
 
 from .encoding import RowError, json_of
 
@@ -16,7 +16,7 @@ Row = dict[str, JsonValue]
 #: Where a row has the code that precedes the program: BigCodeBench (`code_prompt` has no
 #: docstring); HumanEval and LeetCodeDataset; SandboxFusion.
 _PROMPTS = ("code_prompt", "complete_prompt", "prompt", "content")
-#: Statements by which source code is told from a question, which may be valid Python as well.
+#: Source code has one of these statements. A question in English may be valid Python as well.
 _CODE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -90,9 +90,8 @@ def statements_of(source: str) -> Sequence[ast.stmt]:
         RowError: It is not valid Python.
     """
     try:
-        with exclusive_parser():
-            return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return parse_source(source).body
+    except SyntaxError as error:
         raise RowError(f"the tests are not valid Python: {str(error)[:100]}") from None
 
 
