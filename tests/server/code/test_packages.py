@@ -51,7 +51,8 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             wheel.writestr(f"{name}.dist-info/RECORD", record)
     for tool in ("PIP", "UV"):
         monkeypatch.setenv(f"{tool}_FIND_LINKS", str(tmp_path))
-        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_OFFLINE", "1")  # it has no variable for the other
     return tmp_path
 
 
