@@ -14,6 +14,7 @@ import cv2
 import httpx
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.testing import FakeJudge, serving
@@ -33,6 +34,9 @@ LONG_CLIP = (
 ) / "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
 
 Serve = Callable[..., httpx.Client]
+
+# The same examples in each run, and no limit of time for one, which a busy machine exceeds.
+settings.register_profile("tests", settings.get_profile("ci"), max_examples=50)
 
 
 def pytest_collection_finish() -> None:

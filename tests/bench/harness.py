@@ -96,7 +96,7 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process and its descendants, including those that have ended."""
     ticks = 0
-    for each in descendants(pid):
+    for each in (pid, *descendants(pid)):
         with suppress(OSError):  # it has just ended
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
@@ -106,7 +106,7 @@ def cpu_seconds(pid: int) -> float:
 def resident_mib(pid: int) -> float:
     """Return the memory of a process and its descendants."""
     pages = 0
-    for each in descendants(pid):
+    for each in (pid, *descendants(pid)):
         with suppress(OSError):  # it has ended
             pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -13,7 +13,7 @@ import pytest
 
 from rewardfleet import RewardFleet
 
-from ..server.code.conftest import descendants
+from ..server.processes import descendants
 from .figures import Figures
 from .processes import ServiceProcess
 from .trainers import until_answered

@@ -198,7 +198,7 @@ def test_the_limit_of_nesting_does_not_depend_on_the_callers_stack(depth: int):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(

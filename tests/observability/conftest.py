@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -80,15 +80,6 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         with prometheus(folder, folder / "alerts.yml", targets) as server:
             wait_until(lambda: server.value("count(up == 1)") == len(targets), 60)
             yield Monitored(url, pid, spare, server)
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    found = ""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            found += (task / "children").read_text()
-    return [int(child) for child in found.split()]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ async def _repeat(service: _Service, fleet: RewardFleet, http: httpx.AsyncClient
     for number in itertools.count():
         with contextlib.suppress(RewardFleetError, httpx.TransportError):
             await service(fleet, http, number)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
     raise AssertionError
 
 

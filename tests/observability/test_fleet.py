@@ -13,7 +13,8 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .conftest import Monitored, children
+from ..server.processes import descendants
+from .conftest import Monitored
 from .load import run_load
 from .prometheus import Prometheus
 from .test_dashboards import DASHBOARDS, panels
@@ -31,9 +32,9 @@ NOT_PROVOKED = ("rewardfleet_program_kills_total", "rewardfleet_memory_waits_tot
 async def test_every_query_returns_data_of_the_fleet_under_load(monitored: Monitored):
     started, prometheus = time.time(), monitored.prometheus
     load = asyncio.create_task(run_load(monitored.url))
-    services = children(monitored.pid)
+    services = descendants(monitored.pid, depth=1)
     try:
-        _kill(pid for service in services for pid in children(service))  # jails
+        _kill(pid for service in services for pid in descendants(service, depth=1))  # jails
         restarts = "sum(rewardfleet_jail_restarts_total) > 0"
         await asyncio.to_thread(wait_until, lambda: prometheus.value(restarts) is not None, 60)
         _kill(services)

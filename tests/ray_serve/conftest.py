@@ -18,8 +18,8 @@ from rewardfleet import RewardFleet
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
-from ..server.code.conftest import descendants
 from ..server.conftest import RedisServer
+from ..server.processes import descendants
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "deploy" / "ray_serve.py"

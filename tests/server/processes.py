@@ -50,20 +50,33 @@ def service_process(
         process.stderr.close()
 
 
-def descendants(pid: int) -> list[int]:
-    """Return a process and all that it has started."""
-    found = [pid]
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += descendants(int(child))
-    return found
+def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
+    """Return the descendants of a process, this one by default, that are not zombies.
+
+    Args:
+        pid: The process.
+        depth: 1: its children only. 2: also their children, and so on.
+    """
+    found: set[int] = set()
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                found.update(map(int, (task / "children").read_text().split()))
+    found -= set(filter(_is_zombie, found))
+    return found.union(*(descendants(each, depth - 1) for each in found if depth > 1))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
 
 
 def memory_of(pid: int) -> int:
     """Return the bytes that a process and its descendants take, with files in memory."""
     total = 0
-    for each in descendants(pid):
+    for each in (pid, *descendants(pid)):
         with suppress(OSError):
             rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
             total += int(re.search(r"Pss:\s+(\d+)", rollup)[1]) * 1024

@@ -1,7 +1,6 @@
 """The code service over real HTTP, at each isolation level. A missing level fails the tests."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox
 
 from ...conftest import client_of, required
+from ..processes import descendants
 
 LEVELS = ("bubblewrap", "landlock")
 
@@ -23,6 +23,14 @@ LEVELS = ("bubblewrap", "landlock")
 LIMITS = {"cpu_s": 10, "wall_s": 30, "memory_mb": 256, "output_kb": 2048}
 #: For programs that must not pass, so that those that do not end take little time.
 SHORT_LIMITS = {**LIMITS, "cpu_s": 0.25, "wall_s": 1.5}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave two thirds of what is alike at both isolation levels to `make test-full` at one."""
+    second = [each for each in items if LEVELS[1] in each.name and "protocol" in each.keywords]
+    for number, item in enumerate(second):
+        if number % 3:
+            item.add_marker("full")
 
 
 class HeldSandbox(FakeSandbox):
@@ -95,31 +103,6 @@ def served_code(
 def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with served_code(request.param) as service:
         yield service
-
-
-def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
-    """Return the descendants of a process, this one by default, that are not zombies.
-
-    Args:
-        pid: The process.
-        depth: 1: its children only. 2: also their children, and so on.
-    """
-    parents = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents[int(process.name)] = int(fields[1])
-    found = {pid or os.getpid()}
-    for _ in range(depth):
-        more = {child for child, parent in parents.items() if parent in found} - found
-        if not more:
-            break
-        found |= more
-    return found - {pid or os.getpid()}
 
 
 def programs() -> set[int]:

@@ -18,12 +18,12 @@ import pytest
 from rewardfleet_server.testing import wait_until
 
 from ...measure import Stopwatch
+from ..processes import descendants
 from .conftest import (
     LIMITS,
     SHORT_LIMITS,
     Service,
     asserts,
-    descendants,
     functional,
     programs,
     served_code,
@@ -602,6 +602,7 @@ def test_large_reports_take_the_service_little_time(service: Service, program: s
 SECRET = "73856093"
 
 
+@pytest.mark.protocol
 @pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize("kind", ["functional", "compared assert", "assert in the jail", "stdio"])
 def test_forgeries_do_not_pass(service: Service, program: str, kind: str):
@@ -708,6 +709,7 @@ HONEST = {
 }
 
 
+@pytest.mark.protocol
 @pytest.mark.parametrize(("program", "printed"), HONEST.values(), ids=HONEST)
 def test_honest_programs_pass(service: Service, program: str, printed: str):
     score = service.score(program, stdio(("in", printed)))
@@ -793,6 +795,7 @@ LARGE_ANSWERS = {
 }
 
 
+@pytest.mark.protocol
 @pytest.mark.parametrize("large", LARGE_ANSWERS.values(), ids=LARGE_ANSWERS)
 def test_an_answer_that_is_too_large_has_a_verdict_of_its_own(service: Service, large: str):
     """It is not suspicious, and the other answers of the same run count."""

@@ -15,7 +15,7 @@ from rewardfleet_server.code.settings import CodeSettings
 
 from .conftest import LEVELS, LIMITS, Service, served_code, stdio
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
 HEADER = Path(compiler.__file__).with_name("testlib.h")
 

@@ -260,15 +260,17 @@ def test_programs_do_not_lose_their_memory_to_others(level: str):
                 tests = asserts(f"assert f(1) in ({number + 1},)")
             return score(HOLDS.format(held_mb, seconds, number), tests, memory_mb)
 
-        large = threads.map(lambda number: honest(number, 1, 240, 256), range(12))
-        assert list(large) == [(200, 1.0)] * 12
+        large = threads.map(lambda number: honest(number, 1, 240, 256), range(9))
+        assert list(large) == [(200, 1.0)] * 9
         hogs = [
             threads.submit(score, f"{HOG}#{tests['kind']} {memory_mb}", tests, memory_mb)
-            for memory_mb in (64, 448)
-            for tests in (stdio(("", "")), asserts("assert len(f(40)) in (f(41),)"))
+            for memory_mb, tests in (
+                (448, stdio(("", ""))),
+                (64, asserts("assert len(f(40)) in (f(41),)")),
+            )
         ]
-        small = threads.map(lambda number: honest(number, 0.02, 10, 32), range(60))
-        assert list(small) == [(200, 1.0)] * 60
+        small = threads.map(lambda number: honest(number, 0.02, 10, 32), range(40))
+        assert list(small) == [(200, 1.0)] * 40
         assert [each.result() for each in hogs] == [(200, 0.0)] * len(hogs)
         assert group.kills() == 0
         metrics = client.get("/metrics").text

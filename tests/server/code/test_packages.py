@@ -229,6 +229,7 @@ def test_the_default_packages_are_used_if_they_are_installed_and_missed_in_one_l
     assert not caplog.messages
 
     (environment.folder / "bin" / "python").unlink()
+    find_python.cache_clear()
     assert jail_python(settings) == python, "as without it"
     (line,) = caplog.messages
     assert str(environment.folder.parent) in line

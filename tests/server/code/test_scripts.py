@@ -8,7 +8,7 @@ from rewardfleet_server.code.sandboxes.jail.guest import scripts
 
 from .conftest import Service, asserts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
 RIGHT, WRONG = "def f(x):\n    return x * x", "def f(x):\n    return 9"
 ASYNC = "async def f(x):\n    return x * x"

@@ -35,14 +35,13 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...measure import Stopwatch
-from ..processes import service_process
+from ..processes import descendants, service_process
 from .conftest import (
     LEVELS,
     LIMITS,
     SHORT_LIMITS,
     Service,
     asserts,
-    descendants,
     functional,
     programs,
     served_code,
@@ -142,15 +141,15 @@ async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts():
     tests = stdio(*[("", "")] * 9)
     with served_code(workers=1) as service:
         url = str(service.client.base_url)
-        async with RewardFleet(code=url, timeout_s=12) as fleet:
+        async with RewardFleet(code=url, timeout_s=8) as fleet:
             program = "import time\ntime.sleep(60)"
             score = await fleet.code.score(program, tests, limits={"wall_s": 20})
         assert [each.verdict for each in score.verdicts] == ["time_limit"] + ["skipped"] * 8
-        # A busy machine may take longer than that call to run it for 6 s.
+        # A busy machine may take longer than that call to run it for 3 s.
         body = {"revision": "while True: pass", "tests": tests, "limits": {"cpu_s": 1}}
-        headers = {"x-request-timeout": "120", "x-call-timeout": "12"}
+        headers = {"x-request-timeout": "120", "x-call-timeout": "6"}
         response = service.client.post("/score", json=body, headers=headers)
-        assert verdicts(response.json()) == ["time_limit"] * 6 + ["skipped"] * 3
+        assert verdicts(response.json()) == ["time_limit"] * 3 + ["skipped"] * 6
 
 
 @pytest.mark.slow
@@ -487,8 +486,8 @@ def test_programs_that_wake_up_do_not_share_a_core():
 def test_a_pause_for_a_core_does_not_end_a_program():
     """It is longer than the program's limit, because another one computes."""
     sleeps = "import time\ntime.sleep(1)\nwhile time.process_time() < 0.2: pass\nprint(1)"
-    computes = "import time\nends = time.monotonic() + 5.5\nwhile time.monotonic() < ends: pass"
-    limits = {**LIMITS, "wall_s": 3}
+    computes = "import time\nends = time.monotonic() + 4\nwhile time.monotonic() < ends: pass"
+    limits = {**LIMITS, "wall_s": 2}
     with served_code(workers=1) as service, ThreadPoolExecutor(2) as threads:
         for _ in range(4):  # a program that a busy machine does not run seems to sleep
             before = programs()
@@ -496,9 +495,9 @@ def test_a_pause_for_a_core_does_not_end_a_program():
             wait_until(lambda paused=paused, before=before: paused.done() or programs() - before)
             computing = threads.submit(service.score, computes, stdio(("", "")))
             assert (paused.result()["score"], computing.result()["score"]) == (1.0, 1.0)
-            if (queue_ms := paused.result()["timing_ms"]["queue"]) > 3000:
+            if (queue_ms := paused.result()["timing_ms"]["queue"]) > 2000:
                 break
-    assert queue_ms > 3000
+    assert queue_ms > 2000
 
 
 @pytest.mark.slow

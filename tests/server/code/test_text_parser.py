@@ -20,8 +20,8 @@ from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest
 from rewardfleet_server.testing import wait_until
 
-from ..processes import Watch, idle_seconds, service_process
-from .conftest import descendants, stdio
+from ..processes import Watch, descendants, idle_seconds, service_process
+from .conftest import stdio
 
 pytestmark = pytest.mark.slow
 
@@ -168,8 +168,8 @@ def score(url: str, **fields: str) -> httpx.Response:
 
 #: One of each kind; the others are for `make test-full`.
 FEW = {
-    "fields of an f-string", "3,000 functions", "short, but dense", "fences", "thinking",
-    "a critique of judgments", "an original program",
+    "fields of an f-string", "3,000 functions", "short, but dense", "a critique of judgments",
+    "an original program",
 }  # fmt: skip
 
 

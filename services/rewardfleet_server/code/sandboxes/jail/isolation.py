@@ -10,6 +10,7 @@ The seccomp filters and the limits apply at every level. If the service runs as 
 as nobody: the limit on processes does not apply to root, and nobody owns few files.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -98,6 +99,7 @@ def jail_user() -> int | None:
     return _NOBODY if os.geteuid() == 0 else None
 
 
+@functools.cache  # it starts a process
 def find_python(requested: Path | None) -> Python:
     """Return an interpreter for the jails, of Python 3.11 or newer.
 
