@@ -95,7 +95,7 @@ def item() -> bytes:
 @pytest.mark.slow
 def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
     small = chunk(b'{"task_text":') + chunk(b'"x"}') + b"0\r\n\r\n"
-    with service_process("video") as (process, url), ExitStack() as stack:
+    with service_process("tools") as (process, url), ExitStack() as stack:
         idle = idle_seconds(url, process.pid)
         stopwatch = Stopwatch()
         stalled = [stack.enter_context(connect_to(url)) for _ in range(17)]
@@ -114,7 +114,7 @@ def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
                 lambda: set(pool.map(post, range(40))),
                 most_seconds=idle + 0.25,
             )
-        assert statuses == {422}  # read, and without a video
+        assert statuses == {422}  # read, and without a response
         assert watch.slowest < idle + 0.25
         for connection in stalled:
             status, content = response(connection)

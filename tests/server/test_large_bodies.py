@@ -87,7 +87,7 @@ VIDEO_BODIES: dict[str, Callable[[], bytes]] = {
     "nested lists": lambda: options(b"[" + b",".join([NESTED] * 9_800) + b"]"),
     "many nested lists": lambda: options(b"[" + b",".join([NESTED] * 200_000) + b"]"),
     "nested lists in a small body": lambda: options(b"[" + b",".join([NESTED] * 5_000) + b"]"),
-    "long numbers": lambda: options(b"[" + (b"9" * 4000 + b",") * 15_000 + b"1]"),
+    "long numbers": lambda: options(b"[" + (b"9" * 4000 + b",") * 9_000 + b"1]"),
 }
 OTHER_BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "chat": ("/v1/chat/completions", chat, "application/json"),
@@ -150,21 +150,21 @@ def test_a_large_body_does_not_delay_others(video: tuple[int, str, float], name:
 
 @pytest.mark.serial
 @pytest.mark.slow
-def test_twelve_videos_at_once_do_not_delay_others(video: tuple[int, str, float]):
+def test_six_videos_at_once_do_not_delay_others(video: tuple[int, str, float]):
     pid, url, idle = video
     body = VIDEO_BODIES["video"]()
     before = memory_of(pid)
-    with ThreadPoolExecutor(12) as pool:
+    with ThreadPoolExecutor(6) as pool:
         answers, watch = watched(
             url,
             pid,
-            lambda: list(pool.map(lambda _: post(url, "/score", body), range(12))),
+            lambda: list(pool.map(lambda _: post(url, "/score", body), range(6))),
             most_seconds=idle + DELAY,
         )
     assert {answer.status_code for answer in answers} == {422}
     assert all("not a video" in answer.json()["detail"] for answer in answers)
     assert watch.slowest < idle + DELAY
-    assert watch.peak - before < 12 * 4 * len(body)
+    assert watch.peak - before < 6 * 4 * len(body)
 
 
 def episodes(count: int, steps: int) -> bytes:
