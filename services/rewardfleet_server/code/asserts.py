@@ -198,13 +198,18 @@ def _always_evaluated(node: ast.expr) -> Iterator[str]:
                     yield from _always_evaluated(child)
 
 
+def _is_built_in_type(node: ast.expr) -> bool:
+    """Return whether a name is that of a type whose values cross the boundary as such."""
+    return isinstance(node, ast.Name) and isinstance(getattr(builtins, node.id, None), type)
+
+
 def _identity(statements: Sequence[ast.stmt]) -> Literal["", "is", "is not"]:
     found: set[type[ast.cmpop]] = set()
     for statement in statements:
         for node in ast.walk(statement):
             if isinstance(node, ast.Compare):
                 for operator, operand in zip(node.ops, node.comparators, strict=True):
-                    if not isinstance(operand, ast.Constant):
+                    if not isinstance(operand, ast.Constant) and not _is_built_in_type(operand):
                         found.add(type(operator))
     return "is not" if ast.IsNot in found else "is" if ast.Is in found else ""
 

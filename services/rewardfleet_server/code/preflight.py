@@ -180,7 +180,7 @@ def _why_nothing(case: str) -> str:
     """Return why no check of a case is evaluated."""
     body = parse_source(case).body
     functions = [
-        each for each in body if isinstance(each, ast.FunctionDef) and has_check([each], set())
+        each for each in body if isinstance(each, ast.FunctionDef) and has_check([each], {})
     ]
     if not functions:
         return "none of its checks is evaluated without a program"

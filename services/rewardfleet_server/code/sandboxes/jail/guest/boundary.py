@@ -87,9 +87,6 @@ class Gone(BaseException):
     """The process on the other side has ended; with arguments, it sent what is not valid."""
 
 
-_STOPS = (StopIteration, StopAsyncIteration)
-
-
 class TooLarge(MemoryError):
     """A message is too large."""
 
@@ -111,6 +108,8 @@ class Side:
             have no operations but those of functions and iterators.
         entry_name: The name of the entry point, which may be that of a method of a built-in type.
         refused: Whether an operation of the current test was refused.
+        looked_up: Names that the current test has from the program.
+        answers: Answers of objects of the other side that the current test did not construct.
         is_trusted: Whether this is the side of the tests.
     """
 
@@ -127,6 +126,8 @@ class Side:
         self.uses_objects = True
         self.entry_name = ""
         self.refused = False
+        self.looked_up: set[str] = set()
+        self.answers: dict[tuple[Any, ...], Any] = {}
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -199,10 +200,17 @@ class Side:
         self._take_objects(reply)
         if "raised" in reply:
             error = self._exception(reply["raised"])
-            if self.is_trusted and isinstance(error, _STOPS) and not may_stop:
-                raise RuntimeError("the program raised StopIteration") from error
+            if self.is_trusted and isinstance(error, self._ends_of_loops()) and not may_stop:
+                raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise error
         return self.decode(reply["result"])
+
+    @staticmethod
+    def _ends_of_loops() -> tuple[type[BaseException], ...]:
+        """Return the exceptions that end a loop or a task of a test without a failure."""
+        asyncio = sys.modules.get("asyncio")
+        cancelled = () if asyncio is None else (asyncio.CancelledError,)
+        return (StopIteration, StopAsyncIteration, *cancelled)
 
     def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply; answer the other side's requests until then."""
@@ -227,6 +235,8 @@ class Side:
         except Gone:
             raise
         except BaseException as error:
+            if self.is_trusted and isinstance(error, AssertionError):
+                self.decided_by.add("a failed assert that the program caught")
             encoder = Encoder(self)
             reply = {"raised": self._encoded_exception(error, encoder)}
         try:
@@ -346,7 +356,9 @@ class Side:
         """Return a proxy of an object of the other side."""
         self.objects_crossed = True
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
-        fields = {"_side": self, "_handle": int(handle), "_kind": str(kind) or "?", "_name": ""}
+        kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
+        fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ""}
+        fields |= {"_owner": None} if is_callable else {}
         for name, value in {**fields, "_is_own": False, "_items": None}.items():
             object.__setattr__(proxy, name, value)
         return proxy
@@ -408,7 +420,10 @@ class Side:
             case "deque":
                 return collections.deque(maxlen=meta)
             case "defaultdict":
-                return collections.defaultdict(self.decode(meta))
+                factory = self.decode(meta)
+                if isinstance(factory, CallableProxy):
+                    object.__setattr__(factory, "_name", "__missing__")
+                return collections.defaultdict(factory)
             case "object":
                 kind = self.classes[meta[0]]
                 base = None if meta[1] is None else self.decode(meta[1])
@@ -440,7 +455,7 @@ class Side:
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
             if self.is_trusted:  # a program does not replace methods of a class of the tests
-                kept = [n for n in attributes if not callable(getattr(type(value), n, None))]
+                kept = [name for name in attributes if not _is_computed(type(value), name)]
                 attributes = {name: attributes[name] for name in kept}
             set_attributes(value, attributes)
             if isinstance(value, (list, dict, set)):
@@ -583,6 +598,8 @@ class TestSide(Side):
         self.decided_by.clear()
         self.raised.clear()
         self.uses.clear()
+        self.looked_up.clear()
+        self.answers.clear()
         self.objects_crossed = self.refused = False
 
     def wait_for_program(self) -> list[str]:
@@ -601,6 +618,7 @@ class TestSide(Side):
             if has_own_name(name, module, path) and path in {"", name} and _is_known(module, path):
                 return super().imported(module, path)
             raise NameError(f"the program's {name!r} is not the test's")
+        self.looked_up.add(name)
         crossed = self.objects_crossed
         value = self.decode(data)
         if type(value) is CallableProxy:
@@ -645,6 +663,12 @@ class TestSide(Side):
         if (module, name) not in COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
         return COMMON_TYPES[module, name]
+
+
+def _is_computed(kind: type, name: str) -> bool:
+    """Return whether an attribute is a method or a property of a class."""
+    found = getattr(kind, name, None)
+    return callable(found) or isinstance(found, (property, functools.cached_property))
 
 
 def _is_known(module: str, path: str) -> bool:

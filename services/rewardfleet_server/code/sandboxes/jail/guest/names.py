@@ -83,7 +83,7 @@ class Names(NamedTuple):
 
     Attributes:
         used: All of them.
-        classes: Those that are written like a class.
+        classes: Those that are written like a class, or like a constant and used like a class.
         modules: Those of modules of the table, if only their attributes are used.
         has_objects: Whether the test uses attributes that no value has.
     """
@@ -103,7 +103,7 @@ def names_of(tree: ast.AST) -> Names:
     owners = found.imported | modules | {"self", "cls"}
     return Names(
         frozenset(free),
-        frozenset(filter(_is_class_name, free)),
+        frozenset(name for name in free if _is_class_name(name) and name not in found.constants),
         frozenset(modules),
         any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
     )
@@ -118,9 +118,11 @@ class _Finder:
         bound: Names that are bound, in whatever scope.
         imported: Those bound by an import.
         attributes: Attributes, each with the name that the path to it begins with, or "".
+        called: Names that are called.
     """
 
     def __init__(self) -> None:
+        self.called: set[str] = set()
         self.used: set[str] = set()
         self.objects: set[str] = set()
         self.bound: set[str] = set()
@@ -141,8 +143,15 @@ class _Finder:
                         owner = owner.value
                     owners.add(id(owner))
                     self.attributes.add((getattr(owner, "id", ""), attribute))
+                case ast.Call(func=ast.Name(id=name)):
+                    self.called.add(name)
                 case _:
                     self._bind(node)
+
+    @property
+    def constants(self) -> set[str]:
+        """Names of several capital letters that are neither called nor used for an attribute."""
+        return {each for each in self.objects - self.called if each.isupper() and len(each) > 1}
 
     def _bind(self, node: ast.AST) -> None:
         match node:
@@ -152,8 +161,8 @@ class _Finder:
                 self.bound.add(node.name)
             case ast.ImportFrom(module=str(module), names=names) if module in PROGRAM_MODULES:
                 self.used |= {each.name for each in names}
-            case ast.Import(names=[ast.alias(name=name)]) if name in PROGRAM_MODULES:
-                self.used.add(name)
+            case ast.Import(names=names):
+                self.used |= {each.name for each in names} & set(PROGRAM_MODULES)
             case ast.alias(name=name, asname=alias) if name not in self.used:
                 self.imported.add(alias or name.partition(".")[0])
                 self.bound |= self.imported

@@ -16,10 +16,12 @@ _READABLE = {
     "__annotations__", "__code__", "__defaults__", "__dict__", "__doc__", "__func__",
     "__kwdefaults__", "__module__", "__name__", "__qualname__", "__self__", "__wrapped__",
 }  # fmt: skip
-#: Methods by which an object of the program decides a question, like those of built-in types.
+#: Methods by which an object of the program decides a question, like those of built-in types; and
+#: the factory of a dictionary, which may answer differently each time.
 _PREDICATES = re.compile(
     r"(?:is(?:subset|superset|disjoint|_integer|alnum|alpha|ascii|decimal|digit|identifier|lower"
-    r"|numeric|printable|space|title|upper)|startswith|endswith|equals?|all|any|assert\w*)\Z"
+    r"|numeric|printable|space|title|upper)|startswith|endswith|equals?|all|any|assert\w*"
+    r"|__missing__)\Z"
 )
 #: Methods by which built-in types compute something of their arguments. An object of the program
 #: that is given what is expected could return it.
@@ -32,6 +34,8 @@ _OF_BUILT_IN_TYPES = {
     "add", "append", "clear", "copy", "discard", "extend", "get", "insert", "items", "keys", "pop",
     "popitem", "remove", "reverse", "setdefault", "sort", "update", "values",
 }  # fmt: skip
+#: Types of questions and answers that are compared with earlier ones.
+_ATOMS = {str, bytes, int, float, complex, bool, type(None)}
 #: Methods of a generator, which may raise StopIteration.
 _STOPPING = {"send", "throw", "__next__"}
 
@@ -65,8 +69,9 @@ class Proxy:
         found = self._side.call("getattr", self, name)
         if type(found) is CallableProxy:
             object.__setattr__(found, "_name", name)
+            object.__setattr__(found, "_owner", self)
             self._side.objects_crossed = crossed
-        return found
+        return _same_as_before(self, ("getattr", name), found)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._side.call("setattr", self, name, value)
@@ -95,15 +100,37 @@ class Proxy:
 
 
 class CallableProxy(Proxy):
-    """An object of the other side that can be called."""
+    """An object of the other side that can be called.
 
-    __slots__ = ()
+    `_owner` is the object whose method it is, or None.
+    """
+
+    __slots__ = ("_owner",)
+
+    _owner: Proxy | None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _PREDICATES.match(self._name) or (args and self._name in _OF_BUILT_IN_TYPES):
             self._side.decided_by.add(self._kind)
         result = self._side.call(self, *args, **kwargs)
-        return _owned(result) if self._is_own else result
+        owner = self._owner
+        if owner is None:
+            return _owned(result) if self._is_own else result
+        # A method that compares: what it is given may be what is expected.
+        is_compared = not owner._is_own or any(isinstance(each, Proxy) for each in args)
+        if type(result) is bool and args and is_compared:
+            self._side.decided_by.add(owner._kind)
+        return _same_as_before(owner, (self._name, *args), result)
+
+
+def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any:
+    """Note an object that a test did not construct if it answers the same question differently."""
+    side = proxy._side
+    if side.is_trusted and not proxy._is_own and {*map(type, (*question, answer))} <= _ATOMS:
+        first = side.answers.setdefault((proxy._handle, *question), answer)
+        if repr(first) != repr(answer):  # so that NaN is as before
+            side.decided_by.add(proxy._kind)
+    return answer
 
 
 def stops(proxy: Proxy) -> bool:
@@ -166,6 +193,8 @@ def _method(name: str) -> Callable[..., Any]:
         if name in _DECIDING or is_operand:
             side.decided_by.add(self._kind)
         result = side.call(name, self, *args)
+        if name == "getitem":
+            _same_as_before(self, (name, *args), result)
         # With different answers to these two, or another one each time, an object would have items
         # that no loop sees.
         if (self._handle, "iter") in side.uses and name in {"iter", "len"}:

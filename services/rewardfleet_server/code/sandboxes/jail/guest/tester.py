@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import linecache
 import os
+import random
 import resource
 import sys
 import traceback
@@ -34,6 +35,11 @@ from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
 #: The descriptors of this process are the last ones.
 _DESCRIPTORS = 5
+#: By these, a test may be about the program without naming anything of it.
+_REFLECTING = {
+    "globals", "locals", "vars", "eval", "exec", "__import__",
+    "importlib", "sys", "runpy", "inspect", "builtins", "gc",
+}  # fmt: skip
 #: Packages whose objects cross the boundary as values, or that tests only run with. A test that
 #: imports another one may need its objects, which do not.
 _COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {
@@ -109,6 +115,7 @@ def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ..
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
     close_others((link, report))
+    random.seed(script.setup + "".join(map(_source, script.checks)))  # which the program lacks
     confinement.apply(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
@@ -159,6 +166,9 @@ class Tester:
         for check in self.script.checks:
             self.side.begin_test()
             answer = self.answer(check, err)
+            root = check["entry_point"].partition(".")[0].removesuffix("()")
+            if len(self.side.looked_up - self.side.constructs - {root}) > (not root):
+                self.side.decided_by.add("other functions of the program")
             answer["refused"] = self.side.refused
             answer["objects"] = self.side.objects_crossed and self.side.may_repeat
             if self.side.decided_by:
@@ -171,7 +181,7 @@ class Tester:
 
         A script is several checks.
         """
-        source = check.get("value") or check.get("assert") or ""
+        source = _source(check)
         linecache.cache["test.py"] = (lambda: source,)
         try:
             if "inside" in check:
@@ -231,9 +241,10 @@ class Tester:
         tested: AbstractSet[str] = (free - known) | ({root} if root else set())
         if not tested and not known <= modules:
             tested, known = known - modules, modules
-        replaced = (
-            set() if tested else {name for name in names.used & self.names if self.is_given(name)}
-        )
+        packages = {*imported_packages(tree)} | self.setup_packages
+        is_named = tested or (names.used | packages) & _REFLECTING
+        given = set() if is_named else names.used & self.names
+        replaced = {name for name in given if self.is_given(name)}
         self.namespace.own_names = replaced | ({root} if root else set())
         self.namespace.standard_names = known
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
@@ -242,13 +253,9 @@ class Tester:
                     self.namespace[name] = self.namespace[name]
         classes = names.classes - {root}
         self.side.constructs = tested & classes
-        packages = {*imported_packages(tree)} | self.setup_packages
         self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_name = entry_point.rpartition(".")[2]
-        others = {name for name in tested & self.names if name[:1].islower()} - {root}
-        if len(replaced) > 1 or len(others) > (not root):
-            self.side.decided_by.add("other functions of the program")
 
     def is_given(self, name: str) -> bool:
         """Return whether a name is built in, or imported by the setup."""
@@ -259,6 +266,10 @@ class Tester:
     def is_free(self, name: str) -> bool:
         """Return whether only the program can have a name."""
         return not hasattr(builtins, name) and not dict.__contains__(self.namespace, name)
+
+
+def _source(check: dict[str, Any]) -> str:
+    return check.get("value") or check.get("assert") or ""
 
 
 def is_of_boundary(error: BaseException) -> bool:
