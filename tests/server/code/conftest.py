@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for number, item in enumerate(second):
         if number % 3:
             item.add_marker("full")
+
+
+def sample(cases: Mapping[str, object], every: int) -> list[object]:
+    """Return parameters, of which `make test` tries the first of `every`, `make test-full` all."""
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.full] if number % every else [])
+        for number, (name, case) in enumerate(cases.items())
+    ]
 
 
 class HeldSandbox(FakeSandbox):

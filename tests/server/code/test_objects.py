@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ...conftest import DATA
-from .conftest import Service, asserts
+from .conftest import Service, asserts, sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
@@ -40,7 +40,7 @@ def changed(program: str, change: str) -> str:
 SECTIONS = dict(sections())
 
 
-@pytest.mark.parametrize("parts", SECTIONS.values(), ids=SECTIONS)
+@pytest.mark.parametrize("parts", sample(SECTIONS, 4))
 def test_right_programs_are_accepted_and_wrong_ones_rejected(level_service: Service, parts):
     (entry_point,) = parts["entry point"] or [""]
     tests = asserts(*parts["test"], entry_point=entry_point.strip())

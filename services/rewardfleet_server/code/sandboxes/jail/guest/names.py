@@ -40,6 +40,10 @@ STANDARD_NAMES: dict[str, tuple[str, str]] = {
     for name in names
     if not name.startswith("_") and name != "copy"
 }
+#: Names of the table that stand for generic types, which nobody calls.
+ALIASES = {name for name in typing.__all__ if hasattr(getattr(typing, name), "__origin__")} - {
+    *collections.__all__
+}
 #: Modules that tests may use, by the names under which they are usually imported. Not those whose
 #: name is as often that of a class in them.
 _MODULES = {
@@ -50,7 +54,7 @@ _MODULES = {
     "pandas": "pandas",
 }
 #: The class of a program whose methods are functions, not objects that tests are about.
-_SOLUTION = "Solution"
+SOLUTION = "Solution"
 #: Modules by which tests import the program.
 PROGRAM_MODULES = ("program", "solution", "__main__")
 #: Attributes of values, which cross the boundary; also those of arrays and generators.
@@ -86,12 +90,14 @@ class Names(NamedTuple):
         classes: Those that are written like a class, or like a constant and used like a class.
         modules: Those of modules of the table, if only their attributes are used.
         has_objects: Whether the test uses attributes that no value has.
+        called: Those that are called.
     """
 
     used: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
     has_objects: bool = False
+    called: frozenset[str] = frozenset()
 
 
 def names_of(tree: ast.AST) -> Names:
@@ -106,6 +112,7 @@ def names_of(tree: ast.AST) -> Names:
         frozenset(name for name in free if _is_class_name(name) and name not in found.constants),
         frozenset(modules),
         any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
+        frozenset(found.called & free),
     )
 
 
@@ -139,10 +146,14 @@ class _Finder:
                     if id(node) not in owners:
                         self.objects.add(name)
                 case ast.Attribute(value=owner, attr=attribute):
+                    is_direct = isinstance(owner, ast.Name)
                     while isinstance(owner, ast.Attribute):
                         owner = owner.value
                     owners.add(id(owner))
-                    self.attributes.add((getattr(owner, "id", ""), attribute))
+                    name = getattr(owner, "id", "")
+                    # What an attribute of a test case has is no attribute of the test case.
+                    is_of_test = is_direct or name not in {"self", "cls"}
+                    self.attributes.add((name if is_of_test else "", attribute))
                 case ast.Call(func=ast.Name(id=name)):
                     self.called.add(name)
                 case _:
@@ -169,7 +180,7 @@ class _Finder:
 
 
 def _is_class_name(name: str) -> bool:
-    return name.lstrip("_")[:1].isupper() and name != _SOLUTION
+    return name.lstrip("_")[:1].isupper() and name != SOLUTION
 
 
 def imported_packages(tree: ast.AST) -> Iterator[str]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .names import SOLUTION
+
 if TYPE_CHECKING:
     from .boundary import Side
 
@@ -71,6 +73,8 @@ class Proxy:
             object.__setattr__(found, "_name", name)
             object.__setattr__(found, "_owner", self)
             self._side.objects_crossed = crossed
+        if self._is_own:
+            return _owned(found)
         return _same_as_before(self, ("getattr", name), found)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,14 +117,16 @@ class CallableProxy(Proxy):
         if _PREDICATES.match(self._name) or (args and self._name in _OF_BUILT_IN_TYPES):
             self._side.decided_by.add(self._kind)
         result = self._side.call(self, *args, **kwargs)
+        if self._is_own:
+            result = _owned(result)
         owner = self._owner
-        if owner is None:
-            return _owned(result) if self._is_own else result
+        if owner is None or owner._kind == SOLUTION or self._name == self._side.entry_name:
+            return result
         # A method that compares: what it is given may be what is expected.
         is_compared = not owner._is_own or any(isinstance(each, Proxy) for each in args)
         if type(result) is bool and args and is_compared:
             self._side.decided_by.add(owner._kind)
-        return _same_as_before(owner, (self._name, *args), result)
+        return _same_as_before(owner, (self._name, *args, *kwargs.values()), result)
 
 
 def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any:
@@ -211,7 +217,8 @@ def _is_same(proxy: Proxy, other: Any) -> bool:
     """Return whether two objects are the same: what a test did not construct equals no other."""
     if isinstance(other, Proxy) and proxy._handle == other._handle:
         return True
-    proxy._side.refused = True
+    proxy._side.decided_by.add(proxy._kind)  # if that makes the test pass
+    proxy._side.refused |= not proxy._side.constructs
     return False
 
 

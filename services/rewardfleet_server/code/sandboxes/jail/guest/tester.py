@@ -22,6 +22,7 @@ from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
 from .descriptors import TESTS_MEMORY, Order, Script, read_script
 from .names import (
+    ALIASES,
     PROGRAM_MODULES,
     STANDARD_NAMES,
     Names,
@@ -238,6 +239,7 @@ class Tester:
         free = {name for name in names.used | self.setup_names.used if self.is_free(name)}
         modules = (names.modules | self.setup_names.modules) & free
         known: AbstractSet[str] = (free & STANDARD_NAMES.keys() | modules) - {root}
+        known -= names.called & ALIASES  # which cannot be called
         tested: AbstractSet[str] = (free - known) | ({root} if root else set())
         if not tested and not known <= modules:
             tested, known = known - modules, modules
@@ -247,12 +249,12 @@ class Tester:
         replaced = {name for name in given if self.is_given(name)}
         self.namespace.own_names = replaced | ({root} if root else set())
         self.namespace.standard_names = known
+        classes = names.classes if names.has_objects else names.classes - {root}
+        self.side.constructs = tested & classes
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
             for name in free:  # Python does not look up the names in the body of a class
                 with contextlib.suppress(KeyError):
                     self.namespace[name] = self.namespace[name]
-        classes = names.classes - {root}
-        self.side.constructs = tested & classes
         self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_name = entry_point.rpartition(".")[2]
