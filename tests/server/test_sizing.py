@@ -34,7 +34,9 @@ def predict(times, load: Load, *, replicas=1, concurrency=1, deadline_s=1e6):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("busy", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize(
+    "busy", [0.6, *(pytest.param(busy, marks=pytest.mark.full) for busy in (0.3, 0.8))]
+)
 def test_one_slot_with_random_times_is_an_m_m_1_queue(busy: float):
     times = np.random.default_rng(2).exponential(1.0, 200_000)
     found = predict(times, Load(rate=busy))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import SHORT_LIMITS, Service, asserts
+from .conftest import SHORT_LIMITS, Service, asserts, sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
@@ -565,7 +565,7 @@ def test_no_program_without_the_right_value_passes(service: Service, program: st
         assert verdict["verdict"] != "accepted", (case, verdict)
 
 
-@pytest.mark.parametrize("program", TAMPERING.values(), ids=TAMPERING)
+@pytest.mark.parametrize("program", sample(TAMPERING, 2))
 def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
     """Without `strict`, a class of the program may decide, which is reported."""
     score = service.score(program, asserts(*CASES, setup=CASES_SETUP), limits=SHORT_LIMITS)
@@ -574,7 +574,7 @@ def test_nothing_is_accepted_as_decided_outside(service: Service, program: str):
         assert outcome != ("accepted", "service"), (case, verdict)
 
 
-@pytest.mark.parametrize("forged", FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.parametrize("forged", sample(FORGERIES, 2))
 def test_what_a_program_sends_instead_of_its_replies_is_no_right_value(service, forged):
     program = f"FORGED = {forged!r}\n{FORGED}"
     score = service.score(program, asserts(*CASES[:3], setup=CASES_SETUP), limits=SHORT_LIMITS)
