@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _JAILS_PER_CORE = 4
 #: Jobs for each jail from which on so many wait that they only begin in order.
 _FULL_FROM = 4
+#: Characters of a program from which on its job is long from the beginning: compiling it takes ms.
+_LONG_PROGRAM = 10_000
 #: Seconds after which a job that was paused comes before those that have not begun, and for which
 #: it then has a core.
 _LONGEST_PAUSE_S, _QUANTUM_S = 1.0, 0.025
@@ -104,8 +106,8 @@ def check_memory(settings: CodeSettings) -> Capacity:
 class Schedule:
     """Which jobs have a core, memory and a jail. On the event loop only.
 
-    A job is long once its runs have used `LONG_S` of CPU time, or one has slept. Short jobs come
-    first, so that long ones hardly delay them:
+    A job is long once its runs have used `LONG_S` of CPU time, or one has slept, or if its program
+    is. Short jobs come first, so that long ones hardly delay them:
 
     - A short job gets the core of a long one, which is paused and gets the next one that is left.
       After `_LONGEST_PAUSE_S` it comes first, and keeps its core for `_QUANTUM_S`.
@@ -291,7 +293,7 @@ class CoreTurn:
         worker: The jail, once it has begun.
         begins: Gets the jail.
         has_core: Whether it has a core.
-        is_long: Whether it has used a core for long, or has slept.
+        is_long: Whether it has used a core for long, or has slept, or its program is long.
         is_stopped: Whether it was stopped, and is to begin again.
         since: Since when it has a core, or has none (`time.monotonic`).
         keeps_core_until: Until when it is not paused for another one.
@@ -445,6 +447,7 @@ class JailPool:
         tests_apart = any(map(has_tests_apart, job.runs))
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
         turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
+        turn.is_long = len(job.program) > _LONG_PROGRAM
         runs, cpu_ms = deque(job.runs), 0.0
 
         def on_next(result: RunResult) -> bool:
