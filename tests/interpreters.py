@@ -150,6 +150,7 @@ def test_client(python: str) -> bool:
         tests += [str(ROOT / "tests" / "client" / each) for each in PURE]
         pytest = [str(own_python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         pytest += ["-p", "no:anyio"]  # its plugin uses what pytest has deprecated
+        pytest += ["--hypothesis-profile=ci"]  # tests/conftest.py, which needs the server, has ours
         done = subprocess.run(
             [*pytest, "--noconftest", *tests],
             cwd=ROOT,
