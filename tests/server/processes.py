@@ -68,7 +68,7 @@ def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
 
 def _is_zombie(pid: int) -> bool:
     try:
-        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
     except OSError:
         return True
 

@@ -1,5 +1,6 @@
 """Which programs have a core, and what their time limits leave out."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rewardfleet.wire.code import CodeTiming
 from rewardfleet_server.code.doctor import checks
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits
+from rewardfleet_server.code.sandboxes.jail import pool
 from rewardfleet_server.code.sandboxes.jail.guest import processes
 from rewardfleet_server.code.sandboxes.jail.guest.descriptors import LONG_S
 from rewardfleet_server.code.sandboxes.jail.pool import JailPool
@@ -66,6 +70,27 @@ def test_a_short_program_does_not_wait_for_long_ones(long: str, count: int):
         scores = [each.result() for each in running]
     assert [each["score"] for each in scores] == [1.0] * count
     assert max(each["timing_ms"]["queue"] for each in scores) > 500  # it has waited for others
+
+
+async def test_a_long_program_begins_after_short_ones():
+    """Even before it has used any CPU time."""
+    jails = pool.build(CodeSettings(workers=1))
+    ended: list[str] = []
+
+    async def run(program: str, name: str) -> None:
+        limits = RunLimits(60, 60, 2**28, 2**20)
+        job = Job(program, [ProgramRun()], limits)
+        await jails.run(job, lambda _: True, CodeTiming())
+        ended.append(name)
+
+    try:
+        running = asyncio.create_task(run(COMPUTES.format(10 * LONG_S), "running"))
+        while not any(turn.is_long for turn in jails._schedule._begun):
+            await asyncio.sleep(0.001)
+        await asyncio.gather(run("#" * 20_000, "long"), run("", "short"), running)
+    finally:
+        await jails.aclose()
+    assert ended.index("short") < ended.index("long")
 
 
 # Verdicts on a busy machine

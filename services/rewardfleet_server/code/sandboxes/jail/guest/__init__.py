@@ -14,6 +14,7 @@ MODULES = (
     "answers",
     "streams",
     "names",
+    "arrays",
     "scripts",
     "proxies",
     "builtin_types",

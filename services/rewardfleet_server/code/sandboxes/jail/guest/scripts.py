@@ -20,6 +20,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from .arrays import compare_sizes
+
 #: What scripts call once they are instrumented.
 _CHECK, _COUNT, _CAUGHT, _TEST = (
     f"__rewardfleet_{name}__" for name in ("check", "count", "caught", "test")
@@ -79,16 +81,14 @@ class TestScript:
             UnsupportedTest: A test cannot be called.
         """
         self.prepare()
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        compare_sizes(names)
         if _is_one_assert(tree):  # as most tests are
             exec(compiled(tree, filename, counts=False), self._namespace)
             self.checks += 1
             return
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if names & {"unittest", "TestCase", "pytest"}:
             _disarm_runners()
-        for name in names & _WITH_ARRAYS.keys():
-            with contextlib.suppress(ImportError):
-                _WITH_ARRAYS[name]()
         if "asyncio" in names:
             _run_any_awaitable()
         exec(compiled(tree, filename), self._namespace)
@@ -350,52 +350,6 @@ def _disarm_runners() -> None:
         module.main = lambda *_, **__: 0
         if name == "unittest":  # a runner would only report what fails in it
             module.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
-
-
-def _compare_sizes_of_arrays() -> None:
-    """Let nothing but an array without items be close to one, though none of its items differs."""
-    numpy: Any = importlib.import_module("numpy")
-    testing: Any = importlib.import_module("numpy.testing")
-    for module, name, fails in (
-        (numpy, "allclose", lambda: False),
-        (testing, "assert_allclose", _fail),
-        (testing, "assert_almost_equal", _fail),
-        (testing, "assert_array_almost_equal", _fail),
-    ):
-        compare = getattr(module, name)
-        if compare.__module__ != __name__:
-            setattr(module, name, _of_equal_sizes(compare, numpy.size, fails))
-
-
-def _compare_sizes_with_numbers() -> None:
-    """Let an array without items be near no number."""
-    scalar: Any = type(importlib.import_module("pytest").approx(0.0))
-    equal = scalar.__eq__
-    scalar.__eq__ = lambda own, other: getattr(other, "size", 1) != 0 and equal(own, other)
-
-
-def _of_equal_sizes(
-    compare: Callable[..., Any], size: Callable[[Any], int], fails: Callable[[], bool]
-) -> Callable[..., Any]:
-    def compare_sizes(actual: Any, desired: Any, *args: Any, **options: Any) -> Any:
-        if (size(actual) == 0) != (size(desired) == 0):
-            return fails()
-        return compare(actual, desired, *args, **options)
-
-    return compare_sizes
-
-
-def _fail() -> bool:
-    raise AssertionError("one of the arrays has no items")
-
-
-#: What tests that use these names need, besides what they import.
-_WITH_ARRAYS: dict[str, Callable[[], None]] = {
-    "np": _compare_sizes_of_arrays,
-    "numpy": _compare_sizes_of_arrays,
-    "approx": _compare_sizes_with_numbers,
-    "pytest": _compare_sizes_with_numbers,
-}
 
 
 # Instrumentation

@@ -116,7 +116,10 @@ def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ..
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
     close_others((link, report))
-    random.seed(script.setup + "".join(map(_source, script.checks)))  # which the program lacks
+    # Not the state of the program's process, which is a copy of the same one.
+    random.seed(script.setup + "".join(map(_source, script.checks)))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
     confinement.apply(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
