@@ -94,11 +94,11 @@ def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     api_key = (secrets / "api_key").read_text()
     stack = Stack(engine, f"http://127.0.0.1:{fleet}", f"http://127.0.0.1:{prometheus}", api_key)
-    stack.compose("down", "--volumes", "--timeout=5")  # of a run that was killed
+    engine.remove("compose", "down", "--volumes", "--timeout=5")  # of a run that was killed
     try:
         stack.up("--no-build")
         yield stack
     finally:
-        stack.compose("down", "--volumes", "--timeout=10")
+        engine.remove("compose", "down", "--volumes", "--timeout=10")
         label = f"label=com.docker.compose.project={PROJECT}"
         assert engine.docker("ps", "-q", "--filter", label) == ""

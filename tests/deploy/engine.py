@@ -58,6 +58,23 @@ class Engine:
         assert not check or done.returncode == 0, f"docker {arguments}: {done.stdout} {errors}"
         return (done.stdout if check else done.stdout + errors).strip()
 
+    def remove(self, *arguments: object) -> None:
+        """Run a command that removes a network, until it succeeds or two minutes have passed.
+
+        The engine reports a container as removed before it has detached it from its network, and
+        refuses to remove the network until then.
+        """
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                self.docker(*arguments)
+            except AssertionError as error:
+                if "has active endpoints" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+            else:
+                return
+
     def build(self, dockerfile: Path, tag: str, context: Path = ROOT, *flags: str) -> None:
         """Build an image. Its network is this machine's, as those of the engine lead nowhere."""
         self.docker("build", "--network=host", "-q", "-f", dockerfile, "-t", tag, *flags, context)

@@ -45,7 +45,7 @@ def network(engine: Engine) -> Iterator[str]:
     engine.docker("network", "rm", NETWORK, check=False)  # of a run that was killed
     engine.docker("network", "create", NETWORK)
     yield NETWORK
-    engine.docker("network", "rm", NETWORK)
+    engine.remove("network", "rm", NETWORK)
 
 
 @pytest.fixture(scope="module")
