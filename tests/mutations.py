@@ -35,6 +35,9 @@ ELSEWHERE = re.compile(r"adapters/router/|/engine_\w+\.py|robometer|labeling/mod
 #: Mutations that no test can observe, as (file, line, mutated line), and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
 
+#: Tests of packages of the client that are in the folders of services.
+FOLDERS = {"episodes": "server/episode", "tool_use": "server/tools", "wire": "server"}
+
 OPPOSITES = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
     "in": "not in", "not in": "in", "is": "is not", "is not": "is",
@@ -249,7 +252,8 @@ def parts(mutation: Mutation, copy: Path) -> Iterator[list[str]]:
         yield [*parallel, *nearest]
     side = "server" if mutation.file.startswith("services") else "client"
     folder = mutation.package.partition("/")[2]
-    for candidate in (f"tests/{side}/{folder}", f"tests/{folder}", f"tests/{side}"):
+    named = (FOLDERS.get(folder), f"{side}/{folder}", folder, side)
+    for candidate in [f"tests/{each}" for each in named if each]:
         if folder and (copy / candidate).is_dir():
             yield [*parallel, candidate]
             break

@@ -72,6 +72,10 @@ class Block:
     def id(self) -> str:
         return f"{self.page.relative_to(ROOT)}: {self.text[:40]}"
 
+    @property
+    def is_for_trainers(self) -> bool:
+        return self.page.parent.name == "trainers"
+
 
 def blocks(language: str) -> list[Block]:
     return [block for block in ALL_BLOCKS if block.language == language]
@@ -309,21 +313,22 @@ def at_services() -> Iterator[Callable[[str], str]]:
 
 
 def _by_process() -> list[tuple[Block, ...]]:
-    """Group the Python of a page by what it needs: each group runs in one process."""
+    """Group Python by what it needs: each group runs in one process."""
     groups: dict[object, list[Block]] = {}
     for block in blocks("python"):
-        groups.setdefault((block.page, *block.needs), []).append(block)
+        groups.setdefault((block.is_for_trainers, *block.needs), []).append(block)
     return [tuple(group) for group in groups.values()]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("group", _by_process(), ids=lambda group: group[0].id)
 def test_python_blocks_run(group: tuple[Block, ...], at_services: Callable[[str], str]):
     """Each block defines what it uses."""
-    page, needs = group[0].page, group[0].needs
+    needs = group[0].needs
     if missing := [package for package in needs if find_spec(package) is None]:
         pytest.skip(f"needs {', '.join(missing)}")
-    given = _GIVEN + (_TRAINER if page.parent.name == "trainers" else "")
+    given = _GIVEN + (_TRAINER if group[0].is_for_trainers else "")
     given += "".join(_WITH_PACKAGE.get(package, "") for package in needs)
     program = ""
     for block in group:
@@ -337,7 +342,7 @@ def test_python_blocks_run(group: tuple[Block, ...], at_services: Callable[[str]
         [sys.executable, "-W", warnings, "-c", program],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         cwd=ROOT,
         check=False,
     )

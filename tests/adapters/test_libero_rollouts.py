@@ -40,7 +40,7 @@ def test_rewards_of_replayed_rollouts_equal_those_of_their_files(url):
     at most a quarter of their distance. So scores may differ a little.
     """
     config = {"enable": True, "endpoint": url}
-    shares = [ROLLOUTS[index::8] for index in range(8)]
+    shares = [ROLLOUTS[index::4] for index in range(4)]
     makers = [lambda own=own: replay.LiberoEnv(replay.ReplayLibero(own)) for own in shares]
     vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     envs = LiberoRewardWrapper(vector, config, "task_descriptions")
@@ -64,7 +64,7 @@ def test_rewards_of_replayed_rollouts_equal_those_of_their_files(url):
                 assert each.task == rollout.task
                 assert each.reward == float(direct.score >= 0.5)
                 differences.append(abs(each.score - direct.score))
-    assert len(differences) >= 16
+    assert len(differences) >= 8
     assert max(differences) < 0.15
     assert np.mean(differences) < 0.02
 

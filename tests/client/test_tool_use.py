@@ -346,9 +346,9 @@ def test_integers_with_equal_hashes_take_linear_time():
      "<tool_call>{</tool_call>", "1 ", "{\n", "</response><tool_call>"],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [STRICT, TOOLRL], ids=["strict", "toolrl"])
-def test_the_time_for_a_megabyte_of_tags_is_linear(unit: str, options: ToolsOptions):
-    text = "<think>" + unit * (1_000_000 // len(unit))
+def test_the_time_for_many_tags_is_linear(unit: str, options: ToolsOptions):
+    text = "<think>" + unit * (300_000 // len(unit))
     started = time.process_time()
     for each in (text, text[len("<think>") :], f"<tool_call>{text}</tool_call>"):
         score_answer(each, TRUTH, options)
-    assert time.process_time() - started < 40
+    assert time.process_time() - started < 12

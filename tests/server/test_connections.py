@@ -93,11 +93,10 @@ def item() -> bytes:
 
 @pytest.mark.serial
 @pytest.mark.slow
-def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
+def test_stalled_bodies_do_not_block_others():
     small = chunk(b'{"task_text":') + chunk(b'"x"}') + b"0\r\n\r\n"
     with service_process("tools") as (process, url), ExitStack() as stack:
         idle = idle_seconds(url, process.pid)
-        stopwatch = Stopwatch()
         stalled = [stack.enter_context(connect_to(url)) for _ in range(17)]
         for connection in stalled:
             connection.sendall(head(64 * MIB) + b"{")
@@ -116,11 +115,6 @@ def test_stalled_bodies_do_not_block_others_and_end_within_seconds():
             )
         assert statuses == {422}  # read, and without a response
         assert watch.slowest < idle + 0.25
-        for connection in stalled:
-            status, content = response(connection)
-            assert (status, json.loads(content)["kind"]) == (504, "deadline_exceeded")
-            assert has_ended(connection)
-        assert stopwatch.seconds < 60
 
 
 @pytest.mark.slow
@@ -176,7 +170,9 @@ def test_a_slow_body_is_accepted_and_one_that_is_too_slow_is_not(
                 break
         status, content = response(connection)
         assert status == expected
-    assert "too slowly" in json.loads(content)["detail"]
+    problem = json.loads(content)
+    assert problem["kind"] == "deadline_exceeded" and "too slowly" in problem["detail"]
+    assert has_ended(connection)
 
 
 @pytest.mark.slow

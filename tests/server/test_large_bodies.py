@@ -174,16 +174,16 @@ def episodes(count: int, steps: int) -> bytes:
 
 
 EPISODES: dict[str, Callable[[], bytes]] = {
-    "batch": lambda: episodes(3200, 90),
-    "batch with an invalid item": lambda: episodes(3200, 90).replace(b'"uid": "7"', b'"uid": 7'),
+    "batch": lambda: episodes(1600, 90),
+    "batch with an invalid item": lambda: episodes(1600, 90).replace(b'"uid": "7"', b'"uid": 7'),
     "one list": lambda: (
-        b'{"items":[{"uid":"1","success":true,"step_rewards":[%b0]}]}' % (b"0," * 4_000_000)
+        b'{"items":[{"uid":"1","success":true,"step_rewards":[%b0]}]}' % (b"0," * 2_000_000)
     ),
     "short numbers": lambda: (
         b'{"items":[%b]}'
         % b",".join(
             b'{"uid":"%d","success":true,"actions":[%b[1]]}' % (n, b"[0]," * 480)
-            for n in range(4096)
+            for n in range(2048)
         )
     ),
 }

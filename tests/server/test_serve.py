@@ -121,13 +121,6 @@ def test_a_second_signal_ends_the_shutdown_timeout():
         assert started.wait(20) == 0
 
 
-@pytest.mark.slow
-def test_an_idle_service_exits_at_once():
-    with slow_service(0) as (started, _):
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(20) == 0
-
-
 def _wait_for_in_flight(client: httpx.Client) -> None:
     in_flight = 'rewardfleet_admitted_requests{service="video"} 1.0'
     wait_until(lambda: in_flight in client.get("/metrics").text)

@@ -354,9 +354,10 @@ def test_openenv_an_abstention_is_a_null_reward():
 
 @pytest.mark.slow
 def test_openenv_the_timeout_of_a_step_is_its_deadline(code: httpx.Client):
-    loop = {"code": "while True: pass", "ground_truth": {"inputs": [""] * 9, "outputs": ["5"] * 9}}
+    sleeps = "import time\ntime.sleep(60)"
+    action = {"code": sleeps, "ground_truth": {"inputs": [""] * 9, "outputs": ["5"] * 9}}
     watch = Stopwatch()
-    response = code.post("/step", json={"action": loop, "timeout_s": 6})
+    response = code.post("/step", json={"action": action, "timeout_s": 6})
     # In half of the time, so that its caller gets it. On a busy machine, that does not suffice.
     assert response.status_code == 503 or response.json()["reward"] == 0, response.text
     assert watch.seconds < 10

@@ -1,6 +1,7 @@
 """Checker programs: any valid answer is accepted, and no output breaks a checker."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -58,7 +59,10 @@ def service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        cache = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:  # workers share compiled checkers
+            cache = cache.parent
+        patch.setenv("XDG_CACHE_HOME", str(cache / "checkers"))
         with served_code(request.param) as started:
             yield started
 
@@ -557,79 +561,72 @@ int main(int argc, char* argv[]) {
 """
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], tuple[int, str]]:
-    """Compile READER; return a function from input, output and answer to status and message."""
-    folder = tmp_path_factory.mktemp("testlib")
-    (folder / "reader.cpp").write_text(READER)
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}"]
-    subprocess.run(["g++", *flags, "reader.cpp", "-o", "reader"], cwd=folder, check=True)
-
-    def read(given: str, output: str, answer: str = "1") -> tuple[int, str]:
-        for name, text in (("input", given), ("output", output), ("answer", answer)):
-            (folder / name).write_bytes(text.encode())
-        done = subprocess.run(
-            ["./reader", "input", "output", "answer"], cwd=folder, capture_output=True, check=False
-        )
-        return done.returncode, done.stderr.decode().strip()
-
-    return read
+#: Input, output, exit status, and a part of the message.
+READS = [
+    ("int", "  -5 \n", 0, "ok -5"),
+    ("int", "6", 1, "violates the range [-5, 5]"),
+    ("int", "", 2, "Unexpected end of file"),
+    ("int", "1 2", 2, "Extra information"),
+    ("int", "+1", 2, "Expected integer"),
+    ("int", "01", 2, "Expected integer"),
+    ("int", "-0", 2, "Expected integer"),
+    ("int", "1.0", 2, "Expected integer"),
+    ("int", "-", 2, "Expected integer"),
+    ("int", "5\0", 2, "Expected integer"),
+    ("double", "5\0", 2, "Expected double"),
+    ("int", "3000000000", 2, "Expected int32"),
+    ("int", "9" * 5000, 2, "Expected integer"),
+    ("long", "-9223372036854775808", 0, "-9223372036854775808"),
+    ("long", "9223372036854775808", 2, "Expected integer"),
+    ("unsigned", "18446744073709551615", 0, "18446744073709551615"),
+    ("unsigned", "-1", 2, "unsigned"),
+    ("double", "-1.5e3", 0, "-1500.000"),
+    ("double", "nan", 2, "Expected double"),
+    ("double", "inf", 2, "Expected double"),
+    ("double", "0x10", 2, "Expected double"),
+    ("double", "1.5x", 2, "Expected double"),
+    ("strict", "1.25", 0, "1.250"),
+    ("strict", "1.255", 2, "strict"),
+    ("strict", "1e0", 2, "strict"),
+    ("word [a-z]{1,3}", "abc", 0, "abc"),
+    ("word [a-z]{1,3}", "abcd", 1, "does not match"),
+    ("word YES|NO", "NO", 0, "NO"),
+    ("word YES|NO", "No", 1, "does not match"),
+    ("word (ab|c){2,}", "abcab", 0, "abcab"),
+    ("word (ab|c){2,}", "ab", 1, "does not match"),
+    ("word [^0-9\\-]+x?", "abc", 0, "abc"),
+    ("word [0-9]{1,100000}", "7" * 100_000, 0, "777"),
+    ("word (a*)*b", "a" * 5000, 1, "does not match"),
+    ("line", "a b \r\n\n", 0, "ok a b |"),
+    ("line", "a", 0, "ok a|"),
+    ("points", "", 7, "points 0.5 half"),
+    ("rest", "5 x\n", 0, "< x>"),
+    ("lines", "1 2\n 3\n\n4 5 6", 0, "3 6"),
+    ("near", "1.0000005", 0, ""),
+    ("near", "1.00001", 1, ""),
+    ("ensure", "1", 0, "ok"),
+    ("ensure", "2", 1, "not 1"),
+    ("points", "1", 2, "Extra information"),
+    ("partial", "", 66, "partially correct"),
+    ("answer", "1", 3, "the jury is wrong"),
+    ("texts", "1", 1, "test case 4: 3rd: expected '1', found '2'"),
+    ("", "1", 3, "FAIL (input) Unexpected end of file"),
+]
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("given", "output", "status", "message"),
-    [
-        ("int", "  -5 \n", 0, "ok -5"),
-        ("int", "6", 1, "violates the range [-5, 5]"),
-        ("int", "", 2, "Unexpected end of file"),
-        ("int", "1 2", 2, "Extra information"),
-        ("int", "+1", 2, "Expected integer"),
-        ("int", "01", 2, "Expected integer"),
-        ("int", "-0", 2, "Expected integer"),
-        ("int", "1.0", 2, "Expected integer"),
-        ("int", "-", 2, "Expected integer"),
-        ("int", "5\0", 2, "Expected integer"),
-        ("double", "5\0", 2, "Expected double"),
-        ("int", "3000000000", 2, "Expected int32"),
-        ("int", "9" * 5000, 2, "Expected integer"),
-        ("long", "-9223372036854775808", 0, "-9223372036854775808"),
-        ("long", "9223372036854775808", 2, "Expected integer"),
-        ("unsigned", "18446744073709551615", 0, "18446744073709551615"),
-        ("unsigned", "-1", 2, "unsigned"),
-        ("double", "-1.5e3", 0, "-1500.000"),
-        ("double", "nan", 2, "Expected double"),
-        ("double", "inf", 2, "Expected double"),
-        ("double", "0x10", 2, "Expected double"),
-        ("double", "1.5x", 2, "Expected double"),
-        ("strict", "1.25", 0, "1.250"),
-        ("strict", "1.255", 2, "strict"),
-        ("strict", "1e0", 2, "strict"),
-        ("word [a-z]{1,3}", "abc", 0, "abc"),
-        ("word [a-z]{1,3}", "abcd", 1, "does not match"),
-        ("word YES|NO", "NO", 0, "NO"),
-        ("word YES|NO", "No", 1, "does not match"),
-        ("word (ab|c){2,}", "abcab", 0, "abcab"),
-        ("word (ab|c){2,}", "ab", 1, "does not match"),
-        ("word [^0-9\\-]+x?", "abc", 0, "abc"),
-        ("word [0-9]{1,100000}", "7" * 100_000, 0, "777"),
-        ("word (a*)*b", "a" * 5000, 1, "does not match"),
-        ("line", "a b \r\n\n", 0, "ok a b |"),
-        ("line", "a", 0, "ok a|"),
-        ("points", "", 7, "points 0.5 half"),
-        ("rest", "5 x\n", 0, "< x>"),
-        ("lines", "1 2\n 3\n\n4 5 6", 0, "3 6"),
-        ("near", "1.0000005", 0, ""),
-        ("near", "1.00001", 1, ""),
-        ("ensure", "1", 0, "ok"),
-        ("ensure", "2", 1, "not 1"),
-        ("points", "1", 2, "Extra information"),
-        ("partial", "", 66, "partially correct"),
-        ("answer", "1", 3, "the jury is wrong"),
-        ("texts", "1", 1, "test case 4: 3rd: expected '1', found '2'"),
-        ("", "1", 3, "FAIL (input) Unexpected end of file"),
-    ],
-)
-def test_testlib_reads_as_documented(reader, given, output, status, message):
-    assert reader(given, output)[0] == status, reader(given, output)
-    assert message in reader(given, output)[1]
+def test_testlib_reads_as_documented(tmp_path: Path):
+    (tmp_path / "reader.cpp").write_text(READER)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}"]
+    subprocess.run(["g++", *flags, "reader.cpp", "-o", "reader"], cwd=tmp_path, check=True)
+    for given, output, status, message in READS:
+        for name, text in (("input", given), ("output", output), ("answer", "1")):
+            (tmp_path / name).write_bytes(text.encode())
+        done = subprocess.run(
+            ["./reader", "input", "output", "answer"],
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        said = done.stderr.decode()
+        assert (done.returncode, message in said) == (status, True), (given, output[:99], said)

@@ -13,7 +13,7 @@ def check_search(seconds: float) -> None:
     assert not found.wrong, found.wrong[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_change_of_each_program_finds_no_pair_with_one_key_that_behaves_differently():
     """Each of over 300 real programs is changed once. Pairs with one key are executed."""

@@ -157,13 +157,13 @@ def test_any_output_can_be_compared(checker: str, printed: bytes, expected: byte
 @pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
-@pytest.mark.parametrize("word", [b"9" * 4_000_000, b"1 " * 2_000_000, b"1\n" * 2_000_000])
+@pytest.mark.parametrize("word", [b"9" * 1_000_000, b"1 " * 500_000, b"1\n" * 500_000])
 def test_comparing_takes_time_linear_in_the_output(checker: str, word: bytes):
     watch = CpuStopwatch()
     for printed in (word, word[:-2] + b"8"):
         output_equals(printed, word, checker, Tolerance(1e-6), ignore_case=False)
         output_equals(printed, b"1", checker, Tolerance(1e-6), ignore_case=False)
-    assert watch.seconds < 8
+    assert watch.seconds < 4
 
 
 # Datasets

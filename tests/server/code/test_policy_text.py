@@ -175,7 +175,7 @@ TEXTS = st.text(st.characters(exclude_categories=()), max_size=200) | st.text(
 )
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
 def test_any_text_is_scored_everywhere(service: Service, text: str):
     scores = [send(service, text) for send in SENDERS]

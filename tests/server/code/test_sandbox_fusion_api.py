@@ -473,7 +473,11 @@ def test_the_deadline_applies(path: str, body: dict):
     with served_code(sandbox=FakeSandbox(wait_s=5)) as service:
         headers = {"x-request-timeout": "0.2"}
         kind = "deadline_exceeded" if path == "/run_code" else "unavailable"
-        check_problem(service.client.post(path, json=body, headers=headers), kind)
+        for _ in range(5):  # on a busy machine, it passes before the program is given to a jail
+            answer = service.client.post(path, json=body, headers=headers)
+            if answer.json()["kind"] != "deadline_exceeded":
+                break
+        check_problem(answer, kind)
 
 
 @BOTH

@@ -145,9 +145,9 @@ async def test_a_program_that_uses_up_the_time_of_a_call_gets_its_verdicts():
             program = "import time\ntime.sleep(60)"
             score = await fleet.code.score(program, tests, limits={"wall_s": 20})
         assert [each.verdict for each in score.verdicts] == ["time_limit"] + ["skipped"] * 8
-        # A busy machine may take longer than that call to run it for 3 s.
-        body = {"revision": "while True: pass", "tests": tests, "limits": {"cpu_s": 1}}
-        headers = {"x-request-timeout": "120", "x-call-timeout": "6"}
+        # A busy machine may take longer than that call to run it for 1.5 s.
+        body = {"revision": "while True: pass", "tests": tests, "limits": {"cpu_s": 0.5}}
+        headers = {"x-request-timeout": "120", "x-call-timeout": "3"}
         response = service.client.post("/score", json=body, headers=headers)
         assert verdicts(response.json()) == ["time_limit"] * 3 + ["skipped"] * 6
 
@@ -711,6 +711,6 @@ def test_the_blocking_client_scores_programs(service: Service):
 async def test_many_concurrent_requests_are_all_answered(service: Service):
     async with RewardFleet(code=str(service.client.base_url)) as fleet:
         scores = await asyncio.gather(
-            *(fleet.code.score(f"print({n})", stdio(("", f"{n}"))) for n in range(200))
+            *(fleet.code.score(f"print({n})", stdio(("", f"{n}"))) for n in range(100))
         )
-    assert [score.score for score in scores] == [1.0] * 200
+    assert [score.score for score in scores] == [1.0] * 100

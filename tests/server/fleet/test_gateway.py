@@ -815,14 +815,14 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(front: Front)
             nonlocal done
             score = await fleet.tools.score(ANSWER, ANSWER)
             done += 1
-            if done == 50:
+            if done == 25:
                 victim.kill()
             return score.score
 
         async with RewardFleet(tools=f"{client.base_url}/tools", timeout_s=100) as fleet:
-            scores = await asyncio.gather(*(call(fleet) for _ in range(200)))
+            scores = await asyncio.gather(*(call(fleet) for _ in range(100)))
             # Replicas take turns: if it had answered all requests before, it misses one of these.
             scores += [await call(fleet) for _ in range(4)]
-    assert scores == [4.0] * 204
+    assert scores == [4.0] * 104
     assert not client.replicas[0].is_ready
     wait_until(lambda: [each.outstanding for each in client.replicas] == [0, 0])

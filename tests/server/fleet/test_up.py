@@ -78,9 +78,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_all_services_start_score_and_end_with_ctrl_c(tmp_path: Path):
-    with up(tmp_path) as fleet:
+def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
+    with up(tmp_path, "", "--logs") as fleet:
         fleet.wait_until_ready()
+        # What a service has written may be read after it has been found to be ready.
+        wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
         assert set(fleet.services()) == {"tools", "episode"}
         assert f"{fleet.url}/tools" in fleet.log
         with blocking.RewardFleet(fleet.url) as client:
@@ -94,7 +96,7 @@ def test_all_services_start_score_and_end_with_ctrl_c(tmp_path: Path):
     assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
 
 
-def test_a_crashed_replica_starts_again_and_nothing_is_lost(tmp_path: Path):
+def test_a_crashed_replica_starts_again_and_all_end_with_their_parent(tmp_path: Path):
     with up(tmp_path) as fleet:
         fleet.wait_until_ready()
         before = fleet.pids()
@@ -113,6 +115,9 @@ def test_a_crashed_replica_starts_again_and_nothing_is_lost(tmp_path: Path):
 
         wait_until(restarted)
         assert "was ended by SIGKILL" in fleet.log
+        pids = fleet.pids()
+        fleet.process.kill()  # services end with their parent
+        wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
@@ -138,21 +143,6 @@ def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path)
         assert fleet.process.wait(150) == 1
         assert "ended with status 2" in fleet.log
         assert "run-state" in fleet.log
-
-
-def test_services_end_when_their_parent_is_killed(tmp_path: Path):
-    with up(tmp_path) as fleet:
-        fleet.wait_until_ready()
-        pids = fleet.pids()
-        fleet.process.kill()
-        wait_until(lambda: not any(map(is_running, pids)))
-
-
-def test_logs_are_printed_with_the_names_of_replicas(tmp_path: Path):
-    with up(tmp_path, "", "--logs") as fleet:
-        fleet.wait_until_ready()
-        # What a service has written may be read after it has been found to be ready.
-        wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
 
 
 async def test_a_replica_that_does_not_answer_is_killed(
