@@ -33,7 +33,13 @@ PART_SECONDS = 1200
 #: Run in environments of their own, or by `make demo`.
 ELSEWHERE = re.compile(r"adapters/router/|/engine_\w+\.py|robometer|labeling/model|demo\.py")
 #: Mutations that no test can observe, as (file, line, mutated line), and why.
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "services/rewardfleet_server/tools/scorer.py",
+        "_SHORT_ANSWER = 64 * 1024",
+        "_SHORT_ANSWER = 0 * 1024",
+    ): "every answer is scored in a thread: the scores are the same",
+}
 
 #: Tests of packages of the client that are in the folders of services.
 FOLDERS = {"episodes": "server/episode", "tool_use": "server/tools", "wire": "server"}

@@ -111,7 +111,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the time limit for a caller to read its response."""
         super().pause_writing()
-        self._cancel(self._write_timer)
         self._write_timer = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
