@@ -80,11 +80,11 @@ def _no_audits_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def client_of(app: Callable[..., Any], timeout_s: float = 30) -> Iterator[httpx.Client]:
+def client_of(app: Callable[..., Any]) -> Iterator[httpx.Client]:
     """Serve an application; yield an HTTP client of it."""
     with (
         serving(app) as url,
-        httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=url, timeout=150, trust_env=False, verify=False) as client,
     ):
         yield client
 
@@ -146,8 +146,5 @@ def frames_request() -> dict[str, object]:
 @contextmanager
 def served_with(settings: VideoSettings) -> Iterator[httpx.Client]:
     """Serve the video service with the judges of its settings, and yield an HTTP client of it."""
-    with (
-        serving(create_app(settings)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
-    ):
+    with client_of(create_app(settings)) as client:
         yield client

@@ -231,8 +231,8 @@ def main() -> None:
     end_with_parent(parent, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it
         signal.signal(number, signal.SIG_IGN)
-    os.nice(nice)
     function = pkgutil.resolve_name(sys.argv[4])
+    os.nice(nice)  # now: on a busy machine, it would start for a minute
     with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - not a file
         used = int(statm.read().split()[0]) * mmap.PAGESIZE
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,11 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
     for item in items:
-        item.add_marker(pytest.mark.chaos)
-        item.add_marker(pytest.mark.timeout(180 * chaos_factor()))
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.chaos)
+            item.add_marker(pytest.mark.timeout(180 * chaos_factor()))
 
 
 def pytest_terminal_summary(

@@ -25,9 +25,11 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
     for item in items:
-        item.add_marker(pytest.mark.deploy)
-        item.add_marker(pytest.mark.timeout(900))
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.deploy)
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """The manifests of every overlay and component; only for `pytest -m k8s`."""
 
+from pathlib import Path
+
 import pytest
 
 from .manifests import COMPONENTS, K8S, OVERLAYS, Manifests, build, build_text
@@ -10,8 +12,10 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
     for item in items:
-        item.add_marker(pytest.mark.k8s)
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.k8s)
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ def served_code(
     uncached = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
     settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
     app = create_app(CodeSettings(isolation=level, **settings), sandbox)
-    with client_of(app, timeout_s=150) as client:
+    with client_of(app) as client:
         yield Service(client, level)
 
 

@@ -510,7 +510,7 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
     numbers: dict[bool, list[float]] = {True: [], False: []}
     scores: dict[bool, list[float]] = {True: [], False: []}
     trends: list[str | None] = []
-    with client_of(create_app(VideoSettings()), timeout_s=60) as client:
+    with client_of(create_app(VideoSettings())) as client:
         for rollout in rollouts:
             frames = _decoded(LIBERO / rollout["file"], 16)
             body = payload(frames, SCORE_PROMPT.format(task=rollout["task_text"]))

@@ -157,7 +157,7 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     assert main(["references", "add", str(library), str(clip), "Stack the bowl", "--success"]) == 0
     assert "added" in capsys.readouterr().out
     settings = VideoSettings(video_root=[LIBERO], references=library)
-    with client_of(create_app(settings), timeout_s=60) as client:
+    with client_of(create_app(settings)) as client:
         request = {"task_text": "stack the bowl"}
         same = client.post("/score", json={**request, "video_path": str(clip)}).json()
         failure = rollout_of(task, success=False)
