@@ -14,7 +14,7 @@ from rewardfleet_server.code.normal_form import normal_form
 from rewardfleet_server.code.preflight import import_statements
 
 SOURCE = "import numpy\n" + "x = [1, (2, 3), {'a': f(b)[0]}]\n" * 300
-SECONDS = 3
+SECONDS = 1
 
 
 @pytest.fixture

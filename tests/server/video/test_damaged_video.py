@@ -88,7 +88,7 @@ def judge_sees_other_frames(video: bytes, intact: Clip) -> bool:
     return len(clip.frames) != len(intact.frames) or not all(same)
 
 
-def flips(video: bytes, count: int = 60) -> Iterator[bytes]:
+def flips(video: bytes, count: int = 30) -> Iterator[bytes]:
     """Yield files with one flipped bit each, in the middle three quarters of the file."""
     choice = random.Random(18)
     for _ in range(count):
@@ -405,7 +405,7 @@ def test_flipped_bits_are_rejected_or_harmless(container, codec, most_wrong):
 def test_flipped_bits_of_a_real_rollout_are_rejected():
     video = LONG_CLIP.read_bytes()
     intact = decode(video)
-    assert sum(judge_sees_other_frames(each, intact) for each in flips(video)) <= 3
+    assert sum(judge_sees_other_frames(each, intact) for each in flips(video)) <= 2
 
 
 @pytest.mark.slow
