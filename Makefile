@@ -63,7 +63,7 @@ demo: install-server  ## score real LIBERO rollouts over real HTTP
 
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full"
-	$(BIN)/python -m pytest -q -m "serial and not full"
+	$(BIN)/python -m pytest -q -m "serial and not full" $$(grep -rl --include='test_*.py' mark.serial tests)
 
 test-fast: install  ## for daily work: less than a minute
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not serial and not full"
