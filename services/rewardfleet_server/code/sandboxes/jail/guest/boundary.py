@@ -286,15 +286,8 @@ class Side:
         if streams:
             message["streams"] = streams
         message["objects"] = encoder.objects()
-        if isinstance(target, str):
-            return self.request(message, may_stop=target == "next")
-        if not stops(target):
-            return self.request(message)
-        try:
-            return self.request(message, may_stop=True)
-        except StopIteration:  # Only the program says that this is a generator.
-            self.decided_by.add("the end of a generator")
-            raise
+        may_stop = target == "next" if isinstance(target, str) else stops(target)
+        return self.request(message, may_stop=may_stop)
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse an operation, which fails the test whatever the program's process would do.

@@ -40,6 +40,7 @@ _OF_BUILT_IN_TYPES = {
 _ATOMS = {str, bytes, int, float, complex, bool, type(None)}
 #: Methods of a generator, which may raise StopIteration.
 _STOPPING = {"send", "throw", "__next__"}
+_GENERATORS = {"generator", "async_generator", "coroutine"}
 
 
 class Proxy:
@@ -141,7 +142,8 @@ def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any
 
 def stops(proxy: Proxy) -> bool:
     """Return whether calling a proxy may raise StopIteration: if it is a method of a generator."""
-    return object.__getattribute__(proxy, "_name") in _STOPPING
+    owner = proxy._owner if isinstance(proxy, CallableProxy) else None
+    return owner is not None and owner._kind in _GENERATORS and proxy._name in _STOPPING
 
 
 #: Operations on objects of the other side, named like special methods without underscores: those of
