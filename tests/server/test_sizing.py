@@ -137,7 +137,7 @@ def test_too_few_measured_items_are_refused():
         pytest.param(
             "--rate 9999 --seconds 1 --concurrency 1",
             "1000 replicas do not suffice",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.full,
         ),
         ("--rate 1 --metrics-url http://127.0.0.1:1 --concurrency 1", "--metrics-url"),
     ],

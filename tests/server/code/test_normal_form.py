@@ -503,7 +503,7 @@ def test_a_key_costs_less_than_twice_a_parse_and_unparse():
     """As a ratio of medians, measured in turns."""
     chance = random.Random(4)
     key_seconds, parse_seconds = [], []
-    for program in chance.sample(programs(reflecting=True), 60):
+    for program in chance.sample(programs(reflecting=True), 40):
         source = ast.unparse(program)
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):

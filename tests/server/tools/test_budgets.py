@@ -382,7 +382,11 @@ def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: Red
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"controller": "pid"}], ids=["dual_ascent", "pid"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"controller": "pid"}, marks=pytest.mark.full)],
+    ids=["dual_ascent", "pid"],
+)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, seed: int):
     """A policy with one logit per level of difficulty learns from group advantages."""
