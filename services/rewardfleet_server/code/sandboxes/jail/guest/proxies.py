@@ -5,6 +5,7 @@ import importlib
 import operator
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
+from os import urandom
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .names import SOLUTION
@@ -38,6 +39,8 @@ _OF_BUILT_IN_TYPES = {
 }  # fmt: skip
 #: Types of questions and answers that are compared with earlier ones.
 _ATOMS = {str, bytes, int, float, complex, bool, type(None)}
+#: Comparisons, and those that are never true of the same operand; for `eq`, of the same value.
+_CONTRARY = {"eq": "eq", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 #: Methods of a generator, which may raise StopIteration.
 _STOPPING = {"send", "throw", "__next__"}
 _GENERATORS = {"generator", "async_generator", "coroutine"}
@@ -200,6 +203,9 @@ def _method(name: str) -> Callable[..., Any]:
         # An operand of the test may be what is expected.
         if name in _DECIDING or is_operand:
             side.decided_by.add(self._kind)
+        is_compared = name in _CONTRARY and not isinstance(args[0], Proxy)
+        if is_compared and self._is_own and self._kind not in side.constructs:
+            return _compared(self, name, args[0])
         result = side.call(name, self, *args)
         if name == "getitem":
             _same_as_before(self, (name, *args), result)
@@ -213,6 +219,44 @@ def _method(name: str) -> Callable[..., Any]:
         return _owned(result) if self._is_own else result
 
     return method
+
+
+def _compared(proxy: Proxy, name: str, other: Any) -> Any:
+    """Compare an object that one of the test's own has returned, of a class that no test names.
+
+    It is also asked a question whose answer must be another one, in random order. An object that
+    agrees to both, like one that equals everything, agrees to neither.
+    """
+    side = proxy._side
+    contrary = (_CONTRARY[name], _another(other) if name == "eq" else other)
+    questions = [(name, other), contrary]
+    is_reversed = urandom(1)[0] % 2 == 1
+    answers = [side.call(each, proxy, it) for each, it in questions[:: -1 if is_reversed else 1]]
+    if all(type(each) is bool and each for each in answers):
+        side.refused = True
+        return False
+    return answers[-1 if is_reversed else 0]
+
+
+def _another(value: Any) -> Any:
+    """Return a value that differs from this one, is like it, and cannot be guessed."""
+    other: Any = int.from_bytes(urandom(4), "big") + 2
+    kind = type(value)
+    if kind is bool:
+        other = not value
+    elif kind in {int, float, complex}:
+        other = value + other
+    elif kind is str:
+        other = f"{value[:-8]}{other:08x}"
+    elif kind is bytes:
+        other = value[:-8] + b"%08x" % other
+    elif kind in {list, tuple, set, frozenset}:
+        *rest, last = [*value] or [0]
+        other = kind([*rest, _another(last) if kind in {list, tuple} else other])
+    elif kind is dict and value:
+        *pairs, (key, last) = value.items()
+        other = dict([*pairs, (key, _another(last))])
+    return other
 
 
 def _is_same(proxy: Proxy, other: Any) -> bool:
