@@ -41,6 +41,8 @@ _OF_BUILT_IN_TYPES = {
 _ATOMS = {str, bytes, int, float, complex, bool, type(None)}
 #: Comparisons, and those that are never true of the same operand; for `eq`, of the same value.
 _CONTRARY = {"eq": "eq", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+#: Modules whose types are values, which cross the boundary.
+_MODULES_OF_VALUES = {"builtins", "collections", "datetime", "decimal", "fractions", "numpy"}
 #: Methods of a generator, which may raise StopIteration.
 _STOPPING = {"send", "throw", "__next__"}
 _GENERATORS = {"generator", "async_generator", "coroutine"}
@@ -197,7 +199,7 @@ def _method(name: str) -> Callable[..., Any]:
         if side.is_trusted and not self._is_own:
             is_compared = side.uses_objects and name in {"eq", "ne"} and isinstance(args[0], Proxy)
             if name in {"eq", "ne"} and not is_compared:
-                return _is_same(self, args[0]) is (name == "eq")
+                return _is_same(self, name, args[0]) is (name == "eq")
             if not side.uses_objects:
                 return _operation_of_value(self, name)
         # An operand of the test may be what is expected.
@@ -259,12 +261,16 @@ def _another(value: Any) -> Any:
     return other
 
 
-def _is_same(proxy: Proxy, other: Any) -> bool:
-    """Return whether two objects are the same: what a test did not construct equals no other."""
+def _is_same(proxy: Proxy, name: str, other: Any) -> bool:
+    """Return whether two objects are the same: what a test did not construct equals no other.
+
+    The program may say whether it equals an object, e.g. a UUID, but it never equals a value.
+    """
     if isinstance(other, Proxy) and proxy._handle == other._handle:
         return True
     proxy._side.decided_by.add(proxy._kind)  # if that makes the test pass
-    proxy._side.refused |= not proxy._side.constructs
+    is_value = type(other).__module__ in _MODULES_OF_VALUES
+    proxy._side.refused |= not proxy._side.constructs or (is_value and name == "eq")
     return False
 
 
