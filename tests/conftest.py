@@ -39,10 +39,15 @@ Serve = Callable[..., httpx.Client]
 settings.register_profile("tests", settings.get_profile("ci"), max_examples=50)
 
 
+# While pytest imports the tests, hardly anything becomes garbage.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave the modules and tests out of later collections of garbage, which would take seconds."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
