@@ -65,7 +65,7 @@ class GatedJudge(SeeingJudge):
 def judged_by(judge: FakeJudge, **settings) -> Iterator[dict[str, object]]:
     """Serve a judge; yield the configuration of a client."""
     with served(judge, **settings) as client:
-        yield {"enable": True, "endpoint": f"{client.base_url}/score", "timeout": 10}
+        yield {"enable": True, "endpoint": f"{client.base_url}/score", "timeout": 60}
 
 
 def gray(level: int, size: int = SIZE) -> np.ndarray:

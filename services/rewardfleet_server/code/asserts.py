@@ -18,7 +18,7 @@ from .sandboxes.jail.guest.scripts import functions_of, has_check
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
     "inspect", "doctest", "gc", "_getframe", "settrace", "threading", "concurrent", "patch", "mock",
-    "Mock", "MagicMock", "AsyncMock", "__main__", "__code__", "seed", "environ", "warnings",
+    "Mock", "MagicMock", "AsyncMock", "__main__", "__code__", "environ", "warnings",
     "assertWarns", "setrecursionlimit", "dir", "vars", "locals", "sys.modules",
 }  # fmt: skip
 #: Special attributes that a test may use of any object.

@@ -135,6 +135,7 @@ def test_waiting_for_a_core_and_sleeping_are_distinguished():
         for pid in pids:
             os.sched_setaffinity(pid, {core})
         waiting, asleep = (processes.Process(pid) for pid in (pids[0], sleeper.pid))
+        wait_until(lambda: not asleep.is_ready())  # once it has had a core to fall asleep
         for each in (waiting, asleep):
             each.delay_s()
         end = time.monotonic() + 0.5

@@ -14,6 +14,7 @@ MODULES = (
     "answers",
     "streams",
     "names",
+    "random_numbers",
     "arrays",
     "scripts",
     "proxies",

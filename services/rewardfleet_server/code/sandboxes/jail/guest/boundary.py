@@ -25,10 +25,11 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, NoReturn
 
+from . import random_numbers
 from .builtin_types import (
     ATOM_NAMES,
     ATOMS,
@@ -258,6 +259,7 @@ class Side:
             self.check_access(target, args, positional)
             streams = {}
         else:
+            random_numbers.set_states(message.get("generators", {}))
             streams = {name: self.decode(each) for name, each in message.get("streams", {}).items()}
         with _replaced(streams):
             function = OPERATIONS[target[1]] if target[0] == "op" else self.decode(target)
@@ -285,6 +287,8 @@ class Side:
         streams = {name: encoder.encode(stream) for name, stream in self.replaced_streams()}
         if streams:
             message["streams"] = streams
+        if states := self.changed_generators():
+            message["generators"] = states
         message["objects"] = encoder.objects()
         may_stop = target == "next" if isinstance(target, str) else stops(target)
         return self.request(message, may_stop=may_stop)
@@ -301,6 +305,10 @@ class Side:
     def replaced_streams(self) -> Iterable[tuple[str, Any]]:
         """Return the standard streams, and the function `input`, that a test has replaced."""
         return ()
+
+    def changed_generators(self) -> Mapping[str, Any]:
+        """Return the states of generators of random numbers that a test has seeded or used."""
+        return {}
 
     # Values
 
@@ -584,6 +592,7 @@ class TestSide(Side):
     Attributes:
         may_repeat: Whether the current test may be evaluated again in the program's process if it
             fails, because it needs objects that cannot cross.
+        generators: Those of random numbers that tests seed.
     """
 
     is_trusted = True
@@ -591,6 +600,7 @@ class TestSide(Side):
     def __init__(self, link: int) -> None:
         super().__init__(link)
         self.may_repeat = False
+        self.generators = random_numbers.Generators()
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
 
     def begin_test(self) -> None:
@@ -657,6 +667,10 @@ class TestSide(Side):
             stream = getattr(place, name)
             if stream is not self._original[name]:
                 yield name, stream
+
+    def changed_generators(self) -> Mapping[str, Any]:
+        """See `Side.changed_generators`."""
+        return self.generators.changed()
 
     def imported(self, module: str, name: str) -> Any:
         """Return a built-in type. Nothing is imported at the request of the program."""

@@ -191,3 +191,11 @@ def imported_packages(tree: ast.AST) -> Iterator[str]:
                 yield from (each.name.partition(".")[0] for each in names)
             case ast.ImportFrom(module=str(module), level=0):
                 yield module.partition(".")[0]
+
+
+def seeds(tree: ast.AST) -> bool:
+    """Return whether a test may seed a generator of random numbers."""
+    return any(
+        "seed" in (getattr(node, "attr", ""), getattr(node, "id", ""), getattr(node, "name", ""))
+        for node in ast.walk(tree)
+    )

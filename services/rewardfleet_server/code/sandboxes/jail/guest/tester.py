@@ -28,6 +28,7 @@ from .names import (
     Names,
     imported_packages,
     names_of,
+    seeds,
     standard,
 )
 from .program import close_others, show
@@ -145,6 +146,7 @@ class Tester:
         self.names: set[str] = set()
         self.setup_names = Names()
         self.setup_packages: set[str] = set()
+        self.setup_seeds = False
 
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
@@ -155,6 +157,7 @@ class Tester:
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         setup = ast.parse(self.script.setup)
         self.setup_names, self.setup_packages = names_of(setup), {*imported_packages(setup)}
+        self.setup_seeds = seeds(setup)
         counts = "assert" in self.script.setup
         try:
             exec(compiled(setup, "setup.py", counts=counts), self.namespace)
@@ -261,6 +264,8 @@ class Tester:
         self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_name = entry_point.rpartition(".")[2]
+        if self.setup_seeds or seeds(tree):
+            self.side.generators.watch(packages | names.modules)
 
     def is_given(self, name: str) -> bool:
         """Return whether a name is built in, or imported by the setup."""
