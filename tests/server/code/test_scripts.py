@@ -88,8 +88,9 @@ def test_an_entry_point_may_be_named_like_a_method_of_a_built_in_type(level_serv
     called = CHECK.replace("candidate(", f"{entry}(")
     for program, score in ((RIGHT, 1), (WRONG, 0)):
         method = program.replace("f(x)", "partition(self, x)").replace("\n", "\n    ")
-        for script, by in ((CHECK, "service"), (called, "jail")):
-            tests = asserts(script, entry_point=entry)
+        scripts = ((CHECK, entry, "service"), (called, entry, "jail"))
+        for script, given, by in (*scripts, (f"{CHECK}\ncheck({entry})", "", "jail")):
+            tests = asserts(script, entry_point=given)
             found = level_service.score(f"class Solution:\n    {method}", tests)
             assert found["score"] == score
             assert found["verdicts"][0]["verdict_by"] == by

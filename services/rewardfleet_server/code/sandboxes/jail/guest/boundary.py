@@ -107,7 +107,8 @@ class Side:
         constructs: Names of classes of the other side that the current test constructs.
         uses_objects: Whether the current test is about objects of the other side. Otherwise, these
             have no operations but those of functions and iterators.
-        entry_name: The name of the entry point, which may be that of a method of a built-in type.
+        entry_names: Names of the entry point and of methods of `Solution()`, which may be those of
+            methods of a built-in type.
         refused: Whether an operation of the current test was refused.
         looked_up: Names that the current test has from the program.
         answers: Answers of objects of the other side that the current test did not construct.
@@ -125,7 +126,7 @@ class Side:
         self.uses: set[tuple[int, str]] = set()
         self.constructs: AbstractSet[str] = frozenset()
         self.uses_objects = True
-        self.entry_name = ""
+        self.entry_names: AbstractSet[str] = frozenset()
         self.refused = False
         self.looked_up: set[str] = set()
         self.answers: dict[tuple[Any, ...], Any] = {}

@@ -91,6 +91,7 @@ class Names(NamedTuple):
         modules: Those of modules of the table, if only their attributes are used.
         has_objects: Whether the test uses attributes that no value has.
         called: Those that are called.
+        methods: Attributes of `Solution()`.
     """
 
     used: frozenset[str] = frozenset()
@@ -98,6 +99,7 @@ class Names(NamedTuple):
     modules: frozenset[str] = frozenset()
     has_objects: bool = False
     called: frozenset[str] = frozenset()
+    methods: frozenset[str] = frozenset()
 
 
 def names_of(tree: ast.AST) -> Names:
@@ -113,6 +115,7 @@ def names_of(tree: ast.AST) -> Names:
         frozenset(modules),
         any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
         frozenset(found.called & free),
+        frozenset(found.methods),
     )
 
 
@@ -126,6 +129,7 @@ class _Finder:
         imported: Those bound by an import.
         attributes: Attributes, each with the name that the path to it begins with, or "".
         called: Names that are called.
+        methods: Attributes of `Solution()`.
     """
 
     def __init__(self) -> None:
@@ -135,6 +139,7 @@ class _Finder:
         self.bound: set[str] = set()
         self.imported: set[str] = set()
         self.attributes: set[tuple[str, str]] = set()
+        self.methods: set[str] = set()
 
     def visit_all(self, tree: ast.AST) -> None:
         """Look at all nodes. Owners of attributes come after these."""
@@ -147,6 +152,8 @@ class _Finder:
                         self.objects.add(name)
                 case ast.Attribute(value=owner, attr=attribute):
                     is_direct = isinstance(owner, ast.Name)
+                    if isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == SOLUTION:
+                        self.methods.add(attribute)
                     while isinstance(owner, ast.Attribute):
                         owner = owner.value
                     owners.add(id(owner))

@@ -69,7 +69,7 @@ class Proxy:
         is_hidden = name.startswith("__") and name not in _READABLE | _STOPPING
         # A value of a built-in type would have crossed the boundary.
         is_hidden |= (
-            not side.uses_objects and name in _OF_BUILT_IN_TYPES and name != side.entry_name
+            not side.uses_objects and name in _OF_BUILT_IN_TYPES and name not in side.entry_names
         )
         if is_hidden and side.is_trusted:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
@@ -126,7 +126,7 @@ class CallableProxy(Proxy):
         if self._is_own:
             result = _owned(result)
         owner = self._owner
-        if owner is None or owner._kind == SOLUTION or self._name == self._side.entry_name:
+        if owner is None or owner._kind == SOLUTION or self._name in self._side.entry_names:
             return result
         # A method that compares: what it is given may be what is expected.
         is_compared = not owner._is_own or any(isinstance(each, Proxy) for each in args)

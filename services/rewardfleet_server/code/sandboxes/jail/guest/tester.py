@@ -263,7 +263,7 @@ class Tester:
                     self.namespace[name] = self.namespace[name]
         self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
-        self.side.entry_name = entry_point.rpartition(".")[2]
+        self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
             self.side.generators.watch(packages | names.modules)
 
