@@ -35,8 +35,8 @@ SERVICES: dict[str, Callable[[Path], RewardApp]] = {
 #: Routes in the formats of other clients, which `make test` tries in `test_trainers.py` and others,
 #: and items of batches and groups, which have the fields of single ones.
 LEFT_TO_FULL = (
-    "/(batch|members|completions|run_code|submit|submissions/?|get_reward|slime|seed_session"
-    "|verify|aggregate_metrics|reverify_mode|reset|step|aws_rft)$"
+    "/(batch|members|completions|run_code|submit|get_reward|slime|seed_session"
+    "|verify|aggregate_metrics|reverify_mode|reset|step)$"
 )
 #: What the schemas do not express: rules between fields, fields that options need, the content of
 #: texts, files and programs, and the state of a run.
@@ -49,7 +49,7 @@ NOT_EXPRESSIBLE = re.compile(
     r"|a length to divide by|ground_truth: "
     r"|tests\.row|provided_data\.test|not valid Python|give one assert|looks into"
     r"|without the program|prove nothing|an import fails|checker program|tests\.prompt"
-    r"|ground_truth: |\"action: |its prompt|per query|the last message"
+    r"|ground_truth: |\"action: |its prompt|per query"
 )
 
 

@@ -22,9 +22,7 @@ from .policy_text import POLICY_FIELDS
 from .score import MAX_BATCH_ITEMS, Response
 
 #: The fields of these formats that have a policy's text, or parts of it.
-TEXT_FIELDS = POLICY_FIELDS | {
-    "query", "text", "content", "message", "source_code", "arguments", "refusal",
-}  # fmt: skip
+TEXT_FIELDS = POLICY_FIELDS | {"query", "text", "content", "message", "arguments", "refusal"}
 
 #: NeMo Gym's names of failures; a name with a colon is this project's.
 GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
@@ -219,88 +217,6 @@ class OpenEnvResult(Response):
         None, description="The score; null after a reset, and if the judge abstained."
     )
     done: bool = Field(description="Whether the episode is over: after the first step.")
-
-
-# AWS
-
-
-class AwsMessage(_Request):
-    """A message of a conversation."""
-
-    role: str = Field(description="Whose message it is.")
-    content: JsonValue = Field(description="A text, or a list of parts with `text`.")
-
-
-class AwsSample(_OpenRequest):
-    """A sample of AWS's reinforcement fine-tuning."""
-
-    id: str | int = Field(description="Returned in the response.")
-    messages: list[AwsMessage] = Field(
-        min_length=1, description="The conversation; the last message is the policy's."
-    )
-    metadata: dict[str, JsonValue] | None = Field(
-        None,
-        description="Has the ground truth, e.g. as `reference_answer`, unless the sample has it.",
-    )
-
-
-class AwsRequest(RootModel[list[AwsSample]]):
-    """Samples of AWS's reinforcement fine-tuning."""
-
-    root: list[AwsSample] = Field(min_length=1, max_length=MAX_BATCH_ITEMS)
-
-
-class AwsMetric(Response):
-    """A part of a score."""
-
-    name: str = Field(description="Its name.")
-    value: FiniteFloat = Field(description="Its value.")
-    type: Literal["Reward", "Metric"] = Field(description="Always `Metric`.")
-
-
-class AwsScore(Response):
-    """The reward of a sample."""
-
-    id: str | int = Field(description="That of the sample.")
-    aggregate_reward_score: FiniteFloat = Field(description="The score.")
-    metrics_list: list[AwsMetric] = Field(description="Its components.")
-
-
-class AwsResponse(RootModel[list[AwsScore]]):
-    """One reward per sample, in the same order."""
-
-
-# Judge0
-
-
-class Judge0Request(_Request):
-    """A program and one test, in the format of Judge0."""
-
-    source_code: str = Field(description="The program.")
-    language_id: Literal[71, 92, 100, 109, 113] = Field(
-        description="One of Judge0's numbers for Python 3."
-    )
-    stdin: str | None = Field(None, description="Text on the program's standard input.")
-    expected_output: str = Field(
-        description="What it must print; white space at the ends of lines is ignored."
-    )
-    cpu_time_limit: float = Field(5.0, gt=0, le=60, description="Seconds of CPU time.")
-
-
-class Judge0Status(Response):
-    """What became of a program."""
-
-    id: int = Field(description="Judge0's number.")
-    description: str = Field(description="E.g. `Accepted` or `Wrong Answer`.")
-
-
-class Judge0Response(Response):
-    """The result of a program."""
-
-    status: Judge0Status = Field(description="What became of the program.")
-    stdout: str = Field("", description="The first 1000 bytes of its standard output.")
-    stderr: str = Field("", description="The beginning and the end of its standard error.")
-    time: str = Field(description="Seconds of CPU time.")
 
 
 def text_of(content: JsonValue) -> str:

@@ -12,7 +12,6 @@ from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.settings import redact
 
 from .datasets.ground_truth import request_of
-from .judge0_api import Judge0Api
 from .metrics import SandboxMetrics
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
@@ -59,7 +58,6 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         routes=lambda engine: [
             *SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
             *TrainerApi(engine, CodeRequest, request_of).routes(),
-            *Judge0Api(engine).routes(),
         ],
         field_schemas=_ceilings(settings),
         collectors=(

@@ -19,11 +19,6 @@ from rewardfleet.wire.trainers import (
     GYM_FAILURE_KINDS,
     GYM_RESULT_FIELDS,
     TEXT_FIELDS,
-    AwsMetric,
-    AwsRequest,
-    AwsResponse,
-    AwsSample,
-    AwsScore,
     GymMetrics,
     GymMetricsRequest,
     GymReverifyMode,
@@ -38,7 +33,6 @@ from rewardfleet.wire.trainers import (
     OpenRlhfResponse,
     SlimeRequest,
     SlimeReward,
-    text_of,
 )
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.engine import Engine
@@ -105,8 +99,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             Route("/reverify_mode", "That rollouts can be scored again; NeMo Gym's format", None,
                   GymReverifyMode, self._reverify_mode, scores=False, method="GET"),
             *openenv,
-            _route("/aws_rft", "Score samples; the format of AWS's reinforcement fine-tuning",
-                   AwsRequest, AwsResponse, self._aws),
         )  # fmt: skip
 
     async def _openrlhf(
@@ -181,23 +173,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         score = await self._engine.score_item(item, context)
         seen: dict[str, JsonValue] = {"status": score.status, "components": {**score.components}}
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
-
-    async def _aws(self, request: AwsRequest, context: RequestContext) -> AwsResponse:
-        samples = request.root
-        scores = await self._scores([_aws_sample(sample) for sample in samples], context)
-        return AwsResponse(
-            [
-                AwsScore(
-                    id=sample.id,
-                    aggregate_reward_score=_number(score),
-                    metrics_list=[
-                        AwsMetric(name=name, value=value, type="Metric")
-                        for name, value in score.components.items()
-                    ],
-                )
-                for sample, score in zip(samples, scores, strict=True)
-            ]
-        )
 
     async def _scores(
         self, samples: Sequence[tuple[str, JsonValue] | InvalidRequest], context: RequestContext
@@ -312,13 +287,3 @@ def _sample(query: str, prompt: str, label: JsonValue) -> tuple[str, JsonValue] 
     if response is None:
         return InvalidRequest(f"query: does not begin with its prompt (got {query[:60]!r})")
     return response, label
-
-
-def _aws_sample(sample: AwsSample) -> tuple[str, JsonValue] | InvalidRequest:
-    last = sample.messages[-1]
-    if not last.role.endswith("assistant"):  # AWS also has `nova_assistant`
-        return InvalidRequest(
-            f"messages: the last message must be the assistant's (got {last.role[:40]!r})"
-        )
-    row = {**(sample.model_extra or {}), "metadata": sample.metadata}
-    return text_of(last.content), _ground_truth(row)
