@@ -6,6 +6,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds to wait for a lock. Waiting longer for a cache would make requests queue behind it.
 _BUSY_SECONDS = 0.05
+#: Bytes of new entries after which they are moved from the log to the database file.
+_CHECKPOINT_BYTES = 4 * 2**20
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -29,6 +32,30 @@ CREATE TABLE IF NOT EXISTS entries (
     expires_at REAL NOT NULL
 )
 """
+
+
+class _Connections:
+    """A connection and a thread for each kind of work: a lookup does not wait for a disk.
+
+    Args:
+        path: The database file.
+
+    Attributes:
+        writes: Writes entries to the log.
+        reads: Looks entries up.
+        checkpoints: Moves entries from the log to the database file, and waits for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with ExitStack() as stack:
+            self.writes, self.reads, self.checkpoints = (
+                stack.enter_context(closing(SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)))
+                for _ in range(3)
+            )
+            self.close = stack.pop_all().close
+        # If checkpoints cannot keep up, writes wait for the disk as well.
+        pages = f"PRAGMA wal_autocheckpoint = {16 * _CHECKPOINT_BYTES // 4096}"
+        self.writes.call_now(lambda db: db.execute(pages))
 
 
 class SqliteCache:
@@ -58,16 +85,18 @@ class SqliteCache:
         self._max_bytes = max_bytes
         self._memory = memory
         self._format = entry_format or EntryFormat(None)
-        self._file: SqliteFile | None = self._open()
+        self._in_log = 0
+        self._checkpoint: asyncio.Task[None] | None = None
+        self._file: _Connections | None = self._open()
 
-    def _open(self) -> SqliteFile:
+    def _open(self) -> _Connections:
         try:
-            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            return _Connections(self._path)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            return _Connections(self._path)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         aside = SqliteFile.set_aside(self._path)
@@ -82,7 +111,9 @@ class SqliteCache:
         if missing:
             marks = ", ".join("?" * len(missing))
             query = f"SELECT key, value FROM entries WHERE key IN ({marks})"  # noqa: S608 - marks only
-            rows = await self._guarded(lambda db: db.execute(query, missing).fetchall())
+            rows = await self._guarded(
+                lambda db: db.execute(query, missing).fetchall(), lambda file: file.reads
+            )
             for key, entry in rows or ():
                 unpacked = self._format.unpack(key, entry)
                 if unpacked is not None:
@@ -103,6 +134,20 @@ class SqliteCache:
                     pass
 
         await self._guarded(write)
+        self._in_log += len(entry)
+        if self._in_log > _CHECKPOINT_BYTES and self._checkpoint is None:
+            self._in_log = 0
+            self._checkpoint = asyncio.create_task(self._move_log())
+
+    async def _move_log(self) -> None:
+        """Move entries from the log to the database file."""
+        try:
+            await self._guarded(
+                lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone(),
+                lambda file: file.checkpoints,
+            )
+        finally:
+            self._checkpoint = None
 
     async def delete(self, key: str) -> None:
         await self._memory.delete(key)
@@ -113,13 +158,17 @@ class SqliteCache:
 
         await self._guarded(write)
 
-    async def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run `work` on the file. If the file fails, it is a cache miss."""
+    async def _guarded(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        connection: Callable[[_Connections], SqliteFile] = lambda file: file.writes,
+    ) -> T | None:
+        """Run `work` on a connection. If the file fails, it is a cache miss."""
         file = self._file
         if file is None:
             return None
         try:
-            return await file.call(work)
+            return await connection(file).call(work)
         except sqlite3.OperationalError as error:
             log.warning("the cache file could not be used: %s", error)
         except sqlite3.DatabaseError as error:
@@ -128,7 +177,7 @@ class SqliteCache:
                 await asyncio.to_thread(self._replace, file, error)
         return None
 
-    def _replace(self, file: SqliteFile, error: sqlite3.DatabaseError) -> None:
+    def _replace(self, file: _Connections, error: sqlite3.DatabaseError) -> None:
         file.close()
         try:
             self._set_aside(error)
@@ -138,6 +187,8 @@ class SqliteCache:
 
     async def aclose(self) -> None:
         await self._memory.aclose()
+        if self._checkpoint is not None:
+            await self._checkpoint
         if self._file is not None:
             self._file.close()
 

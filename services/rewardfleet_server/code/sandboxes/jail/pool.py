@@ -122,11 +122,18 @@ class Schedule:
         memory: Their memory.
         workers: The jails for programs. The first ones are used first.
         checkers: The jails for checkers.
+        start: Starts a jail that has no job.
     """
 
     def __init__(
-        self, cores: int, memory: Memory, workers: Sequence[Worker], checkers: Sequence[Worker]
+        self,
+        cores: int,
+        memory: Memory,
+        workers: Sequence[Worker],
+        checkers: Sequence[Worker],
+        start: Callable[[Worker], asyncio.Future[None]],
     ) -> None:
+        self._start = start
         self._cores = self._free_cores = cores
         self._memory = memory
         self._jails = len(workers)
@@ -188,6 +195,7 @@ class Schedule:
             paused.pause()
             self._grant()
         self._leave_room()
+        self._start_ahead()
 
     def _grant(self) -> None:
         """Give away all free cores."""
@@ -269,6 +277,22 @@ class Schedule:
         taken = sum(turn.share.size for turn in turns)
         has_memory = len(turns) <= self._cores or taken <= self._memory.total / 2
         return has_memory and len(turns) <= self._jails - self._cores
+
+    def _start_ahead(self) -> None:
+        """Start the next jail before a short job needs it, as long jobs keep theirs."""
+        idle = self._idle[False]
+        if not self._long or not idle or idle[-1].has_started:
+            return
+        worker = idle.pop()
+
+        def is_idle(started: asyncio.Future[None]) -> None:
+            if not started.cancelled() and started.exception() is None:
+                idle.append(worker)
+            else:  # the job that gets it says why
+                idle.insert(0, worker)
+            self._assign()
+
+        self._start(worker).add_done_callback(is_idle)
 
     def _leave_room(self) -> None:
         """Stop the last ones of too many long jobs."""
@@ -414,7 +438,13 @@ class JailPool:
         self._is_closing = False
         self._memory = Memory(Capacity.here().of_programs)
         self._writable = config.spec.writable_bytes
-        self._schedule = Schedule(count, self._memory, programs, checkers)
+        self._schedule = Schedule(
+            count,
+            self._memory,
+            programs,
+            checkers,
+            lambda worker: run_in_thread(self._threads, worker.start),
+        )
         handshake = self._workers[0].handshake
         self.counts_delays: bool = handshake["counts_delays"]
         self._provenance: dict[str, JsonValue] = {

@@ -186,6 +186,11 @@ class Worker:
                 f"({reason})"
             )
 
+    @property
+    def has_started(self) -> bool:
+        """Whether there is a jail."""
+        return self._channel is not None
+
     def begin(self, turn: Turn) -> None:
         """Prepare for the next job: undo `stop`, and use the job's permit."""
         self._turn = turn
