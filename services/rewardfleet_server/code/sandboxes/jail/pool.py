@@ -110,7 +110,8 @@ class Schedule:
     is. Short jobs come first, so that long ones hardly delay them:
 
     - A short job gets the core of a long one, which is paused and gets the next one that is left.
-      After `_LONGEST_PAUSE_S` it comes first, and keeps its core for `_QUANTUM_S`.
+      After `_LONGEST_PAUSE_S` it comes first, and keeps its core for `_QUANTUM_S`; one core is left
+      to short ones.
     - Long jobs leave jails and memory to short ones. A job that becomes long when others have all
       that is for these is stopped, and begins again when there is room; its run is repeated.
 
@@ -200,13 +201,18 @@ class Schedule:
     def _grant(self) -> None:
         """Give away all free cores."""
         while self._free_cores and (
-            self._resume(urgent=True)
-            or self._begin(self._stopped, urgent=True)
+            self._grant_urgent()
             or self._begin(self._new)
             or self._resume()
             or self._begin(self._stopped)
         ):
             pass
+
+    def _grant_urgent(self) -> bool:
+        """Give a core to a job that has had none for long, unless these keep all cores but one."""
+        keeping = sum(turn.has_core and turn.keeps_core for turn in self._begun)
+        may_keep = keeping < max(self._cores - 1, 1) or self._is_full
+        return may_keep and (self._resume(urgent=True) or self._begin(self._stopped, urgent=True))
 
     def _resume(self, *, urgent: bool = False) -> bool:
         turn = min(self._woken, key=lambda turn: turn.number, default=None)
