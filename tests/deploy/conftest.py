@@ -93,6 +93,7 @@ def stack(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "PROMETHEUS_PORT": str(prometheus),
         "CODE_CPUS": "1",  # there may be no more
         "VIDEO_CPUS": "1",
+        "PROXY_CPUS": "1",
     }
     api_key = (secrets / "api_key").read_text()
     stack = Stack(engine, f"http://127.0.0.1:{fleet}", f"http://127.0.0.1:{prometheus}", api_key)
