@@ -28,15 +28,10 @@ async def rewards_of(function, texts: list[str], **row: object) -> list[float]:
     return await asyncio.gather(*calls)
 
 
-async def test_completions_are_scored_without_their_special_tokens(code_url: str):
-    reward = reward_function("code", code_url)
-    texts = ["print(input())<|im_end|>", SUM + "<|endoftext|>", SUM]
-    assert await rewards_of(reward, texts) == [0.5, 1.0, 1.0]
-
-
 async def test_whatever_a_policy_writes_is_scored(code_url: str):
     reward = reward_function("code", code_url)
-    assert await rewards_of(reward, ["", "\0", "\ud800", "<|im_end|>", "No idea."]) == [0.0] * 5
+    texts = ["", "\0", "\ud800", "<|im_end|>", "No idea.", "print(input())", SUM]
+    assert await rewards_of(reward, texts) == [0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 1.0]
 
 
 async def test_fields_of_the_row_are_those_of_the_request(code_url: str):

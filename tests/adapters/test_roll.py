@@ -145,7 +145,7 @@ async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str):
     worker = reward_worker("code", code_url)(worker_config=CONFIG)
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 4)
     worker.initialize(pipeline_config=None)
-    data = data_of([SUM, ECHO, "", "\0"])
+    data = data_of([f"{SUM}<|im_end|>", ECHO, "", "\0"])
     output = await worker.compute_rewards(data)
     assert set(output.batch) == {"token_level_rewards", "response_level_rewards", "scores"}
     for name in ("response_level_rewards", "scores"):

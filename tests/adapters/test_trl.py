@@ -64,10 +64,9 @@ def test_completions_are_scored_by_the_tests_of_their_rows(reward):
 
 
 def test_whatever_a_policy_writes_is_scored(reward):
-    parts = [{"role": "assistant", "content": [{"type": "text", "text": SUM}]}]
     call_only = [{"role": "assistant", "content": None, "tool_calls": []}]
-    texts = ["", "\0", "\ud800", "I do not know.", parts, call_only, []]
-    assert call(reward, texts, tests=[TESTS] * 7) == [0, 0, 0, 0, 1, 0, 0]
+    texts = ["", "\0", "\ud800", "I do not know.", call_only, []]
+    assert call(reward, texts, tests=[TESTS] * 6) == [0.0] * 6
 
 
 def test_further_columns_are_fields_of_the_request(code_url: str):
@@ -140,7 +139,7 @@ def test_answers_that_call_tools_are_scored_by_a_correct_answer():
     text = '<think>Look.</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
     with client_of(create_tools_app(ToolsSettings())) as service:
         reward = reward_function("tools", str(service.base_url), is_async=False)
-        answers = [text, [{"role": "assistant", "content": text}], ""]
+        answers = [text, [{"role": "assistant", "content": f"{text}<|im_end|>"}], ""]
         assert call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3) == [4.0, 4.0, -3.0]
 
 

@@ -52,10 +52,7 @@ def by_task(function, text: str, **data: object) -> float:
 
 def test_a_rubric_scores_rollouts_by_their_answers(code_url: str):
     reward = reward_function("code", code_url)
-    parts = [{"type": "text", "text": SUM}]
-    message = SimpleNamespace(role="assistant", content=ECHO)
-    assert by_rubric(reward, SUM, ECHO, "", "\0", None, parts) == [1.0, 0.5, 0.0, 0.0, 0.0, 1.0]
-    assert by_rubric(reward, "", completion=[message]) == [0.5]
+    assert by_rubric(reward, SUM, ECHO, "", "\0", None) == [1.0, 0.5, 0.0, 0.0, 0.0]
     assert by_rubric(reward, ECHO, info={"mode": "all_pass"}) == [0.0]
     assert by_rubric(reward, ECHO, info='{"mode": "all_pass"}') == [0.0]
     assert reward.__name__ == "code_reward"

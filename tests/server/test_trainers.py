@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
-from rewardfleet.wire.query import response_of, without_special_tokens
+from rewardfleet.wire.query import completion_text, response_of
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -105,7 +105,7 @@ def test_openrlhf_scores_the_program_without_the_tokens_that_end_it(code: httpx.
 
 @pytest.mark.parametrize("text", ["x = y[PAD]", "x = y[sep]", "a < b > c", "print('<eos>')"])
 def test_the_end_of_a_program_is_no_special_token(text: str):
-    assert without_special_tokens(text) == text
+    assert completion_text(text) == text
 
 
 @pytest.mark.parametrize(("text", "score"), SCORED)
@@ -266,6 +266,8 @@ def test_gym_the_response_is_what_the_assistant_wrote(code: httpx.Client):
     call = {"type": "function_call", "name": "f", "call_id": "1", "arguments": "\ud800"}
     body["response"]["output"] += [user, call]
     assert answer(code, "/verify", body)["reward"] == 1
+    body["response"]["output"].append({"role": "assistant", "content": 5})
+    assert "a completion is a text" in refusal(code, "/verify", body)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +336,11 @@ def test_openenv_reset_and_step(code: httpx.Client):
         "reward": 1.0,
         "done": True,
     }
+    messages = [{"role": "assistant", "content": "print(5)<|im_end|>"}]
+    step["action"] = {"message": messages, "ground_truth": FIVE}
+    assert answer(code, "/step", step)["reward"] == 1
+    step["action"]["message"] = 5
+    assert "a completion is a text" in refusal(code, "/step", step)
 
 
 def test_openenv_an_action_may_be_an_item_of_score(code: httpx.Client):

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from rewardfleet.tools import tools_request
 from rewardfleet.video import video_request
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.policy_text import POLICY_FIELDS
+from rewardfleet.wire.query import completion_text
 from rewardfleet.wire.score import Score, Status
 
 #: A row of a trainer's dataset.
@@ -112,32 +114,6 @@ def is_before(package: str, *version: int) -> bool:
     return tuple(map(int, re.findall(r"\d+", installed)[: len(version)])) < version
 
 
-def text_of(completion: Any) -> str:
-    """Return the text of a completion: a text, or the last message of the assistant.
-
-    Raises:
-        InvalidRequest: It is neither a text nor a list of messages. It would be scored as empty.
-    """
-    if isinstance(completion, str):
-        return completion
-    messages = list(completion) if isinstance(completion, Iterable) else [completion]
-    if any(_part(message, "role") is None for message in messages):
-        got = str(completion)[:60]
-        raise InvalidRequest(f"a completion is a text or a list of messages (got {got!r})")
-    for message in reversed(messages):
-        if _part(message, "role") == "assistant":
-            content = _part(message, "content")
-            if isinstance(content, str):
-                return content
-            return "".join(_part(part, "text") or "" for part in content or ())
-    return ""
-
-
-def _part(message: Any, name: str) -> Any:
-    """Return a field of a message, which is a mapping or an object."""
-    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
-
-
 def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> list[Row]:
     """Return the rows of some columns of a dataset.
 
@@ -153,20 +129,24 @@ def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> lis
     return [{name: columns[name][index] for name in names} for index in range(count)]
 
 
-def fields_of(service: ServiceName, text: str, truth: Any, row: Row) -> dict[str, Any]:
+def fields_of(service: ServiceName, completion: Any, truth: Any, row: Row) -> dict[str, Any]:
     """Return the fields of a request, as the service's client takes them.
 
     Args:
         service: Which service scores the sample.
-        text: The response of the policy. The video service ignores it.
+        completion: What the policy wrote; see `completion_text`. The video service ignores it.
         truth: The tests of the code service, or their JSON as text; the ground truth of the tools
             service; the clip of the video service.
         row: Options of the request, taken where they are not None; for video also `task`.
+
+    Raises:
+        InvalidRequest: The completion has no text that can be read, or the tests are invalid.
     """
     if service == "code":
-        return request_fields(text, truth, row)
+        return request_fields(completion, truth, row)
     if service == "tools":
-        return {"response": text, "ground_truth": truth, **_given(row, _TOOLS_OPTIONS)}
+        response = completion_text(completion)
+        return {"response": response, "ground_truth": truth, **_given(row, _TOOLS_OPTIONS)}
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {"task_text": row.get("task"), "clip": truth, **_given(row, _VIDEO_OPTIONS)}
@@ -211,22 +191,21 @@ class DatasetReward:
         columns: Mapping[str, Any],
         log_metric: Callable[[str, float], object] | None = None,
     ) -> list[float]:
-        """Return one reward per completion, which is a text or a conversation.
+        """Return one reward per completion.
 
         Args:
-            completions: The completions.
+            completions: The completions; see `completion_text`.
             columns: The columns of their rows, by name.
             log_metric: Called with the name and value of each of `metrics_of`.
 
         Raises:
-            InvalidRequest: A column is missing, or has an invalid value.
+            InvalidRequest: A column is missing, or it or a completion has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         rows = rows_of(columns, self._columns, len(completions))
-        texts = [text_of(each) for each in completions]
         truths = [row[self._truth] for row in rows]
         # In a thread: it encodes the frames of clips.
-        requests = await asyncio.to_thread(requests_of, self._service, texts, truths, rows)
+        requests = await asyncio.to_thread(requests_of, self._service, completions, truths, rows)
         client = getattr(self._fleet, self._service)
         scores = await scores_of(client, requests)
         if log_metric is not None:
@@ -303,21 +282,21 @@ class SampleReward:
         self._fleet = RewardFleet(**urls, **{"coalesce_s": COALESCE_SECONDS, **options})
         self._truth = column or COLUMNS[service]
 
-    async def score(self, text: str, row: Row) -> tuple[float, Score | None]:
+    async def score(self, completion: Any, row: Row) -> tuple[float, Score | None]:
         """Return the reward of a response, and its score; None if the call failed.
 
         Args:
-            text: The response. The video service ignores it.
+            completion: The response; see `completion_text`. The video service ignores it.
             row: The row of the dataset. Its other fields are read as fields of the request.
 
         Raises:
-            InvalidRequest: The row has no such field, or an invalid value.
+            InvalidRequest: The row has no such field, or it or the response has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         if row.get(self._truth) is None:
             raise InvalidRequest(f"no {self._truth!r}; there are: {', '.join(sorted(row))}")
         client = getattr(self._fleet, self._service)
-        fields = fields_of(self._service, text, row[self._truth], row)
+        fields = fields_of(self._service, completion, row[self._truth], row)
         try:
             score: Score = await client.score(**fields)
         except RewardFleetError as error:
@@ -326,7 +305,7 @@ class SampleReward:
 
 
 def requests_of(
-    service: ServiceName, texts: Sequence[str], truths: Sequence[Any], rows: Sequence[Row]
+    service: ServiceName, completions: Sequence[Any], truths: Sequence[Any], rows: Sequence[Row]
 ) -> list[Any]:
     """Return the requests of samples. The arguments are lists of those of `fields_of`.
 
@@ -334,11 +313,14 @@ def requests_of(
         InvalidRequest: What the caller wrote is invalid.
     """
     build: Any = _BUILDERS[service]
-    return [build(**fields_of(service, *each)) for each in zip(texts, truths, rows, strict=True)]
+    samples = zip(completions, truths, rows, strict=True)
+    return [build(**fields_of(service, *each)) for each in samples]
 
 
-def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
+def request_fields(revision: Any, tests: Any, options: Row) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
+
+    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`.
 
     Args:
         revision: The program, plain or in a fenced block of a text.
@@ -346,8 +328,13 @@ def request_fields(revision: str, tests: Any, options: Row) -> dict[str, Any]:
             their JSON as text (a parquet file keeps text as it is, but changes nested columns).
         options: Fields of the request are taken from it where they are not None: `critique`,
             `original_program`, `original_passed`, `mode` and `limits`.
+
+    Raises:
+        InvalidRequest: One of the texts cannot be read, or the tests are invalid.
     """
-    return {"revision": revision, "tests": as_tests(tests), **_given(options, _OPTIONS)}
+    fields = {"revision": revision, **_given(options, _OPTIONS)}
+    texts = {name: completion_text(fields[name]) for name in POLICY_FIELDS & fields.keys()}
+    return {**fields, **texts, "tests": as_tests(tests)}
 
 
 def _given(row: Row, names: Sequence[str]) -> dict[str, Any]:

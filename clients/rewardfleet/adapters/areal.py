@@ -17,7 +17,6 @@ from typing import Any
 
 from rewardfleet.adapters._batch import SampleReward, ServiceName, marks_of, refuse_nan
 from rewardfleet.service import OnFailure
-from rewardfleet.wire.query import without_special_tokens
 from rewardfleet.wire.score import Score
 
 
@@ -58,7 +57,7 @@ def reward_function(
         completion_ids: Sequence[int],  # noqa: ARG001 - AReaL's signature
         **row: Any,
     ) -> float:
-        value, score = await scorer.score(without_special_tokens(completions), row)
+        value, score = await scorer.score(completions, row)
         _log(score)
         return value
 

@@ -16,7 +16,7 @@ from rewardfleet.adapters._batch import COLUMNS, SampleReward, ServiceName, mark
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.query import response_of, without_special_tokens
+from rewardfleet.wire.query import response_of
 
 log = logging.getLogger(__name__)
 
@@ -76,4 +76,4 @@ def _response(query: str, prompt: str) -> str:
     response = response_of(query, prompt)
     if response is None:
         raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
-    return without_special_tokens(response)
+    return response

@@ -19,15 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import (
-    COLUMNS,
-    Row,
-    ServiceName,
-    requests_of,
-    rows_of,
-    scores_of,
-    text_of,
-)
+from rewardfleet.adapters._batch import COLUMNS, Row, ServiceName, requests_of, rows_of, scores_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
@@ -45,7 +37,7 @@ class Scorer:
     Args:
         service: Which service scores a row: "code", "tools" or "video".
         url: The base URL of that service, or the base URLs of its replicas.
-        text: The column with the responses: texts, or lists of messages. Not read for video.
+        text: The column with the responses: texts, lists of messages, …. Not read for video.
         column: The column with what a response is scored by; by default `tests` for code,
             `ground_truth` for tools, `clip` for video, which also reads `task`.
         columns: Further columns that are fields of the request, e.g. `mode` for code.
@@ -107,7 +99,6 @@ class Scorer:
 
     def _request(self, row: Row, text: Row) -> Any:
         response = text[self._text] if self._text is not None else None
-        response = "" if response is None else text_of(response)
         return requests_of(self._service, [response], [row[self._truth]], [row])[0]
 
     def _results(self, requests: list[Any]) -> list[tuple[float, str | None]]:

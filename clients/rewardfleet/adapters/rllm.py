@@ -21,6 +21,7 @@ from rewardfleet.adapters._batch import (
 )
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
+from rewardfleet.wire.query import completion_text
 from rewardfleet.wire.score import Score
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
@@ -91,20 +92,20 @@ class RewardFleetEvaluator:
         )
 
     def __call__(self, task_info: Row, action: Any) -> Any:
-        """Return rLLM's `RewardOutput` of an action, which is a text or rLLM's `Action`.
+        """Return rLLM's `RewardOutput` of an answer, or of rLLM's `Action` with one.
 
         Raises:
             ImportError: rLLM is not installed.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         types = module_of_trainer("rllm.rewards.reward_types", _INSTALL)
-        reward, signals = self._score(_text(getattr(action, "action", action)), task_info)
+        reward, signals = self._score(getattr(action, "action", action), task_info)
         return types.RewardOutput(
             reward=reward, metadata=signals, is_correct=reward >= self._correct_from
         )
 
-    def _score(self, text: str, row: Row) -> tuple[float, dict[str, float]]:
-        reward, score = self._loop.run(self._scorer.score(text, row))
+    def _score(self, answer: Any, row: Row) -> tuple[float, dict[str, float]]:
+        reward, score = self._loop.run(self._scorer.score(answer, row))
         return reward, _signals(score)
 
 
@@ -114,18 +115,15 @@ def _signals(score: Score | None) -> dict[str, float]:
     return marks_of(score) | {f"reward/{name}": float(each) for name, each in components.items()}
 
 
-def _answer(episode: Any) -> str:
+def _answer(episode: Any) -> Any:
     if "answer" in episode.artifacts:
-        return _text(episode.artifacts["answer"])
+        return episode.artifacts["answer"]
     if not episode.trajectories:
         return ""
     trajectory = episode.trajectories[-1]
     if trajectory.output:
-        return _text(trajectory.output)
+        return trajectory.output
     # A turn that only calls a tool has no text of its own.
-    texts = (_text(step.output or step.model_response) for step in reversed(trajectory.steps))
+    steps = reversed(trajectory.steps)
+    texts = (completion_text(step.output or step.model_response) for step in steps)
     return next(filter(None, texts), "")
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)

@@ -12,13 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import (
-    MissingReward,
-    SampleReward,
-    ServiceName,
-    marks_of,
-    text_of,
-)
+from rewardfleet.adapters._batch import MissingReward, SampleReward, ServiceName, marks_of
 from rewardfleet.service import OnFailure
 
 
@@ -63,7 +57,7 @@ def reward_function(
             return value
         info = json.loads(info) if isinstance(info, str) and info else info or {}
         try:
-            return (await scorer.score(text_of(completion), {**row, "task": task, **info}))[0]
+            return (await scorer.score(completion, {**row, "task": task, **info}))[0]
         except Exception as error:
             raise MissingReward(f"{type(error).__name__}: {error}") from error
 

@@ -1,7 +1,13 @@
-"""A policy's response in a query: prompt and response in one text, with special tokens."""
+"""The text that a policy wrote, in what a trainer has: messages, or a query with its prompt."""
 
 import re
 import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from .errors import InvalidRequest
 
 #: How special tokens are written, at the end of a text. Not `[PAD]` and the like, which no model
 #: ends with: `x[PAD]` may end a program.
@@ -75,9 +81,48 @@ def _after_words(query: str, prompt: str) -> str | None:
     return query[position:]
 
 
-def without_special_tokens(text: str) -> str:
-    """Return a text without the special tokens at its end, which end a response."""
+def completion_text(completion: Any) -> str:
+    """Return the text of a completion, without the special tokens at its end.
+
+    Args:
+        completion: A text; a message; a list of messages, of which the last one of the assistant
+            counts; a list of content parts, of which those with `text` count; or `{"code": …}`.
+            Messages and parts are mappings or objects. None and a message without content are the
+            empty text, and so is a list without a message of the assistant.
+
+    Raises:
+        InvalidRequest: It is none of these. As a text, it would be scored as what nobody wrote.
+    """
+    text = _text(completion)
     end = len(text)
     while token := _SPECIAL_TOKEN.search(text[max(0, end - _TOKEN_LENGTH) : end]):
         end = max(0, end - _TOKEN_LENGTH) + token.start()
     return text[:end]
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    is_list = isinstance(value, Iterable) and not isinstance(value, Mapping | BaseModel)
+    if not is_list and _field(value, "role") is None:
+        for name in ("code", "content"):  # of an agent's answer, of a model's output
+            if (found := _field(value, name, default=value)) is not value:
+                return _text(found)
+    items = list(value) if is_list else [value]
+    if all(_field(item, "role") is not None for item in items):
+        written = [item for item in items if _field(item, "role") == "assistant"]
+        return _text(_field(written[-1], "content")) if written else ""
+    if is_list and all(_is_part(item) for item in items):
+        return "".join(_text(_field(part, "text")) for part in items)
+    forms = 'a text, messages, content parts or {"code": …}'
+    raise InvalidRequest(f"a completion is {forms} (got {value!r:.60})")
+
+
+def _is_part(item: Any) -> bool:
+    named = _field(item, "type") is not None or _field(item, "text") is not None
+    return named and _field(item, "content") is None  # else a message of an unknown role
+
+
+def _field(item: Any, name: str, default: Any = None) -> Any:
+    is_mapping = isinstance(item, Mapping)
+    return item.get(name, default) if is_mapping else getattr(item, name, default)

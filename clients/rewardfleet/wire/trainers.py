@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from .errors import ErrorKind
 from .policy_text import POLICY_FIELDS
+from .query import completion_text
 from .score import MAX_BATCH_ITEMS, Response
 
 #: The fields of these formats that have a policy's text, or parts of it.
@@ -119,9 +120,13 @@ class GymResponse(_OpenRequest):
 
     @property
     def text(self) -> str:
-        """The text of all messages of the assistant; agents also put those of users here."""
+        """The text of all messages of the assistant; agents also put those of users here.
+
+        Raises:
+            InvalidRequest: A message has content that cannot be read.
+        """
         return "".join(
-            text_of(item.get("content"))
+            completion_text(item.get("content"))
             for item in self.output
             if item.get("type", "message") == "message"
             and item.get("role", "assistant") == "assistant"
@@ -217,13 +222,3 @@ class OpenEnvResult(Response):
         None, description="The score; null after a reset, and if the judge abstained."
     )
     done: bool = Field(description="Whether the episode is over: after the first step.")
-
-
-def text_of(content: JsonValue) -> str:
-    """Return the text of a message's content: a text, or a list of parts with `text`."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    texts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))

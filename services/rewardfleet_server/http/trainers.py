@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.query import response_of, without_special_tokens
+from rewardfleet.wire.query import completion_text, response_of
 from rewardfleet.wire.score import Score, Status, abstained
 from rewardfleet.wire.trainers import (
     GYM_FAILURE_KINDS,
@@ -162,14 +162,13 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             context.timeout_s = min(step.timeout_s, context.timeout_s or step.timeout_s)
             call = context.call_timeout_s or step.timeout_s
             context.call_timeout_s = min(step.timeout_s, call)
-        name = next((each for each in _TEXTS if isinstance(step.action.get(each), str)), None)
+        name = next((each for each in _TEXTS if step.action.get(each) is not None), None)
         item: RequestT | InvalidRequest
         if self._item_of is None or name is None:
             item = await self._attempt(partial(_item_of_action, self._request_type, step.action))
         else:
             row = {key: value for key, value in step.action.items() if key != name}
-            text = str(step.action[name])
-            item = await self._attempt(partial(self._item_of, text, _ground_truth(row)))
+            item = await self._item((step.action[name], _ground_truth(row)))
         score = await self._engine.score_item(item, context)
         seen: dict[str, JsonValue] = {"status": score.status, "components": {**score.components}}
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
@@ -189,15 +188,14 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         return [_checked(score) for score in scores]
 
     async def _item(
-        self, sample: tuple[str, JsonValue] | InvalidRequest
+        self, sample: tuple[JsonValue, JsonValue] | InvalidRequest
     ) -> RequestT | InvalidRequest:
         if isinstance(sample, InvalidRequest):
             return sample
-        text, ground_truth = sample
-        assert self._item_of is not None  # noqa: S101 - else there are no such routes
-        return await self._attempt(
-            partial(self._item_of, without_special_tokens(text), ground_truth)
-        )
+        completion, ground_truth = sample
+        item_of = self._item_of
+        assert item_of is not None  # noqa: S101 - else there are no such routes
+        return await self._attempt(lambda: item_of(completion_text(completion), ground_truth))
 
     async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
         """Return an item, or why it is not one: it is counted like that of any other route."""

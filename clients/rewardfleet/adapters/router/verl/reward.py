@@ -5,6 +5,7 @@ from typing import Any
 
 from rewardfleet.adapters._batch import COALESCE_SECONDS
 from rewardfleet.client import RewardFleet
+from rewardfleet.wire.query import completion_text
 
 #: The fleets of this process, by URL and timeout; calls share their connections.
 _fleets: dict[tuple[Any, ...], RewardFleet] = {}
@@ -43,7 +44,7 @@ async def compute_score(
         _fleets[key] = RewardFleet(tools=url, timeout_s=timeout_s, coalesce_s=COALESCE_SECONDS)
     families = (extra_info or {}).get("tool_families") or {}
     score = await _fleets[key].tools.score(
-        solution_str,
+        completion_text(solution_str),
         ground_truth,
         options=_plain(options or {}),
         tool_families=dict(families),

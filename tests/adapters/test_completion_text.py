@@ -1,0 +1,87 @@
+"""Every adapter reads a completion in the same forms, without the special tokens at its end."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rewardfleet import InvalidRequest, RewardFleet
+from rewardfleet.adapters import areal, ms_swift, nemo_rl, ray_data, rllm, trl, verifiers, verl
+from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters.ctrl import CritiqueReward
+
+from .conftest import ECHO, SUM, TESTS
+
+pytestmark = pytest.mark.usefixtures("closes")
+
+END = "<|im_end|>\n"
+PARTS = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": SUM}]
+USER, TOOL = {"role": "user", "content": ECHO}, {"role": "tool", "content": ECHO}
+RIGHT = [
+    SUM,
+    f"{SUM}{END}",
+    [USER, {"role": "assistant", "content": SUM + END}, TOOL],
+    [USER, SimpleNamespace(role="assistant", content=PARTS)],
+    SimpleNamespace(content=SUM, text=ECHO),  # an output of a model
+    PARTS,
+    {"code": SUM + END},
+]
+EMPTY = [None, END, [], [USER], {"role": "assistant", "content": None}, {"code": None}]
+UNREADABLE = [7, [SUM], {"answer": SUM}, [{"type": "ai", "content": SUM}], {"code": {"text": SUM}}]
+
+
+async def by_areal(url: str, completion: object) -> float:
+    return await areal.reward_function("code", url)("Add.", completion, [], [], tests=TESTS)
+
+
+async def by_ctrl(url: str, completion: object) -> float:
+    reward = CritiqueReward(RewardFleet(code=url), [], tokenizer=None)
+    critiques = [[{"role": "assistant", "content": f"Overall judgment: Incorrect{END}"}]]
+    return (await reward.get_reward_all(critiques, [completion], [{"tests": TESTS}]))[0]
+
+
+async def by_ms_swift(url: str, completion: object) -> float:
+    return ms_swift.orm("code", url)()([completion], tests=[TESTS])[0]
+
+
+async def by_nemo_rl(url: str, completion: object) -> float:
+    pytest.importorskip("torch")
+    environment = nemo_rl.ScoringEnvironment({"service": "code", "url": url})
+    return (await environment.step([completion], [{"ground_truth": TESTS}])).rewards.item()
+
+
+async def by_ray_data(url: str, completion: object) -> float:
+    batch = {"response": [completion], "tests": [TESTS]}
+    return ray_data.Scorer("code", url, on_failure="raise")(batch)["reward"][0]
+
+
+async def by_rllm(url: str, completion: object) -> float:
+    steps = [SimpleNamespace(output=completion, model_response="")]
+    episode = SimpleNamespace(artifacts={}, trajectories=[SimpleNamespace(output="", steps=steps)])
+    return rllm.evaluator("code", url).evaluate({"tests": TESTS}, episode).reward
+
+
+async def by_trl(url: str, completion: object) -> float:
+    return (await trl.reward_function("code", url)(completions=[completion], tests=[TESTS]))[0]
+
+
+async def by_verifiers(url: str, completion: object) -> float:
+    return await verifiers.reward_function("code", url)(completion=completion, answer=TESTS)
+
+
+async def by_verl(url: str, completion: object) -> float:
+    return (await verl.compute_score_async("code", completion, TESTS, url=url))["score"]
+
+
+ADAPTERS = [by_areal, by_ctrl, by_ms_swift, by_nemo_rl, by_ray_data, by_rllm, by_trl, by_verifiers]
+
+
+@pytest.mark.parametrize("score", [*ADAPTERS, by_verl])
+async def test_it_is_read_or_refused(score, code_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verl, "_fleets", {})
+    types = SimpleNamespace(EvalOutput=SimpleNamespace, Signal=SimpleNamespace)
+    monkeypatch.setattr(rllm, "module_of_trainer", lambda *_: types)
+    assert [await score(code_url, each) for each in RIGHT] == [1.0] * len(RIGHT)
+    assert [await score(code_url, each) for each in EMPTY] == [0.0] * len(EMPTY)
+    for each in UNREADABLE:
+        with pytest.raises((InvalidRequest, MissingReward), match="a completion is a text, mess"):
+            await score(code_url, each)
