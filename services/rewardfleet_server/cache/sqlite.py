@@ -52,10 +52,10 @@ class _Connections:
                 stack.enter_context(closing(SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)))
                 for _ in range(3)
             )
+            # If checkpoints cannot keep up, writes wait for the disk as well.
+            pages = f"PRAGMA wal_autocheckpoint = {16 * _CHECKPOINT_BYTES // 4096}"
+            self.writes.call_now(lambda db: db.execute(pages))
             self.close = stack.pop_all().close
-        # If checkpoints cannot keep up, writes wait for the disk as well.
-        pages = f"PRAGMA wal_autocheckpoint = {16 * _CHECKPOINT_BYTES // 4096}"
-        self.writes.call_now(lambda db: db.execute(pages))
 
 
 class SqliteCache:

@@ -166,12 +166,14 @@ class Schedule:
         """Let others come before a job."""
         turn.is_long = True
         self._assign()
+        self._start_ahead()
 
     def lend(self, turn: "CoreTurn") -> None:
         """Give the core of a job that sleeps to another one."""
         turn.is_long = True
         self._release(turn)
         self._assign()
+        self._start_ahead()
 
     def request(self, turn: "CoreTurn") -> None:
         """Give a core to a job that has none."""
@@ -196,7 +198,6 @@ class Schedule:
             paused.pause()
             self._grant()
         self._leave_room()
-        self._start_ahead()
 
     def _grant(self) -> None:
         """Give away all free cores."""
@@ -232,6 +233,8 @@ class Schedule:
                 self._take(turn, urgent=urgent)
                 self._begun.add(turn)
                 turn.begin(self._idle[turn.is_checker].pop())
+                if turn.is_long:
+                    self._start_ahead()
                 return True
         return False
 
@@ -285,9 +288,13 @@ class Schedule:
         return has_memory and len(turns) <= self._jails - self._cores
 
     def _start_ahead(self) -> None:
-        """Start the next jail before a short job needs it, as long jobs keep theirs."""
+        """Start the next jail before a short job needs it, as a long job keeps its own."""
         idle = self._idle[False]
-        if not self._long or not idle or idle[-1].has_started:
+        if not idle or idle[-1].has_started:
+            return
+        try:
+            starting = self._start(idle[-1])
+        except RuntimeError:  # the service is shutting down
             return
         worker = idle.pop()
 
@@ -298,7 +305,7 @@ class Schedule:
                 idle.insert(0, worker)
             self._assign()
 
-        self._start(worker).add_done_callback(is_idle)
+        starting.add_done_callback(is_idle)
 
     def _leave_room(self) -> None:
         """Stop the last ones of too many long jobs."""
