@@ -13,6 +13,9 @@ from .threads import run_in_thread
 
 T = TypeVar("T")
 
+#: Seconds for which opening a file is tried again while another process opens it.
+_OPEN_SECONDS = 5.0
+
 
 class SqliteFile:
     """One database file in WAL mode: no committed row is lost if the process crashes.
@@ -31,12 +34,28 @@ class SqliteFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
         try:
             connecting = self._thread.submit(
-                _reporting_damage, lambda: self._connect(path, schema, busy_s)
+                _reporting_damage, lambda: self._open(path, schema, busy_s)
             )
             self._db = connecting.result()
         except BaseException:
             self._thread.shutdown()
             raise
+
+    @classmethod
+    def _open(cls, path: Path, schema: str, busy_s: float) -> sqlite3.Connection:
+        """Connect; try again if another process is just creating the file.
+
+        SQLite then answers "locked" at once, whatever `busy_s` is: to wait could be a deadlock.
+        """
+        deadline = time.monotonic() + _OPEN_SECONDS
+        while True:
+            try:
+                return cls._connect(path, schema, busy_s)
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
 
     @staticmethod
     def _connect(path: Path, schema: str, busy_s: float) -> sqlite3.Connection:

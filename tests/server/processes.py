@@ -149,9 +149,9 @@ class Watch:
 
 
 def idle_seconds(url: str, pid: int, body: bytes = b"") -> float:
-    """Return the longest answer of a service that has nothing to do, within 0.3 s."""
+    """Return the longest answer of a service that has nothing to do, within 0.15 s."""
     with Watch(url, pid, body) as watch:
-        time.sleep(0.3)
+        time.sleep(0.15)
     return watch.slowest
 
 

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,21 @@ async def test_a_file_that_becomes_corrupt_in_use_is_renamed(
     await cache.put("a", b"1")
     assert await cache.get("a") == b"1"
     assert "renamed" in caplog.text
+    await cache.aclose()
+
+
+async def test_opening_waits_for_a_process_that_is_creating_the_file(tmp_path: Path):
+    other = sqlite3.connect(tmp_path / "cache.sqlite", check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    done = threading.Timer(0.3, other.rollback)  # longer than a statement waits for a lock
+    done.start()
+    try:
+        cache = sqlite_cache(tmp_path)
+    finally:
+        done.join()
+        other.close()
+    await cache.put("k", b"1")
+    assert await cache.get("k") == b"1"
     await cache.aclose()
 
 

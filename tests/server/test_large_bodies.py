@@ -68,7 +68,7 @@ def form(content: bytes) -> bytes:
 #: One of each kind; the others are for `make test-full`.
 FEW = {
     "quotes and colons", "many nested lists", "nested lists in a small body",
-    "long numbers", "batch", "form of parts",
+    "batch", "form of parts",
 }  # fmt: skip
 
 NESTED = b"[" * 100 + b"]" * 100
@@ -211,7 +211,7 @@ def test_a_large_batch_of_episodes_does_not_delay_others():
 
 @pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.parametrize("service", ["code", "tools"])
+@pytest.mark.parametrize("service", ["code", pytest.param("tools", marks=pytest.mark.full)])
 def test_large_bodies_of_the_other_services_do_not_delay_others(service: str):
     tests = '{"kind":"functional","fn_name":"f","cases":[{"args":[[%s0]],"expected":1}]}'
     program = '{"revision":"def f(*a): return 1","tests":%s}'

@@ -168,8 +168,7 @@ def score(url: str, **fields: str) -> httpx.Response:
 
 #: One of each kind; the others are for `make test-full`.
 FEW = {
-    "fields of an f-string", "3,000 functions", "short, but dense", "a critique of judgments",
-    "an original program",
+    "fields of an f-string", "short, but dense", "a critique of judgments", "an original program",
 }  # fmt: skip
 
 
