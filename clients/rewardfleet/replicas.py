@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 import httpx
 
 from .hedging import Hedging
-from .response_limit import receive
+from .response_limit import new_request_id, receive
 from .timeouts import Timeout, timeout
 from .wire.backoff import backoff, backoff_with_jitter
 from .wire.errors import BackendFailed, ErrorKind, RewardFleetError
+from .wire.headers import REQUEST_ID_HEADER
 
 #: Failed judgments in a row after which a replica is ejected.
 EJECT_AFTER = 5
@@ -75,6 +76,7 @@ class Replica:
     url: str
     http: httpx.AsyncClient
     limit: float  #: items that may be unanswered at once
+    returns_ids: bool = False  #: whether it has answered with the `X-Request-Id` of a request
     in_flight: int = 0  #: items sent and not answered yet
     last_used: int = 0  #: the number of the last request that it got
     failures: int = 0  #: failed judgments since the last success
@@ -246,7 +248,7 @@ class Replicas:
             pass  # it was sent before the last failure was known, so it adds nothing
         elif error.kind is ErrorKind.UNAVAILABLE:
             self.eject(replica, started=started, seconds=rest_seconds(error))
-        elif error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}:
+        elif error.is_foreign or error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}:
             replica.failures += 1
             if replica.failures >= EJECT_AFTER:
                 self.eject(replica, started=started)
@@ -355,7 +357,12 @@ class Replicas:
 
     async def _readiness(self, replica: Replica, seconds: float) -> int | None:
         """Return the status of a replica's answer to `/readyz`; None if there is none in time."""
-        request = replica.http.build_request("GET", f"{replica.url}/readyz", timeout=seconds)
+        request = replica.http.build_request(
+            "GET",
+            f"{replica.url}/readyz",
+            headers={REQUEST_ID_HEADER: new_request_id()},
+            timeout=seconds,
+        )
         try:
             async with timeout(seconds):
                 answer = await receive(replica.http, request, _MAX_PROBE_BYTES)

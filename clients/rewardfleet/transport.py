@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from .hedging import kind_of
 from .pending import PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .response_limit import max_response_bytes, receive
+from .response_limit import max_response_bytes, new_request_id, receive
 from .timeouts import timeout_at
 from .tracing import span, trace_headers
 from .wire.errors import (
@@ -120,6 +120,7 @@ class _Call:
     async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
         """Build the request. The body is encoded only now, so that few are in memory at once."""
         headers = trace_headers()
+        headers[REQUEST_ID_HEADER] = new_request_id()  # of this attempt, not of the call
         if fallback_rewards:
             headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
         if self.body is not None:
@@ -302,15 +303,15 @@ class ServiceTransport:
         while True:
             try:
                 return await self._attempt(replicas, call, response_type)
-            except DeadlineExceeded as error:
-                if failure is None:
-                    raise
-                raise DeadlineExceeded(f"{error.detail}; before that: {failure}") from failure
             except RewardFleetError as error:
+                is_late = isinstance(error, DeadlineExceeded) and not error.is_foreign
+                if is_late and failure is not None:
+                    detail = f"{error.detail}; before that: {failure}"
+                    raise DeadlineExceeded(detail) from failure
                 failure = error
-            if not failure.retryable:
-                raise failure
             has_alternative = replicas.has_alternative(call.failed_urls)
+            if not (failure.retryable or (failure.is_foreign and has_alternative)):
+                raise failure
             if not has_alternative and loop.time() + (failure.retry_after or 0.0) >= call.deadline:
                 raise failure
             if isinstance(failure, Overloaded):  # the replica cools down: `acquire` waits for it
@@ -399,6 +400,7 @@ class ServiceTransport:
             with _map_http_errors(replica.url, self._timeout_s):
                 response = await self._send(replicas, replica, request, call)
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
+            replica.returns_ids |= bool(call.request_id)
             model = self._parse(response, replica.url, response_type)
         except RewardFleetError as error:
             had_fair_share = call.deadline - sent >= self._timeout_s / 2
@@ -432,6 +434,7 @@ class ServiceTransport:
                         request,
                         max_response_bytes(call.item_count),
                         lambda: replicas.heard(replica),
+                        needs_id=replica.returns_ids,
                     )
         except TimeoutError:
             if limit.when() == call.deadline:
@@ -464,7 +467,7 @@ class ServiceTransport:
         except ValidationError as error:
             raise BackendFailed(
                 f"the answer of {url} is not a valid {response_type.__name__}; is it a "
-                "rewardfleet service of this version?"
+                f"rewardfleet service of this version? (got {response.text[:200]!r})"
             ) from error
 
     def _wrong_url(self, response: httpx.Response, url: str) -> str | None:
@@ -513,18 +516,20 @@ def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
         return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
     except ValidationError:
         pass
-    # Of other status codes, only those of a failing server may be different the next time.
-    default = BackendFailed if response.status_code >= 500 else InvalidRequest
+    # Of other status codes, only those of a request that is refused are the same the next time.
+    default = InvalidRequest if 400 <= response.status_code < 500 else BackendFailed
     error_type = ERROR_OF_STATUS.get(response.status_code, default)
     if error_type is InternalError:
         error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
     is_wrong_url = issubclass(error_type, InvalidRequest | MethodNotAllowed | NotFound)
     hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
-    return error_type(
+    error = error_type(
         f"{url} answered HTTP {response.status_code} without a rewardfleet error "
         f"(got {response.text[:200]!r}){hint}",
         retry_after=_retry_after(response.headers.get("retry-after", "")),
     )
+    error.is_foreign = True
+    return error
 
 
 def _retry_after(header: str) -> float | None:

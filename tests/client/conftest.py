@@ -37,11 +37,23 @@ class Received:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; a script that returns None instead closes the connection."""
+    """An answer; a script that returns None instead closes the connection.
+
+    It has the id of its request, unless `headers` has another `X-Request-Id`; "" means none.
+    `then` is a second one, for which nobody has asked. A `body` of bytes is sent as it is.
+    """
 
     status: int = 200
     body: object = None
     headers: dict[str, str] = field(default_factory=dict)
+    then: "Reply | None" = None
+
+    def encode(self, request_id: str) -> bytes:
+        content = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        headers = {"X-Request-Id": request_id, "Content-Length": str(len(content))} | self.headers
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if value]
+        head = f"HTTP/1.1 {self.status} X\r\n{''.join(lines)}\r\n"
+        return head.encode() + content + (self.then.encode(request_id) if self.then else b"")
 
 
 Script = Callable[[Received], Awaitable[Reply | None]]
@@ -118,10 +130,7 @@ class ScriptedReplica:
         reply = await self.script(request)
         if reply is None:
             return False
-        content = json.dumps(reply.body).encode()
-        more = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
-        head = f"HTTP/1.1 {reply.status} X\r\nContent-Length: {len(content)}\r\n{more}\r\n"
-        writer.write(head.encode() + content)
+        writer.write(reply.encode(headers["x-request-id"]))
         await writer.drain()
         return True
 

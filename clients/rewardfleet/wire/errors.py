@@ -85,11 +85,13 @@ class RewardFleetError(Exception):
         kind: The kind of this failure.
         status: Its HTTP status.
         retryable: Whether the same request may succeed later.
+        is_foreign: Whether it was not reported by a service, but by what answered in its place.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    is_foreign: bool = False
 
     def __init_subclass__(
         cls,

@@ -116,8 +116,7 @@ class Gateway:
         except CallerDisconnected:
             pass
         except RewardFleetError as error:
-            given = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
-            await _send_problem(send, error, new_request_id(given))
+            await _send_problem(send, error, _request_id(scope))
 
     async def aclose(self) -> None:
         """Close the idle connections to replicas."""
@@ -136,7 +135,7 @@ class Gateway:
         page = {b"/": self._index, b"/healthz": self._health, b"/readyz": self._readiness}.get(path)
         if page is not None:
             _check_is_read(scope)
-            await _send_json(send, 200, page())
+            await _send_json(send, 200, page(), [_request_id(scope)])
             return
         prefix, _, rest = path[1:].partition(b"/")
         name = prefix.decode("ascii")
@@ -181,7 +180,8 @@ class Gateway:
         if failures and set(failures.values()) == {_NO_KEY}:
             raise Unauthorized(f"{_NO_KEY}: `Authorization: Bearer <key>`")
         answers = [each for each in found if isinstance(each, InFlight)]
-        await _send_json(send, 200, merged(answers, failures).model_dump())
+        content = merged(answers, failures).model_dump()
+        await _send_json(send, 200, content, [_request_id(scope)])
 
     async def _in_flight_at(self, replica: Replica, key: bytes) -> InFlight | str:
         """Return the samples in flight at a replica, or why it does not answer."""
@@ -343,6 +343,13 @@ class Gateway:
                 self._pool.release(replica.url, connection)
 
 
+def _request_id(scope: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the header with the id of a request."""
+    name = REQUEST_ID_HEADER.encode()
+    given = dict(scope["headers"]).get(name, b"").decode("latin-1")
+    return name, new_request_id(given).encode("ascii")
+
+
 def _check_is_read(scope: MutableMapping[str, Any]) -> None:
     """Check the method of a request that the gateway answers itself.
 
@@ -424,13 +431,15 @@ async def _send(send: Send, answer: _Refusal) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-async def _send_problem(send: Send, error: RewardFleetError, request_id: str) -> None:
-    headers = [(REQUEST_ID_HEADER.encode(), request_id.encode("ascii"))]
+async def _send_problem(
+    send: Send, error: RewardFleetError, request_id: tuple[bytes, bytes]
+) -> None:
+    headers = [request_id]
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode("ascii")))
-    problem = error.problem(request_id).model_dump()
+    problem = error.problem(request_id[1].decode("ascii")).model_dump()
     await _send_json(send, error.status, problem, headers, b"application/problem+json")
 
 
@@ -438,7 +447,7 @@ async def _send_json(
     send: Send,
     status: int,
     content: dict[str, Any],
-    headers: Headers = (),
+    headers: Headers,
     media_type: bytes = b"application/json",
 ) -> None:
     body = json.dumps(content).encode()

@@ -25,7 +25,7 @@ from rewardfleet.wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from rewardfleet.wire.headers import PREFIX_HEADER, SERVICE_HEADER
+from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import MAX_NAME, Score
 from rewardfleet_server.admission import Admission
@@ -34,7 +34,7 @@ from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.in_flight import list_samples
 from rewardfleet_server.settings import ServerSettings
-from rewardfleet_server.telemetry import Telemetry
+from rewardfleet_server.telemetry import Telemetry, new_request_id
 from rewardfleet_server.tracing import open_tracer
 
 from .auth import ApiKeys
@@ -47,6 +47,7 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 _MIB = 2**20
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
 #: What `X-Forwarded-Prefix` may be: it becomes a part of the documentation page.
 _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
@@ -214,13 +215,20 @@ class RewardApp:
                 message["headers"] = [*message["headers"], self._name]
             await send(message)
 
+        async def send_page(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = dict(scope["headers"]).get(_REQUEST_ID, b"").decode("latin-1")
+                header = (_REQUEST_ID, new_request_id(given).encode())
+                message["headers"] = [*message["headers"], header]
+            await send_named(message)
+
         if scope["type"] != "http":
             await self._pages(scope, receive, send_named)
             return
         try:
             self._hosts.check(scope["headers"])
         except Forbidden as error:
-            await problem_response(error)(scope, receive, send_named)
+            await problem_response(error)(scope, receive, send_page)
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # uvicorn sends no body
         route, parameters = self.routes.find(method, scope["path"], scope.get("raw_path"))
@@ -237,7 +245,7 @@ class RewardApp:
             prefix = _prefix(scope)
             path = prefix + scope["path"]  # by ASGI's specification, it includes the root path
             page = {**scope, "method": method, "root_path": prefix, "path": path}
-            await self._pages(page, receive, send_named)
+            await self._pages(page, receive, send_page)
             return
         await response(scope, receive, send_named)
 

@@ -1,0 +1,69 @@
+"""Answers to another request, and answers of another server in place of the service."""
+
+import asyncio
+
+import pytest
+
+import rewardfleet
+from rewardfleet import RewardFleet
+
+from .conftest import Received, Reply, healthy
+from .test_replicas import score_number
+
+NO_ID = {"X-Request-Id": ""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [{}, NO_ID], ids=["with its id", "without id"])
+@pytest.mark.parametrize(
+    "second",
+    [{}, NO_ID, {"X-Request-Id": "another"}],
+    ids=["the id again", "no id", "an id of its own"],
+)
+async def test_an_unrequested_answer_is_not_taken_for_that_of_the_next_call(
+    replica, first: dict[str, str], second: dict[str, str]
+):
+    async def faulty(request: Received) -> Reply:
+        reply = await healthy(request)
+        if request.path == "/readyz" or int(reply.body["score"] * 1e6) % 10:
+            return Reply(reply.status, reply.body, first)
+        then = Reply(body={"score": 1.0, "status": "ok"}, headers=second)
+        return Reply(reply.status, reply.body, first, then)
+
+    urls = [(await replica(faulty)).url, (await replica()).url]
+    async with RewardFleet(video=urls, timeout_s=60) as fleet:
+        answers = await asyncio.gather(*(score_number(fleet, number) for number in range(150)))
+    assert answers == list(range(150))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(302, b"", {"Location": "/login"}),
+        Reply(204, b""),
+        Reply(200, b"<html>Welcome</html>", {"Content-Type": "text/html"}),
+        Reply(401, b"<html>Log in</html>", {"Content-Type": "text/html"}),
+        Reply(404, b"<html>Not here</html>", {"Content-Type": "text/html"}),
+        Reply(413, b"<html>Too large</html>", {"Content-Type": "text/html"}),
+        Reply(504, b"<html>Timeout</html>", {"Content-Type": "text/html"}),
+    ],
+    ids=lambda reply: str(reply.status),
+)
+async def test_the_answer_of_another_server_sends_the_call_to_another_replica(
+    replica, reply: Reply
+):
+    async def foreign(request: Received) -> Reply:
+        return Reply(reply.status, reply.body, NO_ID | reply.headers)
+
+    other, *services = await replica(foreign), await replica(), await replica()
+    urls = [each.url for each in (other, *services)]
+    async with RewardFleet(video=urls, timeout_s=60) as fleet:
+        answers = await asyncio.gather(*(score_number(fleet, number) for number in range(60)))
+    assert answers == list(range(60))
+    assert other.received
+    async with RewardFleet(video=[other.url, other.url + "/b"], timeout_s=3) as fleet:
+        with pytest.raises(
+            rewardfleet.RewardFleetError, match=reply.body.decode() or f"HTTP {reply.status}"
+        ):
+            await score_number(fleet, 1)
