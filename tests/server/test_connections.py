@@ -285,3 +285,32 @@ def test_bodies_count_by_what_has_arrived(item: bytes, monkeypatch: pytest.Monke
                 connection.sendall(b" " * (2 * MIB - 1001))
         # Together they are too large: the one that would exceed the limit is refused.
         wait_until(lambda: admitted() == 2)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["at once", "in parts"])
+def test_an_offer_of_another_protocol_is_ignored(
+    connect: Connect, item: bytes, is_chunked: bool, is_split: bool
+):
+    """`curl --http2` sends one with each request; the parser would end the request there."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    body = chunk(item) + b"0\r\n\r\n" if is_chunked else item
+    start = head(None if is_chunked else len(item), *offer)
+    parts = [start[:40], start[40:], body[:20], body[20:]] if is_split else [start + body]
+    connection = connect()
+    for _ in range(2):
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.01 * is_split)  # a segment of its own, as a rule
+        status, answer = response(connection)
+        assert (status, json.loads(answer)["status"]) == (200, "ok")
+
+
+@pytest.mark.parametrize("offer", ["Upgrade: websocket", "Upgrade: TLS/1.0, h2c"])
+def test_the_request_after_an_offer_is_read_as_one(connect: Connect, item: bytes, offer: str):
+    connection = connect()
+    request = head(len(item), "Connection: keep-alive, upgrade", offer) + item
+    last = head(2, "Connection: close") + b"{}"
+    connection.sendall(request + head(2) + b"{}" + request + last)
+    received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+) ", received) == [b"200", b"422", b"200", b"422"]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -13,16 +14,21 @@ _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
 #: What is still read of a body after the response: one that fits leaves the connection usable, and
 #: a proxy that sends it first gets the response, which it would lose if the connection was closed.
 _DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
+#: Headers that offer a change of protocol. A server may ignore them (RFC 9110, 7.8).
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
 #: Seconds for which a caller may read nothing of a response that does not fit into the buffers,
 #: and for which the last bytes of a closed connection may take.
 _WRITE_SECONDS = 30
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes connections that make no progress.
+    """Closes connections that make no progress, and keeps to HTTP/1.1.
 
-    These are connections whose headers are too large or do not arrive in time, that continue to
-    send a body after the response to it, or whose caller does not read the response.
+    Connections make no progress if their headers are too large or do not arrive in time, if they
+    continue to send a body after the response to it, or if the caller does not read the response.
+
+    The parser ends a request that offers another protocol (`Upgrade: h2c`) at its headers, and
+    uvicorn drops its body. Such a request is parsed again without the offer.
     """
 
     _header_bytes = 0  # since the start of a request, or since the last part of its body
@@ -53,7 +59,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # Headers, or lengths and trailers of a chunked body that has no chunks.
             self.send_400_response("Headers too large.")
             return
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.logger.warning(message := "Invalid HTTP request received.")
+            self.send_400_response(message)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._has_ignored_offer():  # CONNECT
+                raise httptools.HttpParserInvalidMethodError from None
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
+            self._parse(head + data[upgrade.args[0] :])
+
+    def _has_ignored_offer(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [each.strip() for each in value.split(b",")]
+                others = [each for each in tokens if each.lower() not in _OFFERS]
+                lines.append(b"connection: " + b", ".join(others))
+            elif name not in _OFFERS:
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """Start the limits on the headers of a request."""
@@ -74,6 +110,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         Raises:
             ValueError: It has a transfer coding other than `chunked`. uvicorn answers with 400.
         """
+        if self._has_ignored_offer():
+            return
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise ValueError("unsupported transfer coding")
@@ -89,6 +127,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that the body is complete; if the response was earlier, the next may follow."""
+        if self._has_ignored_offer():
+            return
         self._in_body, self._header_bytes = False, 0
         self._cancel(self._discard_timer)
         self._discard_timer = None
