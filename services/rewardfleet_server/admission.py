@@ -1,16 +1,17 @@
-"""Two limits: on the requests that are admitted, and on the items at the backend, `in_flight`.
+"""Limits on the requests that are admitted, and on the items at the backend, `in_flight`.
 
-`admit` is called on a request's headers, before its body is read; it never waits. `permit` is the
-right to use the backend; items queue for one in the order in which they came, at most
-`max_queue_depth` of them. Large items get at most three quarters of the permits and of the queue,
-so that they never take all.
+A request is admitted on its headers, before its body is read. `admit` never waits; `wait_in_line`
+is for clients that cannot repeat a request. `permit` is the right to use the backend; items queue
+for one in the order in which they came, at most `max_queue_depth` of them. Large items get at most
+three quarters of the permits and of the queue, so that they never take all.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
@@ -30,10 +31,12 @@ class Admission:
         max_in_flight: Items at the backend at the same time.
         max_queue_depth: Items that wait for the backend.
         max_total_body_bytes: Bytes of all admitted request bodies together.
+        max_waiting: Requests that wait in line.
 
     Attributes:
         max_in_flight: As above.
         max_queue_depth: As above.
+        max_waiting: As above.
         admitted: Requests admitted and not answered yet.
         in_flight: Items that hold a permit.
         queue_depth: Items that wait for a permit.
@@ -41,7 +44,12 @@ class Admission:
     """
 
     def __init__(
-        self, *, max_in_flight: int, max_queue_depth: int, max_total_body_bytes: int
+        self,
+        *,
+        max_in_flight: int,
+        max_queue_depth: int,
+        max_total_body_bytes: int,
+        max_waiting: int = 0,
     ) -> None:
         self._permits = asyncio.Semaphore(max_in_flight)
         self._large_permits = asyncio.Semaphore(max(1, int(max_in_flight * _LARGE_SHARE)))
@@ -49,12 +57,16 @@ class Admission:
         self._large_queued = 0
         self.max_in_flight = max_in_flight
         self.max_queue_depth = max_queue_depth
+        self.max_waiting = max_waiting
+        self._line: OrderedDict[asyncio.Future[Place], int] = OrderedDict()
+        # As many bodies are in memory as the backend takes soon; the other places are for `admit`.
+        self._free_of_line = 2 * max_in_flight
         self._max_total_body_bytes = max_total_body_bytes
         self._body_bytes = 0
         self._mean_seconds = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._admission_times: dict[object, float] = {}
+        self._places: dict[Place, None] = {}
         self.admitted = 0
         self.in_flight = 0
         self.queue_depth = 0
@@ -63,78 +75,147 @@ class Admission:
     @property
     def oldest_seconds(self) -> float:
         """Seconds since the oldest request was admitted that is not answered yet; 0 for none."""
-        oldest = next(iter(self._admission_times.values()), None)
-        return 0.0 if oldest is None else time.monotonic() - oldest
+        oldest = next(iter(self._places), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest.admitted_at
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait in line."""
+        return len(self._line)
 
     @property
     def free_permits(self) -> int:
         """How many items could start now; 0 or less if items wait."""
         return self.max_in_flight - self.in_flight - self.queue_depth
 
-    @contextmanager
-    def admit(self, body_bytes: int) -> Iterator[Callable[[int], None]]:
+    def admit(self, body_bytes: int) -> "Place":
         """Admit a request. Only the bytes that have arrived count, not those that are announced.
 
         Args:
             body_bytes: Announced size of its body, 0 if unknown: it is refused if there is no room
                 for it now.
 
-        Yields:
-            Call it with the bytes of the body that have arrived, whenever there are more. It raises
-            `Overloaded` if there is no room for them.
-
         Raises:
             Unavailable: The service is shutting down.
             Overloaded: There is no capacity.
         """
-        if self.draining:
-            raise Unavailable("the service is shutting down; try another replica", retry_after=1)
+        self._check_open()
         if self.admitted >= self.max_in_flight + self.max_queue_depth:
             raise self._overloaded(f"{self.admitted} requests are admitted already")
-        if self.admitted:
-            self._check_room(body_bytes)
-        self.admitted += 1
-        self._admission_times[request := object()] = time.monotonic()
+        if not self._has_room(body_bytes):
+            raise self._no_room()
+        return Place(self)
+
+    async def wait_in_line(self, body_bytes: int, until: float) -> "Place":
+        """Wait, in order, until a request can be admitted with the whole of its body.
+
+        Enter the place before anything else is awaited.
+
+        Args:
+            body_bytes: Announced size of its body, 0 if unknown.
+            until: Time of the event loop's clock at which it leaves the line.
+
+        Raises:
+            Unavailable: The service is shutting down.
+            Overloaded: The line is full, or is too long.
+        """
+        self._check_open()
+        if not self._line and self._has_place(body_bytes):
+            return Place(self, body_bytes, from_line=True)
+        if len(self._line) >= self.max_waiting:
+            raise self._overloaded(f"{len(self._line)} requests wait in line already")
+        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._line[turn] = body_bytes
         self._idle.clear()
-        arrived = 0
-
-        def resize(size: int) -> None:
-            nonlocal arrived
-            if self.admitted > 1:
-                self._check_room(size - arrived)
-            self._body_bytes += size - arrived
-            arrived = size
-
         try:
-            yield resize
-        finally:
-            self.admitted -= 1
-            del self._admission_times[request]
-            self._body_bytes -= arrived
-            if not self.admitted:
-                self._idle.set()
+            async with asyncio.timeout_at(until):
+                return await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # both in the same turn of the event loop
+                turn.result().leave()
+            self._line.pop(turn, None)
+            self._note_idle()
+            if isinstance(error, TimeoutError):
+                raise self._overloaded("the line was too long") from None
+            raise
 
-    def _check_room(self, more_bytes: int) -> None:
-        if self._body_bytes + more_bytes > self._max_total_body_bytes:
-            raise self._overloaded(f"admitted request bodies already take {self._body_bytes} bytes")
+    def _admit_line(self) -> None:
+        """Admit those requests at the front of the line for which there is a place."""
+        while self._line:
+            turn, body_bytes = next(iter(self._line.items()))
+            if not turn.done():
+                if not self._has_place(body_bytes):
+                    break
+                turn.set_result(Place(self, body_bytes, from_line=True))
+            del self._line[turn]
+        self._note_idle()
+
+    def _has_place(self, body_bytes: int) -> bool:
+        is_full = self.admitted >= self.max_in_flight + self.max_queue_depth
+        return not is_full and self._free_of_line > 0 and self._has_room(body_bytes)
+
+    def _has_room(self, more_bytes: int) -> bool:
+        """Return whether the bodies may take more memory; a single body always may."""
+        return not self.admitted or self._body_bytes + more_bytes <= self._max_total_body_bytes
+
+    def _no_room(self) -> Overloaded:
+        return self._overloaded(f"admitted request bodies already take {self._body_bytes} bytes")
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Unavailable("the service is shutting down; try another replica", retry_after=1)
+
+    def enter(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
+        """Count a request as admitted."""
+        self.admitted += 1
+        self._free_of_line -= from_line
+        self._body_bytes += body_bytes
+        self._places[place] = None
+        self._idle.clear()
+
+    def resize(self, more_bytes: int) -> None:
+        """Count more bytes of a body.
+
+        Raises:
+            Overloaded: There is no room for them.
+        """
+        if self.admitted > 1 and self._body_bytes + more_bytes > self._max_total_body_bytes:
+            raise self._no_room()
+        self._body_bytes += more_bytes
+
+    def leave(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
+        """Count a request as answered, and admit those in line that take its place."""
+        del self._places[place]
+        self.admitted -= 1
+        self._free_of_line += from_line
+        self._body_bytes -= body_bytes
+        self._admit_line()
+
+    def _note_idle(self) -> None:
+        if not (self.admitted or self._line):
+            self._idle.set()
 
     @asynccontextmanager
-    async def permit(self, timing: Timing, *, is_large: bool = False) -> AsyncIterator[None]:
+    async def permit(
+        self, timing: Timing, *, is_large: bool = False, is_patient: bool = False
+    ) -> AsyncIterator[None]:
         """Hold a permit for the backend. The caller's deadline limits the wait.
 
         Args:
             timing: The wait is added to its `queue`.
             is_large: Whether the item takes much longer than most.
+            is_patient: Whether its request has waited in line: then it is never refused.
 
         Raises:
             Overloaded: The queue is full.
         """
-        if self._permits.locked() and self.queue_depth >= self.max_queue_depth:
+        is_full = self._permits.locked() and self.queue_depth >= self.max_queue_depth
+        if is_full and not is_patient:
             raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
         large_is_full = (
             self._large_permits.locked() and self._large_queued >= self._max_large_queued
         )
-        if is_large and large_is_full:
+        if is_large and large_is_full and not is_patient:
             raise self._overloaded(f"{self._large_queued} large items are queued for the backend")
         async with AsyncExitStack() as permits:
             self.queue_depth += 1
@@ -160,7 +241,7 @@ class Admission:
                 self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the admitted ones. True if all finished in time."""
+        """Refuse new requests; wait for those in line and admitted. True if all end in time."""
         self.draining = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -177,3 +258,43 @@ class Admission:
             f"the service is at capacity ({reason}); retry in {retry_after} s",
             retry_after=retry_after,
         )
+
+
+class Place(AbstractContextManager[Callable[[int], None]]):
+    """The place of an admitted request, until it is left.
+
+    As a context manager, it returns a function. Call it with the bytes of the body that have
+    arrived, whenever there are more. It raises `Overloaded` if there is no room for them.
+
+    Args:
+        admission: Its limits.
+        reserved: Bytes of the body for which there is room, whenever they arrive.
+        from_line: Whether the request waited in line.
+
+    Attributes:
+        admitted_at: By the event loop's clock.
+    """
+
+    def __init__(self, admission: Admission, reserved: int = 0, *, from_line: bool = False) -> None:
+        self.admitted_at = time.monotonic()
+        self._admission = admission
+        self._reserved = self._bytes = reserved
+        self._from_line = from_line
+        admission.enter(self, reserved, from_line=from_line)
+
+    def __enter__(self) -> Callable[[int], None]:
+        """Return the function."""
+        return self._resize
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the place."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Give the place to another request."""
+        self._admission.leave(self, self._bytes, from_line=self._from_line)
+
+    def _resize(self, size: int) -> None:
+        size = max(size, self._reserved)
+        self._admission.resize(size - self._bytes)
+        self._bytes = size

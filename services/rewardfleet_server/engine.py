@@ -27,6 +27,7 @@ from pydantic import JsonValue, ValidationError
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
     InternalError,
+    Overloaded,
     RewardFleetError,
     Unavailable,
 )
@@ -269,7 +270,8 @@ class Engine(Generic[RequestT, ScoreT]):
             sample.root.set({"rewardfleet.backend": backend, "rewardfleet.items": items})
         limit = asyncio.timeout_at(context.deadline)
         try:
-            async with limit, self._admission.permit(timing or Timing()):
+            permit = self._admission.permit(timing or Timing(), is_patient=context.is_patient)
+            async with limit, permit:
                 yield
             if sample.root is not None:
                 sample.root.end()
@@ -337,10 +339,10 @@ class Engine(Generic[RequestT, ScoreT]):
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
-            return await self._compute(plan, context.call_timeout_s)
+            return await self._compute(plan, context)
         cached = await self._lookup(plan.backend, policy, lookup or self._cache)
         if cached is None:
-            return await self._share(plan, policy, context.call_timeout_s)
+            return await self._share(plan, policy, context)
         if self._is_audited():
             audit = asyncio.create_task(self._audit(plan, policy, cached, context))
             self._audits.add(audit)
@@ -348,20 +350,26 @@ class Engine(Generic[RequestT, ScoreT]):
         return cached
 
     async def _share(
-        self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT], call_timeout_s: float | None
+        self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT], context: RequestContext
     ) -> ScoreT:
-        shared = await self._single_flight.do(
-            policy.lookup_keys[0], lambda: self._compute(plan, call_timeout_s)
-        )
+        key = policy.lookup_keys[0]
+        try:
+            shared = await self._single_flight.do(key, lambda: self._compute(plan, context))
+        except Overloaded:  # of another request, which has not waited in line
+            if not context.is_patient:
+                raise
+            shared = await self._compute(plan, context)
         # Each waiter has its own total, and may change its own score.
         own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
         return policy.from_cached(shared.model_copy(update=own))
 
-    async def _compute(self, plan: Plan[ScoreT], call_timeout_s: float | None) -> ScoreT:
+    async def _compute(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:
         """Permit → compute → store."""
         waited = Timing()
-        async with self._admission.permit(waited, is_large=plan.is_large):
-            score = await plan.compute(call_timeout_s)
+        async with self._admission.permit(
+            waited, is_large=plan.is_large, is_patient=context.is_patient
+        ):
+            score = await plan.compute(context.call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
         if plan.cache is not None and score.status is Status.OK:
             await self._store(plan.cache, score)
@@ -426,7 +434,7 @@ class Engine(Generic[RequestT, ScoreT]):
         expected = policy.audit_fields(cached)
         try:
             async with asyncio.timeout(context.timeout_s):
-                computed = await self._share(plan, policy, context.call_timeout_s)
+                computed = await self._share(plan, policy, context)
         except Exception as error:  # noqa: BLE001 - no caller waits for it
             log.warning("a cached score could not be audited: %r", error)
             return

@@ -21,7 +21,7 @@ from rewardfleet import __version__
 
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
-from .http.protocol import BoundedHttpProtocol
+from .http.protocol import HttpProtocol
 from .logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import ServerSettings
@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds that idle connections are kept, so that a pooled connection is rarely found closed.
 _KEEP_ALIVE_SECONDS = 75
+#: Connections that the kernel keeps until they are accepted: a burst must not be refused.
+BACKLOG = 4096
+#: Open files besides the connections of requests: of jails, judges, caches and idle connections.
+_OTHER_FILES = 1024
 #: Seconds that cancelled requests may take to answer.
 _CANCEL_GRACE_SECONDS = 2
 #: Seconds after `--shutdown-timeout-s` in which the process exits, whatever its threads do.
@@ -111,8 +115,9 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
                 ws="none",
+                backlog=BACKLOG,
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line per request
                 server_header=False,
@@ -255,10 +260,11 @@ def prepare_process() -> None:
     raise_descriptor_limit()
 
 
-def raise_descriptor_limit() -> None:
-    """Raise the limit on open files and connections, whose default is low."""
+def raise_descriptor_limit() -> int:
+    """Raise the limit on open files and connections, whose default is low; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _keep_freed_memory() -> None:
@@ -271,6 +277,26 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:  # else it is another C library
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+def with_open_files(settings: ServerSettings, limit: int) -> ServerSettings:
+    """Return settings whose limits on requests can be kept with so many open files.
+
+    Raises:
+        ValueError: They cannot, and `--max-waiting` was given.
+    """
+    others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
+    most = max(limit - others, 1)
+    if settings.max_waiting <= most:
+        return settings
+    reason = f"each request in line is an open connection, and the limit of open files is {limit}"
+    if "max_waiting" in settings.model_fields_set:
+        raise ValueError(
+            f"--max-waiting {settings.max_waiting}: {reason}, {others} of them for others: give at "
+            f"most {most}, or raise the limit (`ulimit -n`)"
+        )
+    log.warning("--max-waiting is %d instead of %d: %s", most, settings.max_waiting, reason)
+    return settings.model_copy(update={"max_waiting": most})
 
 
 def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
@@ -286,6 +312,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         log.warning(warning)
+    settings = with_open_files(settings, raise_descriptor_limit())
     listener = bind(settings)
     with listener:
         server = Server(entry.load_app()(settings), settings, listener)

@@ -79,6 +79,7 @@ class ServerSettings(BaseSettings):
     allowed_host: NameList = setting([], "Name by which callers may address the service (`Host`), besides loopback names; may be repeated, and `*` is any. Beyond loopback, IP addresses are accepted as well. Without it, and with --api-key-file, any name is accepted.", group="Network", metavar="NAME")
     max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time. Raise it to fill a batching backend, lower it to save memory.", group="Limits")
     max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend. Beyond it, requests get 429 instead of waiting long.", group="Limits")
+    max_waiting: PositiveInt = setting(10_000, "Requests that wait in line, their bodies unread, on the routes whose clients cannot repeat them.", group="Limits")
     max_body_mb: PositiveInt = setting(64, "MiB of one request body. Raise it for large batches of frames.", group="Limits")
     max_total_body_mb: PositiveInt = setting(1024, "MiB of the bodies of all admitted requests together.", group="Limits")
     deadline_s: float = setting(120.0, "Seconds for a request, including the time it waits. A caller may ask for less (X-Request-Timeout).", gt=0, group="Limits")

@@ -76,7 +76,7 @@ def new_request_id(header: str | None = None) -> str:
     return f"{_PROCESS_ID}-{next(_NUMBERS)}"
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestContext:
     """One request: its identity, its deadline, and what its log line reports.
 
@@ -91,7 +91,8 @@ class RequestContext:
         items: How many items have a result.
         cached: How many of them came from the cache.
         parameters: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
-        stage: What happens to it while it has no samples: `body` or `response`.
+        stage: What happens to it while it has no samples: `line`, `body` or `response`.
+        is_patient: Whether it waits in line rather than being refused.
         samples: Its samples in flight, in order.
         fallback_rewards: How many rewards its client replaced since it last reported them.
         span: Its span; None without traces.
@@ -107,6 +108,7 @@ class RequestContext:
     cached: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
     stage: str = "body"
+    is_patient: bool = False
     samples: dict[Sample, None] = field(default_factory=dict)
     fallback_rewards: int = 0
     span: Span | None = None
@@ -289,13 +291,15 @@ class Telemetry:
             "rewardfleet_admitted_requests": "Requests admitted and not answered yet.",
             "rewardfleet_in_flight_items": "Items at the backend; --max-in-flight is the limit.",
             "rewardfleet_queue_depth": "Items that wait for the backend; --max-queue-depth.",
+            "rewardfleet_waiting_requests": "Requests that wait in line; --max-waiting.",
             "rewardfleet_max_in_flight_items": "The limit on items at the backend, as configured.",
             "rewardfleet_max_queue_depth": "The limit on items that wait, as configured.",
+            "rewardfleet_max_waiting_requests": "The limit on requests in line, as configured.",
             "rewardfleet_oldest_request_seconds": "Age of the oldest request without an answer.",
         }
         attributes = (
-            *("admitted", "in_flight", "queue_depth"),
-            *("max_in_flight", "max_queue_depth", "oldest_seconds"),
+            *("admitted", "in_flight", "queue_depth", "waiting"),
+            *("max_in_flight", "max_queue_depth", "max_waiting", "oldest_seconds"),
         )
         for (gauge, text), attribute in zip(gauges.items(), attributes, strict=True):
             self._gauge(gauge, text, admission, attribute)

@@ -16,7 +16,7 @@ from harness import Ratio, compare_ways, in_process, post, report, serving
 from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
-from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -50,7 +50,7 @@ def gateway_to(service_port: int) -> uvicorn.Server:
     config = uvicorn.Config(
         Gateway({"tools": [replica]}, AllowedHosts([], listens_on="127.0.0.1", has_keys=False)),
         loop="asyncio",  # as in `rewardfleet up`
-        http=BoundedHttpProtocol,
+        http=HttpProtocol,
         ws="none",
         port=0,
         log_config=None,

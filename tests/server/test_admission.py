@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -102,3 +103,85 @@ async def test_draining_refuses_new_requests_and_waits_for_admitted_ones():
         with pytest.raises(Unavailable), admission.admit(1):
             pass
     assert await admission.drain(0.01)
+
+
+async def in_line(admission: Admission, number: int) -> list[asyncio.Task[Any]]:
+    """Begin to wait in line; the tasks end with places."""
+    until = asyncio.get_running_loop().time() + 60
+    tasks = [asyncio.create_task(admission.wait_in_line(1, until)) for _ in range(number)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_requests_in_line_are_admitted_in_order():
+    admission = limits(max_in_flight=2, max_queue_depth=2, max_waiting=10)
+    tasks = await in_line(admission, 10)
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True] * 4 + [False] * 6
+    for index in range(6):
+        tasks[index].result().leave()
+        await asyncio.sleep(0.001)
+        assert [task.done() for task in tasks] == [True] * (5 + index) + [False] * (5 - index)
+    for task in tasks[6:]:
+        task.result().leave()
+    assert (admission.admitted, admission.waiting) == (0, 0)
+    assert await admission.drain(0.01)
+
+
+async def test_a_line_leaves_room_for_requests_that_do_not_wait():
+    admission = limits(max_in_flight=1, max_queue_depth=4, max_waiting=10)
+    tasks = await in_line(admission, 10)
+    assert (admission.admitted, admission.waiting) == (2, 8)
+    with admission.admit(1), admission.admit(1), admission.admit(1):
+        assert admission.admitted == 5
+    assert (admission.admitted, admission.waiting) == (2, 8)
+    for task in tasks:
+        (await task).leave()
+
+
+async def test_a_request_leaves_the_line_when_it_is_cancelled_late_or_admitted_too_late():
+    admission = limits(max_waiting=300)
+    holders = [admission.admit(1), admission.admit(1)]
+    tasks = await in_line(admission, 200)
+    late = asyncio.get_running_loop().time() + 0.02
+    tasks += [asyncio.create_task(admission.wait_in_line(1, late)) for _ in range(100)]
+    await asyncio.sleep(0)
+    for task in tasks[:100]:
+        task.cancel()
+    holders[0].leave()
+    for task in tasks[100:200]:  # of which some have got a place in the same moment
+        task.cancel()
+    results = await asyncio.gather(*tasks[200:], return_exceptions=True)
+    assert all(isinstance(each, Overloaded) or each.leave() is None for each in results)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    holders[1].leave()
+    assert (admission.admitted, admission.waiting) == (0, 0)
+    with admission.admit(1):
+        assert admission.admitted == 1
+
+
+async def test_a_full_line_refuses_and_a_service_that_ends_serves_those_in_line():
+    admission = limits(max_waiting=1)
+    holders = [admission.admit(1), admission.admit(1)]
+    (task,) = await in_line(admission, 1)
+    with pytest.raises(Overloaded, match="1 requests wait in line"):
+        await admission.wait_in_line(1, 1e9)
+    ends = asyncio.create_task(admission.drain(60))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await admission.wait_in_line(1, 1e9)
+    for holder in holders:
+        holder.leave()
+    (await task).leave()
+    assert await ends
+
+
+async def test_a_place_has_room_for_the_whole_body():
+    admission = limits(max_in_flight=2, max_waiting=2, max_total_body_bytes=100)
+    first = await admission.wait_in_line(90, 1e9)
+    with pytest.raises(Overloaded), admission.admit(20):
+        pass
+    with first as resize:
+        resize(90)
+        with pytest.raises(Overloaded):
+            admission.admit(0).__enter__()(20)

@@ -17,7 +17,7 @@ import pytest
 
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import protocol
-from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
@@ -82,7 +82,7 @@ def has_ended(connection: socket.socket) -> bool:
 def connect() -> Iterator[Connect]:
     """Open connections to a video service in this process, whose time limits can be changed."""
     app = create_app(VideoSettings(max_body_mb=4), {"fake": FakeJudge()})
-    with serving(app, BoundedHttpProtocol) as url, ExitStack() as stack:
+    with serving(app, HttpProtocol) as url, ExitStack() as stack:
         yield lambda: stack.enter_context(connect_to(url))
 
 
@@ -214,7 +214,7 @@ def test_headers_may_wait_for_the_response_before_them(
             return judgment
 
     app = create_app(VideoSettings(), {"fake": Judge(wait_s=1)})
-    with serving(app, BoundedHttpProtocol) as url, connect_to(url) as connection:
+    with serving(app, HttpProtocol) as url, connect_to(url) as connection:
         connection.sendall(head(len(item)) + item + head(len(item))[:20])
         assert response(connection)[0] == 200
         connection.sendall(head(len(item))[20:] + item)
@@ -256,7 +256,7 @@ def test_a_caller_that_does_not_read_its_responses_is_disconnected(
 @contextmanager
 def _client(app: object) -> Iterator[httpx.Client]:
     with (
-        serving(app, BoundedHttpProtocol) as url,
+        serving(app, HttpProtocol) as url,
         httpx.Client(base_url=url, trust_env=False, verify=False, timeout=15) as client,
     ):
         yield client

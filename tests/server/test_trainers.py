@@ -128,7 +128,8 @@ def test_openrlhf_any_response_is_scored(code: httpx.Client, text: str, score: f
         ("", "", ""),
         ("5", "", "5"),
         ("5", "What?", None),
-        ("t?5", "What?", None),  # too short to be the end of a prompt that was cut
+        ("t?5", "What?", "5"),
+        (f"?{'a' * 40}c?5", f"?{'a' * 40}b?", None),  # changed, not cut
         ("", "What?", None),
     ],
 )
@@ -158,6 +159,12 @@ def test_openrlhf_several_samples_keep_their_order(code: httpx.Client):
             "labels": [FIVE] * 3}  # fmt: skip
     found = answer(code, "/get_reward", body)
     assert found["rewards"] == found["scores"] == found["extra_logs"]["pass_rate"] == [1, 0, 1]
+
+
+def test_openrlhf_an_empty_list_has_no_rewards(code: httpx.Client):
+    """Up to 0.11.0, it splits each sample over all URLs."""
+    found = answer(code, "/get_reward", {"query": [], "prompts": [], "labels": []})
+    assert found == {"rewards": [], "scores": [], "extra_logs": {}}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +254,12 @@ def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str
         "failure_kind": None,
         "failure_reason": None,
     }
+
+
+def test_gym_paths_may_have_the_id_of_a_rollout(code: httpx.Client):
+    """As with `observability_enabled`, since 0.7.0."""
+    assert answer(code, "/ng-rollout/a-1/seed_session", rollout("")) == {}
+    assert answer(code, "/ng-rollout/a-1/verify", rollout("print(5)", ground_truth=FIVE))["reward"] == 1.0
 
 
 @pytest.mark.parametrize(("text", "score"), SCORED)

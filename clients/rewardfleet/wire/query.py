@@ -18,7 +18,8 @@ _SPECIAL_TOKEN = re.compile(
     r"|\[(?:EOS|EOT|/INST)\]|\[e~\[)\s*\Z"
 )
 _TOKEN_LENGTH = 64
-#: The shortest end of a prompt by which the beginning of a query is recognized as it.
+#: The shortest end of a prompt by which the beginning of a query is recognized as it, whatever
+#: follows. A shorter one is, unless the beginning of the prompt is there, too.
 _MIN_OVERLAP = 32
 
 
@@ -44,7 +45,10 @@ def _after_prompt(query: str, prompt: str) -> str | None:
     overlap = _overlap(complete, prompt)
     if overlap >= _MIN_OVERLAP:
         return complete[overlap:]
-    return _after_words(query, prompt)
+    response = _after_words(query, prompt)
+    if response is None and overlap and prompt[:_MIN_OVERLAP] not in query[: 4 * _MIN_OVERLAP]:
+        response = complete[overlap:]
+    return response
 
 
 def _overlap(query: str, prompt: str) -> int:

@@ -55,10 +55,9 @@ class _OpenRequest(BaseModel):
 
 
 class OpenRlhfRequest(_Request):
-    """Samples of OpenRLHF; it sends lists of one."""
+    """Samples of OpenRLHF; it sends lists of one, and before 0.11.1 also empty ones."""
 
     query: list[str] = Field(
-        min_length=1,
         max_length=MAX_BATCH_ITEMS,
         description="Prompt and response, decoded with special tokens.",
     )

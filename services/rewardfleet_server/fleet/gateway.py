@@ -3,6 +3,7 @@
 A request goes to the ready replica with the fewest requests in progress. Its body is passed on as
 it arrives and is never parsed. If a replica cannot be reached, fails before it responds, or answers
 429 or 503, the request is sent to another one: all requests of the services are idempotent.
+Requests of clients that cannot repeat them wait in line while no replica can take them.
 
 `GET /inflight`, and `/{service}/inflight`, are answered by all replicas together.
 """
@@ -35,9 +36,11 @@ from rewardfleet.wire.headers import (
     SERVICE_HEADER,
 )
 from rewardfleet.wire.in_flight import InFlight, merged
+from rewardfleet.wire.waiting import Waits, waits_at
 from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.telemetry import new_request_id
 
+from .line import MAX_WAITING, Line
 from .replicas import Fleet, Replica
 from .request import (
     NOT_FORWARDED,
@@ -55,10 +58,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
-#: The most requests in progress.
+#: The most requests in progress, without those that may wait in line.
 MAX_REQUESTS = 4096
 #: The longest time that a replica gets no requests after a 429, in seconds.
 MAX_COOLDOWN_SECONDS = 5.0
+#: Seconds that a request waits in line if no client of its route has a shorter timeout.
+_WAIT_SECONDS = 100.0
 #: A request that so many replicas did not survive is not sent to a third one.
 _MAX_LOST = 2
 #: The most bytes of a refusal.
@@ -96,14 +101,19 @@ class Gateway:
         fleet: The replicas of each service. Whoever owns it sets `is_ready`; the gateway unsets it
             when a replica cannot be reached.
         hosts: The names by which callers may address it.
+        max_waiting: The most requests that wait in line, or are at a replica after it.
     """
 
-    def __init__(self, fleet: Fleet, hosts: AllowedHosts) -> None:
+    def __init__(
+        self, fleet: Fleet, hosts: AllowedHosts, *, max_waiting: int = MAX_WAITING
+    ) -> None:
         self._fleet = fleet
         self._hosts = hosts
+        self._max_waiting = max_waiting
         self._pool = Pool()
         self._memory = Memory()
-        self._in_progress = 0
+        self._lines = {name: Line(replicas) for name, replicas in fleet.items()}
+        self._in_progress = self._patient = 0
         self._turn = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -147,16 +157,40 @@ class Gateway:
             services = ", ".join(f"/{each}" for each in self._fleet)
             shown = path[:100].decode("ascii")
             raise NotFound(f"no service at {shown!r}; the services are at {services}")
-        if self._in_progress >= MAX_REQUESTS:
-            reason = f"the gateway has {MAX_REQUESTS} requests in progress"
-            raise Overloaded(reason, retry_after=1)
-        request = Request(scope, receive, name, self._memory)
-        self._in_progress += 1
+        waits = waits_at("/" + rest.decode("ascii"))
         try:
-            await self._forward(name, replicas, request, send)
-        finally:
-            self._in_progress -= 1
-            request.close()
+            request = self._enter(scope, receive, name, waits)
+            try:
+                await self._forward(name, replicas, request, send)
+            finally:
+                self._leave(request)
+        except RewardFleetError as error:
+            if waits is None or waits.repeats_on is None or not error.retryable:
+                raise
+            raise waits.repeats_on(error.detail, retry_after=error.retry_after) from error
+
+    def _enter(
+        self, scope: MutableMapping[str, Any], receive: Receive, service: str, waits: Waits | None
+    ) -> Request:
+        """Count a request.
+
+        Raises:
+            Overloaded: There are too many.
+            InvalidRequest: It cannot be passed on.
+        """
+        count = self._in_progress if waits is None else self._patient
+        most = MAX_REQUESTS if waits is None else self._max_waiting
+        if count >= most:
+            raise Overloaded(f"the gateway has {most} requests in progress", retry_after=1)
+        request = Request(scope, receive, service, self._memory, waits)
+        self._in_progress += waits is None
+        self._patient += waits is not None
+        return request
+
+    def _leave(self, request: Request) -> None:
+        self._in_progress -= request.waits is None
+        self._patient -= request.waits is not None
+        request.close()
 
     async def _send_in_flight(
         self, scope: MutableMapping[str, Any], replicas: Sequence[Replica] | None, send: Send
@@ -246,11 +280,22 @@ class Gateway:
     async def _forward(
         self, service: str, replicas: Sequence[Replica], request: Request, send: Send
     ) -> None:
-        """Send a request to one replica after another, until one answers other than 429 or 503."""
+        """Send a request to one replica after another, until one answers other than 429 or 503.
+
+        If it may wait, it does so while there is none, and then begins again.
+        """
         tried: set[Replica] = set()
         refusals: list[_Refusal] = []
-        lost = 0
-        while replica := self._choose(replicas, tried, request):
+        lost, has_waited = 0, False
+        while True:
+            replica = self._choose(replicas, tried, request)
+            if replica is None:
+                if not await self._wait_in_line(service, request, at_front=has_waited):
+                    break
+                has_waited = True
+                tried.clear()
+                refusals.clear()
+                continue
             if not request.can_be_sent:
                 # 0 s: another replica is free. A 429 would make the client pause for all.
                 reason = "a replica failed, and the body is too large to be stored; send it again"
@@ -270,13 +315,22 @@ class Gateway:
             if refusal is None:
                 return
             refusals.append(refusal)
-            if refusal.status == Overloaded.status:
-                pause = min(refusal.retry_after, MAX_COOLDOWN_SECONDS)
+            if refusal.status == Overloaded.status or request.waits is not None:
+                most = MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
+                pause = min(refusal.retry_after, most)
                 replica.cooling_until = time.monotonic() + pause
-        if refusals:
+        if refusals and request.waits is None:
             await _send(send, min(refusals, key=lambda each: (each.status, each.retry_after)))
             return
         raise self._unavailable(service, replicas, tried)
+
+    async def _wait_in_line(self, service: str, request: Request, *, at_front: bool) -> bool:
+        """Return whether a request should be tried again, after it has waited for its turn."""
+        if request.waits is None:
+            return False
+        seconds = min(request.waits.in_line_s or _WAIT_SECONDS, request.given_s)
+        until = request.started + seconds
+        return await self._lines[service].wait(until, at_front=at_front)
 
     def _choose(
         self, replicas: Sequence[Replica], tried: set[Replica], request: Request
@@ -293,6 +347,7 @@ class Gateway:
                 if each.is_ready
                 and each not in tried
                 and (each.cooling_until <= now or request.is_read)
+                and (request.waits is None or Line.accepts(each))
             ),
             key=lambda each: each.outstanding,
             default=None,
@@ -338,6 +393,7 @@ class Gateway:
             return None
         finally:
             replica.outstanding -= 1
+            self._lines[replica.service].advance()
             if connection is not None and upload is not None:
                 upload.cancel()
                 self._pool.release(replica.url, connection)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER, PREFIX_HEADER, TIMEOUT_HEADER
+from rewardfleet.wire.waiting import Waits
 
 from .upstream import Connection, Headers, UpstreamFailed
 
@@ -20,9 +21,8 @@ MAX_STORED_BYTES = 2**20
 MAX_TOTAL_BYTES = 256 * 2**20
 #: Seconds without a byte of a request's body, or in which the caller reads nothing of the response.
 SILENCE_SECONDS = 30.0
-#: Seconds to wait for a response if the request has no `X-Request-Timeout`; if it has, the service
-#: gets a little longer than that to report that it is too late.
-DEFAULT_TIMEOUT_SECONDS, _TIMEOUT_GRACE_SECONDS = 600.0, 5.0
+#: Seconds to wait for a response if the request has no `X-Request-Timeout`, and in addition to it.
+DEFAULT_TIMEOUT_SECONDS, _GRACE_SECONDS = 600.0, 5.0
 _PREFIX = PREFIX_HEADER.encode()
 _FORWARDED_HOST = FORWARDED_HOST_HEADER.encode()
 #: Headers that concern one connection (RFC 9110, 7.6.1), or that the gateway sets itself.
@@ -63,11 +63,15 @@ class Request:
         receive: Of ASGI.
         service: Whose prefix the path has.
         memory: Counts what is stored of the body.
+        waits: How long it may wait in line; None if it may not.
 
     Raises:
         InvalidRequest: Its request line or headers cannot be passed on.
 
     Attributes:
+        waits: As above.
+        started: Time of the event loop's clock at which its headers arrived.
+        given_s: Seconds that the caller waits for the response; infinite if it does not say.
         timeout_s: Seconds to wait for the response.
         is_head: Whether its method is HEAD.
         is_read: Whether it only reads something.
@@ -75,9 +79,20 @@ class Request:
     """
 
     def __init__(
-        self, scope: MutableMapping[str, Any], receive: Receive, service: str, memory: Memory
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        service: str,
+        memory: Memory,
+        waits: Waits | None = None,
     ) -> None:
         headers = dict(scope["headers"])
+        self.waits = waits
+        self.started = asyncio.get_running_loop().time()
+        self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
+        # A service gets a little longer to report that it is too late.
+        has_limit = self.given_s < math.inf
+        self.timeout_s = self.given_s + _GRACE_SECONDS if has_limit else DEFAULT_TIMEOUT_SECONDS
         self._receive = receive
         self._memory = memory
         self._is_chunked = b"transfer-encoding" in headers
@@ -89,7 +104,6 @@ class Request:
         self._stored: list[bytes] = []
         self._size = self._received = 0
         self._is_complete = False
-        self.timeout_s = _timeout(headers.get(TIMEOUT_HEADER.encode(), b""))
         self.is_head = scope["method"] == "HEAD"
         self.is_read = self.is_head or scope["method"] == "GET"
         self.can_be_sent = True
@@ -121,7 +135,14 @@ class Request:
         breaks = len(lines) - 1
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b" " in target:
             raise InvalidRequest("the request contains a line break")
-        return head + b"\r\n\r\n"
+        return head + b"\r\n"
+
+    def _remaining(self) -> bytes:
+        """Return the header with the seconds left, if the client has a timeout that is known."""
+        if self.waits is None or self.waits.answer_s is None or self.given_s < math.inf:
+            return b""
+        left = self.started + self.waits.answer_s - asyncio.get_running_loop().time()
+        return b"%b: %.3f\r\n" % (TIMEOUT_HEADER.encode(), max(left, 0.001))
 
     def close(self) -> None:
         """Give back the memory of the body."""
@@ -145,7 +166,7 @@ class Request:
         connection.abort(error)
 
     async def _send_to(self, connection: Connection) -> None:
-        await connection.write(self._head)
+        await connection.write(self._head + self._remaining() + b"\r\n")
         if self._is_large:
             await connection.body_requested()
         for chunk in tuple(self._stored):
@@ -190,10 +211,10 @@ def dropped_names(headers: Headers, always: frozenset[bytes]) -> frozenset[bytes
     return {*always, *(each.strip().lower() for value in named for each in value.split(b","))}
 
 
-def _timeout(header: bytes) -> float:
-    """Return the seconds to wait for a response; services refuse headers that are not valid."""
+def _seconds(header: bytes) -> float:
+    """Return the seconds in a header; services refuse headers that are not valid."""
     try:
         seconds = float(header)
     except ValueError:
-        return DEFAULT_TIMEOUT_SECONDS
-    return seconds + _TIMEOUT_GRACE_SECONDS if 0 < seconds < math.inf else DEFAULT_TIMEOUT_SECONDS
+        return math.inf
+    return seconds if seconds > 0 else math.inf

@@ -16,12 +16,13 @@ from rich.table import Table
 
 from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.doctor import Diagnosis, check_redis_servers
-from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
+from rewardfleet_server.serve import BACKLOG, bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
 
-from .gateway import Gateway
+from .gateway import MAX_REQUESTS, Gateway
+from .line import MAX_OUTSTANDING, MAX_WAITING
 from .processes import FleetFailed, ReplicaProcess
 from .replicas import Replica
 from .settings import FleetConfig, PlannedReplica, plan
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_SECONDS = 75
 #: Columns where the output is not a terminal.
 _LOG_WIDTH = 200
+#: Open files besides the connections of requests.
+_OTHER_FILES = 256
 
 
 def run_up(config: FleetConfig, *, show_logs: bool) -> int:
@@ -52,10 +55,26 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         return 1
     if config.api_key_file is None and not is_loopback(config.host):
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
-    raise_descriptor_limit()  # the gateway has two connections for each request
+    max_waiting = _fitting_line(raise_descriptor_limit(), len(replicas))
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_Fleet(config, listener, replicas, console, show_logs=show_logs).run())
+    fleet = _Fleet(
+        config, listener, replicas, console, show_logs=show_logs, max_waiting=max_waiting
+    )
+    return asyncio.run(fleet.run())
+
+
+def _fitting_line(open_files: int, replicas: int) -> int:
+    """Return how many requests may wait in line, if so many files may be open."""
+    # A request at a replica has a second connection.
+    others = 2 * MAX_REQUESTS + MAX_OUTSTANDING * replicas + _OTHER_FILES
+    fitting = max(min(MAX_WAITING, open_files - others), 1)
+    if fitting < MAX_WAITING:
+        log.warning(
+            "the limit of open files is %d: at most %d requests wait in line, instead of %d",
+            open_files, fitting, MAX_WAITING,
+        )  # fmt: skip
+    return fitting
 
 
 def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
@@ -105,6 +124,7 @@ class _Fleet:
         console: Console,
         *,
         show_logs: bool,
+        max_waiting: int,
     ) -> None:
         self._console = console
         self._listener = listener
@@ -128,7 +148,7 @@ class _Fleet:
             listens_on=config.host,
             has_keys=config.api_key_file is not None,
         )
-        self._gateway = Gateway(by_service, hosts)
+        self._gateway = Gateway(by_service, hosts, max_waiting=max_waiting)
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:
@@ -139,8 +159,9 @@ class _Fleet:
         server = _Server(
             uvicorn.Config(
                 self._gateway,
-                http=BoundedHttpProtocol,
+                http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
                 ws="none",
+                backlog=BACKLOG,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -88,6 +88,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         max_in_flight=settings.max_in_flight,
         max_queue_depth=settings.max_queue_depth,
         max_total_body_bytes=settings.max_total_body_mb * _MIB,
+        max_waiting=settings.max_waiting,
     )
     telemetry = Telemetry(
         service.name, admission, service.collectors, deadline_s=settings.deadline_s
@@ -259,8 +260,9 @@ class RewardApp:
 
     @property
     def items(self) -> int:
-        """The items at the backend, and those that wait for it."""
-        return self._admission.in_flight + self._admission.queue_depth
+        """The items at the backend, and those that wait for it; each request in line is one."""
+        admission = self._admission
+        return admission.in_flight + admission.queue_depth + admission.waiting
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""

@@ -1,23 +1,26 @@
 """What happens to a request, in order:
 
-authenticate → admit → read and decode the body → handler (→ engine) → response.
+authenticate → admit, or wait in line → read and decode the body → handler (→ engine) → response.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet.wire.errors import InvalidRequest, Overloaded, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
     MAX_FALLBACK_REWARDS,
+    PREFIX_HEADER,
     REQUEST_ID_HEADER,
     TIMEOUT_HEADER,
 )
+from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
@@ -28,6 +31,9 @@ from .body import BodyReader, media_type
 from .guard import ClientDisconnected, Guard
 from .problems import problem_response
 from .routes import FailureModel, Route
+
+#: Bodies that are read only to be refused: so many at once, of so many bytes, in so many seconds.
+_CONCURRENT_REFUSALS, _MAX_REFUSED_BYTES, _REFUSAL_SECONDS = 8, 4 * 2**20, 15.0
 
 
 class Dispatcher:
@@ -60,6 +66,7 @@ class Dispatcher:
         self._tracer = tracer
         self._requests: dict[asyncio.Task[Any] | None, RequestContext] = {}
         self._cancelled = False
+        self._refusals = asyncio.Semaphore(_CONCURRENT_REFUSALS)
 
     async def handle(
         self, route: Route[Any], request: Request, parameters: Mapping[str, str]
@@ -96,7 +103,8 @@ class Dispatcher:
             error = Unavailable("the service is shutting down", retry_after=1)
             return self._problem(route, error, context)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
-            return self._problem(route, as_failure(error, context, overdue=True), context)
+            failure = as_failure(error, context, overdue=True)
+            return self._problem(route, _for_its_client(route, failure, headers), context)
         finally:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
@@ -114,13 +122,26 @@ class Dispatcher:
         self._keys.check(headers.get("authorization"))
         if FALLBACK_REWARDS_HEADER in headers:
             context.fallback_rewards = _count(headers[FALLBACK_REWARDS_HEADER])
-        context.timeout_s = self._seconds(headers, TIMEOUT_HEADER) or self._deadline_s
-        context.call_timeout_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or context.timeout_s
+        waits = waits_at(route.path)
+        given_s = self._seconds(headers, TIMEOUT_HEADER)
+        limit = self._deadline_s if waits is None else waits.answer_s or self._deadline_s
+        context.timeout_s = min(given_s or limit, limit, self._deadline_s)
+        # Which verdict a program gets must not depend on how long its request has waited.
+        whole_s = given_s if waits is None else None
+        whole_s = self._seconds(headers, CALL_TIMEOUT_HEADER) or whole_s
+        context.call_timeout_s = whole_s or self._deadline_s
         deadline = context.deadline
         has_body = route.request_model is not None
         is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
         announced = self._bodies.announced_bytes(headers, is_form=is_form) if has_body else 0
-        with self._admission.admit(announced) as resize:
+        try:
+            place = await self._admit(announced, waits, context)
+        except (Overloaded, Unavailable) as error:
+            if route.refuse is None or PREFIX_HEADER in headers:
+                raise
+            self._telemetry.record_failure(context)
+            return await self._refuse_in_full(route, request, error)
+        with place as resize:
             try:
                 decoded = has_body and await self._bodies.read(
                     request, route, deadline, is_form=is_form, on_size=resize
@@ -133,6 +154,39 @@ class Dispatcher:
             async with Guard(request, deadline):
                 response = await route.handler(decoded, context)
         return response if isinstance(response, bytes) else response.model_dump_json()
+
+    async def _refuse_in_full(
+        self, route: Route[Any], request: Request, error: RewardFleetError
+    ) -> str:
+        """Return a refusal in the route's own format, for which the body must be known."""
+        assert route.refuse is not None  # noqa: S101 - as the caller has checked
+
+        def limit(size: int) -> None:
+            if size > _MAX_REFUSED_BYTES:
+                raise error
+
+        deadline = asyncio.get_running_loop().time() + _REFUSAL_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline), self._refusals:
+                decoded = await self._bodies.read(
+                    request, route, deadline, is_form=False, on_size=limit
+                )
+        except TimeoutError:
+            raise error from None
+        return route.refuse(decoded, error).model_dump_json()
+
+    async def _admit(
+        self, announced: int, waits: Waits | None, context: RequestContext
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Return the place of a request, which may wait in line for it with its body unread."""
+        if waits is None:
+            return self._admission.admit(announced)
+        context.is_patient, context.stage = True, "line"
+        seconds = waits.in_line_s or max(self._deadline_s - RESERVED_SECONDS, 1.0)
+        until = context.started + min(seconds, context.timeout_s or seconds)
+        place = await self._admission.wait_in_line(announced, until)
+        context.stage = "body"
+        return place
 
     def refuse(
         self, request: Request, error: RewardFleetError, model: type[FailureModel] | None = None
@@ -182,6 +236,20 @@ class Dispatcher:
     ) -> Response:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
         return problem_response(error, context.request_id, route.failure_model)
+
+
+def _for_its_client(
+    route: Route[Any], error: RewardFleetError, headers: Mapping[str, str]
+) -> RewardFleetError:
+    """Return a failure that may pass as the one on which the client of its route repeats.
+
+    A proxy needs the failure itself: it tries other replicas, and does this when all have failed.
+    """
+    waits = waits_at(route.path)
+    is_final = not error.retryable or PREFIX_HEADER in headers
+    if waits is None or waits.repeats_on is None or is_final:
+        return error
+    return waits.repeats_on(f"{error.detail}; send it again", retry_after=error.retry_after)
 
 
 def _count(header: str) -> int:

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, with limits on what a connection may hold without progress."""
 
 import asyncio
+from typing import Any, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -11,6 +12,9 @@ _HEADER_SECONDS = 10
 #: Limit on the bytes of one request's headers, and the most bytes that one read returns, of which
 #: the end may belong to the body.
 _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
+#: What one read returns at most until the headers are complete: the body of a request that waits in
+#: line stays in the buffers of the kernel.
+_READ_HEADER_BYTES = 2 * 1024
 #: What is still read of a body after the response: one that fits leaves the connection usable, and
 #: a proxy that sends it first gets the response, which it would lose if the connection was closed.
 _DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
@@ -34,7 +38,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _header_bytes = 0  # since the start of a request, or since the last part of its body
     _discarded_bytes = 0
     _in_headers = True
-    _in_body = False
+    reads_body = False  # whether the headers of a request are complete, and its body is not
     _header_timer: asyncio.TimerHandle | None = None
     _discard_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -59,11 +63,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # Headers, or lengths and trailers of a chunked body that has no chunks.
             self.send_400_response("Headers too large.")
             return
+        had_headers = self.reads_body
         try:
             self._parse(data)
         except httptools.HttpParserError:
             self.logger.warning(message := "Invalid HTTP request received.")
             self.send_400_response(message)
+        if self.reads_body and not had_headers:
+            self.flow.pause_reading()  # until the application asks for the body
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -115,7 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise ValueError("unsupported transfer coding")
-        self._in_headers, self._in_body = False, True
+        self._in_headers, self.reads_body = False, True
         self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
@@ -129,7 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Note that the body is complete; if the response was earlier, the next may follow."""
         if self._has_ignored_offer():
             return
-        self._in_body, self._header_bytes = False, 0
+        self.reads_body, self._header_bytes = False, 0
         self._cancel(self._discard_timer)
         self._discard_timer = None
         super().on_message_complete()
@@ -137,6 +144,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the time limit for the headers of the next request, or for the rest of this one."""
         super()._unset_keepalive_if_required()
+        if self._running is not None:
+            self._running.body = bytearray()  # uvicorn keeps it until the next request
         super().on_response_complete()
         if self.pipeline:  # uvicorn would read more requests with each response
             self.flow.pause_reading()
@@ -144,7 +153,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._close()
         elif self._in_headers:  # of the next request, of which nothing was read meanwhile
             self._start_header_timer()
-        elif self._in_body and self.cycle.response_complete:
+        elif self.reads_body and self.cycle.response_complete:
             self._discarded_bytes = 0
             self._discard_timer = self.loop.call_later(_DISCARD_SECONDS, self._close)
 
@@ -199,3 +208,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _cancel(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+class HttpProtocol(asyncio.BufferedProtocol):
+    """A `BoundedHttpProtocol` that is given little more than the headers until they are complete.
+
+    Args:
+        arguments: Of uvicorn.
+    """
+
+    _buffer = memoryview(bytearray(_READ_BYTES))  # of all connections: it is emptied at once
+
+    def __init__(self, **arguments: Any) -> None:
+        self._http = BoundedHttpProtocol(**arguments)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass it on, as the other events."""
+        self._http.connection_made(cast("asyncio.Transport", transport))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of the interface
+        """Return where the next bytes are read to."""
+        return self._buffer[: _READ_BYTES if self._http.reads_body else _READ_HEADER_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse the bytes that were read."""
+        self._http.data_received(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> None:
+        """Pass it on."""
+        self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self._http.connection_lost(exc)

@@ -21,9 +21,10 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from rewardfleet.wire.errors import InvalidRequest, Problem
+from rewardfleet.wire.errors import InvalidRequest, Problem, RewardFleetError
 from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
+from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.batch_items import json_items
 from rewardfleet_server.engine import Engine, Scorer
@@ -79,6 +80,8 @@ class Route(Generic[DecodedT]):
             and does not fail the others.
         method: The HTTP method.
         failure_model: The model of the body of a failure; None for the `Problem` itself.
+        refuse: Returns the response to a request that has waited in line in vain, if its client
+            cannot handle a failure; None if it can.
     """
 
     path: str
@@ -94,6 +97,7 @@ class Route(Generic[DecodedT]):
     items_fail_alone: bool = False
     method: str = "POST"
     failure_model: type[FailureModel] | None = None
+    refuse: Callable[[DecodedT, RewardFleetError], BaseModel] | None = None
 
 
 @asynccontextmanager
@@ -177,6 +181,7 @@ class Routes:
             path: Its decoded path.
             raw_path: The path as it was sent, where an encoded slash is not the end of a part.
         """
+        path = without_gym_prefix(path)
         route = self._routes.get((method, path))
         if route is not None:
             return route, {}

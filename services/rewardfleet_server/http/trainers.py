@@ -93,7 +93,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             _route("/seed_session", "Begin a rollout; NeMo Gym's format", GymSeedRequest,
                    GymSeedResponse, self._seed, scores=False),
             _route("/verify", "Score a rollout; NeMo Gym's format", GymVerifyRequest,
-                   GymVerifyResponse, self._verify),
+                   GymVerifyResponse, self._verify, refuse=self._refuse_verify),
             _route("/aggregate_metrics", "Average rewards; NeMo Gym's format", GymMetricsRequest,
                    GymMetrics, self._metrics, scores=False),
             Route("/reverify_mode", "That rollouts can be scored again; NeMo Gym's format", None,
@@ -110,7 +110,11 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
         scores = await self._scores(await asyncio.to_thread(texts), context)
         rewards = [_number(score) for score in scores]
-        names = [name for name in scores[0].components if all(name in s.components for s in scores)]
+        names = [
+            name
+            for name in (scores[0].components if scores else ())
+            if all(name in each.components for each in scores)
+        ]
         logs = {name: [score.components[name] for score in scores] for name in names}
         return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
 
@@ -133,26 +137,21 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         return GymReverifyMode("stateless")
 
     async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
-        row = {
-            name: value
-            for name, value in (request.model_extra or {}).items()
-            if name not in GYM_RESULT_FIELDS
-        }
-        result: dict[str, Any] = {
-            **row,
-            "responses_create_params": request.responses_create_params,
-            "response": request.response.model_dump(),
-        }
         try:
-            sample = (request.response.text, _ground_truth(row))
+            sample = (request.response.text, _ground_truth(_gym_row(request)))
             (score,) = await self._scores([sample], context)
-            result |= {"reward": _number(score), "reward_components": score.components}
         except RewardFleetError as error:
-            kind = GYM_FAILURE_KINDS.get(error.kind)
-            if kind is None:
+            if error.kind not in GYM_FAILURE_KINDS:
                 raise  # the caller's fault
-            result |= _masked(row, kind, error.detail)
-        return GymVerifyResponse.model_validate(result)
+            return self._refuse_verify(request, error)
+        return _gym_response(
+            request, {"reward": _number(score), "reward_components": score.components}
+        )
+
+    @staticmethod
+    def _refuse_verify(request: GymVerifyRequest, error: RewardFleetError) -> BaseModel:
+        kind = GYM_FAILURE_KINDS[error.kind]
+        return _gym_response(request, _masked(_gym_row(request), kind, error.detail))
 
     async def _reset(self, _: OpenEnvReset, __: RequestContext) -> OpenEnvResult:
         return OpenEnvResult(observation={}, done=False)
@@ -213,9 +212,13 @@ def _route(
     handler: Callable[..., Any],
     *,
     scores: bool = True,
+    refuse: Callable[[Any, RewardFleetError], BaseModel] | None = None,
 ) -> Route[Any]:
     decode = partial(validate_json, request_model, policy_fields=TEXT_FIELDS)
-    return Route(path, description, request_model, response_model, handler, decode, scores=scores)
+    return Route(
+        path, description, request_model, response_model, handler, decode, scores=scores,
+        refuse=refuse,
+    )  # fmt: skip
 
 
 def _item_of_action(request_type: type[RequestT], action: Mapping[str, JsonValue]) -> RequestT:
@@ -257,6 +260,19 @@ def _rows(row: Mapping[str, JsonValue]) -> Iterator[Mapping[str, JsonValue]]:
         nested = row.get(name)
         if isinstance(nested, dict):
             yield from _rows(nested)
+
+
+def _gym_row(request: GymVerifyRequest) -> dict[str, Any]:
+    """Return the row of the data set in a request, without results of an earlier attempt."""
+    fields = (request.model_extra or {}).items()
+    return {name: value for name, value in fields if name not in GYM_RESULT_FIELDS}
+
+
+def _gym_response(request: GymVerifyRequest, result: dict[str, Any]) -> BaseModel:
+    """Return the row of a request with its result."""
+    params, response = request.responses_create_params, request.response.model_dump()
+    row = _gym_row(request) | {"responses_create_params": params, "response": response}
+    return GymVerifyResponse.model_validate(row | result)
 
 
 def _masked(row: Mapping[str, JsonValue], kind: str, reason: str) -> dict[str, Any]:

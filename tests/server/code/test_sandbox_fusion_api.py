@@ -443,12 +443,15 @@ BOTH = pytest.mark.parametrize(("path", "body"), [("/run_code", RUN), ("/submit"
 
 
 @BOTH
-def test_an_internal_failure_is_an_http_error(path: str, body: dict):
+def test_an_internal_failure_is_the_error_on_which_its_client_repeats(path: str, body: dict):
+    """verl's and SkyRL-Agent's repeat a 504 only. Proxies get the failure itself."""
     with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
         response = service.client.post(path, json=body)
-        check_problem(response, "unavailable", "gone")
-        assert response.json()["retryable"] is True
-        with pytest.raises(Exception, match="code 503"):
+        kind = "deadline_exceeded" if path == "/run_code" else "unavailable"
+        check_problem(response, kind, "gone")
+        headers = {"x-forwarded-prefix": "/code"}
+        check_problem(service.client.post(path, json=body, headers=headers), "unavailable", "gone")
+        with pytest.raises(Exception, match="code 504"):
             run(service, "print(1)")
 
 
@@ -481,22 +484,24 @@ def test_the_deadline_applies(path: str, body: dict):
 
 
 @BOTH
-def test_a_request_is_rejected_at_once_at_capacity(path: str, body: dict):
+def test_at_capacity_requests_wait_in_line(path: str, body: dict):
     sandbox = HeldSandbox()
-    with (
-        served_code(sandbox=sandbox, max_in_flight=1, max_queue_depth=1) as service,
-        ThreadPoolExecutor(2) as callers,
-    ):
-        early = [callers.submit(service.client.post, path, json=body) for _ in range(2)]
+    limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_waiting": 3}
+    with served_code(sandbox=sandbox, **limits) as service, ThreadPoolExecutor(5) as callers:
+        early = [callers.submit(service.client.post, path, json=body) for _ in range(5)]
         try:
-            wait_until(lambda: metric(service.client, "rewardfleet_admitted_requests") == 2)
-            response = service.client.post(path, json=body)
-            check_problem(response, "overloaded")
-            assert "retry-after" in response.headers
+            wait_until(lambda: metric(service.client, "rewardfleet_waiting_requests") == 3)
+            kind = "deadline_exceeded" if path == "/run_code" else "overloaded"
+            refused = service.client.post(path, json=body)
+            check_problem(refused, kind, "3 requests wait in line already")
+            assert "retry-after" in refused.headers
+            late = service.client.post(path, json=body, headers={"x-request-timeout": "0.01"})
+            check_problem(late, kind)
             assert not any(each.done() for each in early)
         finally:
             sandbox.released.set()
-        assert [each.result().status_code for each in early] == [200, 200]
+        assert [each.result().status_code for each in early] == [200] * 5
+        assert metric(service.client, "rewardfleet_waiting_requests") == 0
 
 
 def test_a_program_ends_when_its_caller_disconnects(service: Service):

@@ -27,7 +27,7 @@ from rewardfleet_server.fleet import upstream
 from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http import protocol
-from rewardfleet_server.http.protocol import BoundedHttpProtocol
+from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -106,7 +106,7 @@ Front = Callable[..., httpx.Client]
 @contextmanager
 def fronted(fleet: dict[str, list[Replica]]) -> Iterator[httpx.Client]:
     with (
-        serving(Gateway(fleet, LOOPBACK), BoundedHttpProtocol) as url,
+        serving(Gateway(fleet, LOOPBACK), HttpProtocol) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
     ):
         yield client
@@ -759,7 +759,7 @@ def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch
 
 @pytest.mark.slow
 def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
-    monkeypatch.setattr(request_module, "_TIMEOUT_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(request_module, "_GRACE_SECONDS", 0.1)
     stub = Stub(respond=threading.Event())
     client = front(stub)
     # The replica must get the request before.
@@ -781,6 +781,61 @@ def test_requests_beyond_the_limit_get_429(front: Front, monkeypatch):
         assert client.get("/healthz").status_code == 200
         respond.set()
         assert waiting.result().status_code == 200
+
+
+# Requests that wait in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [None, 429, 503], ids=["not ready", "429", "503"])
+def test_a_request_that_may_wait_is_answered_when_a_replica_can(front: Front, first: int | None):
+    stub = Stub(first or 200)
+    client = front(stub)
+    (replica,) = client.replicas
+    replica.is_ready = first is not None
+    with ThreadPoolExecutor(30) as pool:
+        waiting = [pool.submit(client.post, "/tools/run_code", content=b"x" * 9) for _ in range(30)]
+        refused = client.post("/tools/score")
+        assert refused.status_code in {429, 503}, "others are answered at once"
+        if first is not None:
+            wait_until(lambda: len(stub.requests) > 1)
+        assert not any(each.done() for each in waiting)
+        stub.status, replica.is_ready = 200, True
+        assert {each.result().status_code for each in waiting} == {200}
+    scope, body = stub.requests[-1]
+    assert body == b"x" * 9
+    assert 0 < float(dict(scope["headers"])[b"x-request-timeout"]) < 28
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/tools/run_code", 504), ("/tools/get_reward", 503), ("/tools/x", 503)]
+)
+def test_a_request_that_has_waited_in_vain_fails_as_its_client_can_handle(
+    front: Front, path: str, status: int
+):
+    client = front("http://127.0.0.1:1")
+    client.replicas[0].is_ready = False
+    answer = client.post(path, headers={"x-request-timeout": "0.1"})
+    assert answer.status_code == status
+    assert "no replica of tools is ready" in answer.json()["detail"]
+
+
+def test_the_body_of_a_request_in_line_is_not_read(front: Front):
+    client = front(Stub())
+    client.replicas[0].is_ready = False
+    head = b"POST /tools/verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(address(client), timeout=60) as connection:
+        connection.sendall(head % (64 * MIB))
+        connection.settimeout(0.5)
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < 64 * MIB:
+                sent += connection.send(bytes(MIB))
+        assert sent < 16 * MIB  # the buffers of sockets
+        client.replicas[0].is_ready = True
+        connection.settimeout(60)
+        connection.sendall(bytes(64 * MIB - sent))
+        assert response(connection) == 200
 
 
 # The real client

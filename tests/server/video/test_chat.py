@@ -440,13 +440,13 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
 
 @pytest.mark.slow
 def test_a_service_at_capacity_says_when_to_try_again(chat: Chat):
-    """Refused on arrival, or when the second frame of a trend finds the queue full."""
-    client = chat(FakeJudge(wait_s=1, deterministic=False), max_in_flight=1, max_queue_depth=1)
+    limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_waiting": 1}
+    client = chat(FakeJudge(wait_s=1, deterministic=False), **limits)
     with ThreadPoolExecutor(6) as pool:
         requests = [trend_payload(level, level + 1, n=2) for level in range(6)]
         answers = list(pool.map(lambda body: client.post(PATH, json=body), requests))
     refused = [answer for answer in answers if answer.status_code != 200]
-    assert len(refused) >= 4
+    assert 0 < len(refused) <= 3, "two are admitted, and one waits in line"
     for answer in refused:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -1,0 +1,65 @@
+"""Routes whose clients cannot repeat a request, or lose a reward if they do: requests wait in line.
+
+Services, the gateway of `rewardfleet up` and deploy/Caddyfile use this table; docs/wire-formats.md
+has it as well.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import DeadlineExceeded, RewardFleetError
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long requests of a route may wait: less than its clients do.
+
+    Attributes:
+        in_line_s: Seconds in line, from the headers of the request. None: all of `--deadline-s` but
+            `RESERVED_SECONDS`, as no client of the route has a timeout that is shorter.
+        answer_s: Seconds until it is answered. None: `--deadline-s`.
+        repeats_on: What a failure that may pass becomes: the client repeats no other. None: itself.
+    """
+
+    in_line_s: float | None = None
+    answer_s: float | None = None
+    repeats_on: type[RewardFleetError] | None = None
+
+
+#: Seconds that are left to score an item when it leaves the line last.
+RESERVED_SECONDS = 20.0
+
+#: NeMo Gym's paths have it in front of them if its `observability_enabled` is set.
+_GYM_PREFIX = re.compile(r"/ng-rollout/[^/]+(?=/)")
+
+#: By path.
+_WAITS: Mapping[str, Waits] = {
+    # verl and SkyRL-Agent wait for 30 s, and repeat a 504 only.
+    "/run_code": Waits(25.0, 28.0, DeadlineExceeded),
+    "/submit": Waits(),
+    # OpenRLHF waits for 180 s.
+    "/get_reward": Waits(),
+    # slime waits for 120 s, which includes the time in a queue of its own.
+    "/slime": Waits(60.0, 100.0),
+    # NeMo Gym has no timeout, and never repeats a status.
+    "/seed_session": Waits(),
+    "/verify": Waits(),
+    "/aggregate_metrics": Waits(),
+    "/reverify_mode": Waits(),
+    # RLinf repeats nothing.
+    "/v1/chat/completions": Waits(),
+    "/reset": Waits(),
+    "/step": Waits(),
+}
+
+
+def without_gym_prefix(path: str) -> str:
+    """Return the path of the route that NeMo Gym asks for."""
+    prefix = _GYM_PREFIX.match(path)
+    return path if prefix is None else path[prefix.end() :]
+
+
+def waits_at(path: str) -> Waits | None:
+    """Return how long requests for a path may wait; None if they may not."""
+    return _WAITS.get(without_gym_prefix(path))
