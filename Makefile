@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 
 ENGINES := .venv-engines
 RAY := .venv-ray
+CLIENTS := .clients
 TRAINERS := .venv-trainers
 
 # With SLICE=1, a heavy gate runs the few tests of it that CI runs.
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
-.PHONY: install-trainers test-trainers
+.PHONY: install-trainers install-clients test-trainers
 
 install: $(VENV)/.installed servers packages
 
@@ -191,10 +192,18 @@ $(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.p
 	@$(INSTALL) $(TRAINERS) requirements-trainers.txt
 	touch $@
 
-# All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
-TRAINER_TESTS := tests/router tests/training tests/adapters
+install-clients: $(CLIENTS)/.installed  ## the clients of NeMo Gym, OpenRLHF and OpenEnv, without what they need
 
-test-trainers: install-trainers  ## the router and the adapters, and runs of TRL and verl, on torch and a local Ray
+$(CLIENTS)/.installed: requirements-clients.txt | install-trainers
+	@rm -rf $(CLIENTS)
+	@$(TRAINERS)/bin/python -m pip install --quiet --no-deps --ignore-requires-python \
+		--disable-pip-version-check --require-hashes --target $(CLIENTS) -r requirements-clients.txt
+	@touch $@
+
+# All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
+TRAINER_TESTS := tests/router tests/training tests/adapters tests/third_party
+
+test-trainers: install-trainers install-clients  ## the router and the adapters, and runs of TRL and verl, on torch and a local Ray
 	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(TRAINER_TESTS)
 	$(if $(SLICE),,$(TRAINERS)/bin/python -m pytest -q tests/test_docs.py -k 'python_blocks_run and trainers')
 

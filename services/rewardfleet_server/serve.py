@@ -21,6 +21,7 @@ from rewardfleet import __version__
 
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
+from .http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
 from .http.protocol import HttpProtocol
 from .logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
@@ -114,9 +115,11 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                OpenEnvSocket(app),
                 http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,  # a small message could become a large one
                 backlog=BACKLOG,
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line per request

@@ -259,7 +259,10 @@ def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str
 def test_gym_paths_may_have_the_id_of_a_rollout(code: httpx.Client):
     """As with `observability_enabled`, since 0.7.0."""
     assert answer(code, "/ng-rollout/a-1/seed_session", rollout("")) == {}
-    assert answer(code, "/ng-rollout/a-1/verify", rollout("print(5)", ground_truth=FIVE))["reward"] == 1.0
+    assert (
+        answer(code, "/ng-rollout/a-1/verify", rollout("print(5)", ground_truth=FIVE))["reward"]
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(("text", "score"), SCORED)

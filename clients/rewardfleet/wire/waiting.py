@@ -49,8 +49,9 @@ _WAITS: Mapping[str, Waits] = {
     "/reverify_mode": Waits(),
     # RLinf repeats nothing.
     "/v1/chat/completions": Waits(),
-    "/reset": Waits(),
-    "/step": Waits(),
+    # OpenEnv waits for 60 s, and repeats nothing.
+    "/reset": Waits(40.0, 55.0),
+    "/step": Waits(40.0, 55.0),
 }
 
 

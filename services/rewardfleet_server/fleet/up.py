@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.doctor import Diagnosis, check_redis_servers
+from rewardfleet_server.http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
 from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import BACKLOG, bind, raise_descriptor_limit, url_of
@@ -158,9 +159,11 @@ class _Fleet:
             loop.add_signal_handler(number, self._stopped.set)
         server = _Server(
             uvicorn.Config(
-                self._gateway,
+                OpenEnvSocket(self._gateway),
                 http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,  # a small message could become a large one
                 backlog=BACKLOG,
                 lifespan="off",
                 log_config=None,

@@ -26,7 +26,7 @@ _WRITE_SECONDS = 30
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes connections that make no progress, and keeps to HTTP/1.1.
+    """Closes connections that make no progress, and ignores offers of HTTP/2.
 
     Connections make no progress if their headers are too large or do not arrive in time, if they
     continue to send a body after the response to it, or if the caller does not read the response.
@@ -76,6 +76,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():  # to a WebSocket
+                self.reads_body = False
+                self.handle_websocket_upgrade()
+                return
             if not self._has_ignored_offer():  # CONNECT
                 raise httptools.HttpParserInvalidMethodError from None
             head = self._head_without_offer()
@@ -84,7 +88,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._parse(head + data[upgrade.args[0] :])
 
     def _has_ignored_offer(self) -> bool:
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        is_ignored = self.parser.should_upgrade() and not self._should_upgrade()
+        return is_ignored and self.parser.get_method() != b"CONNECT"
 
     def _head_without_offer(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()

@@ -1,0 +1,132 @@
+"""Send right programs by another project's client, all at once: load.py CLIENT URL NUMBER.
+
+The last line of the output is a JSON object: how often the client took each reward, as its trainer
+would train on it, or failed in each way. Program i prints i; no two are equal.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import threading
+import time
+import types
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import cycle
+from pathlib import Path
+
+CLIENTS = Path(__file__).parent.parent.parent / ".clients"
+
+
+def program(number: int) -> str:
+    return f"print({number})  # {time.time_ns()}"
+
+
+def tests(number: int) -> dict[str, list[str]]:
+    return {"inputs": [""], "outputs": [str(number)]}
+
+
+def verl(url: str, number: int) -> Counter[str]:
+    """`compute_score` of verl's reward for `sandbox_fusion.url`, in as many threads."""
+    from verl.utils.reward_score.sandbox_fusion import compute_score
+
+    logging.disable(logging.CRITICAL)
+    found: Counter[str] = Counter()
+    permits = threading.Semaphore(number)  # verl's own limit would be 512
+
+    def score(each: int) -> None:
+        completion = f"```python\n{program(each)}\n```"
+        reward, _ = compute_score(url, permits, 1024, completion, tests(each))
+        found[str(float(reward))] += 1
+
+    threading.stack_size(256 * 1024)
+    threads = [threading.Thread(target=score, args=(each,)) for each in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def openrlhf(url: str, number: int) -> Counter[str]:
+    """The single-turn executor's own request; a failure leaves the sample without a reward."""
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+    executor = object.__new__(SingleTurnAgentExecutor)  # without an engine
+    executor.reward_func = None
+    executor.reward_endpoints = url.split(",")
+    executor._reward_endpoint_cycle = cycle(executor.reward_endpoints)
+
+    async def reward(each: int) -> object:
+        prompt = f"<|im_start|>user\nPrint {each}.<|im_end|>\n"
+        query = f"{prompt}{program(each)}<|im_end|>"
+        labels = [json.dumps(tests(each))]
+        (answer,) = await executor._fetch_rewards_via_http([query], [prompt], labels)
+        return answer["rewards"][0]
+
+    return asyncio.run(gathered(reward, number))
+
+
+def nemo_gym(url: str, number: int) -> Counter[str]:
+    """The requests of Gym's `SimpleAgent.run`, except to the model, by Gym's own client."""
+    from nemo_gym import server_utils as gym
+
+    async def reward(each: int) -> object:
+        params = {"responses_create_params": {"input": f"Print {each}."}}
+        row = params | {"verifier_metadata": tests(each)}
+        seeded = await gym.request("POST", f"{url}/seed_session", _internal=True, json=row)
+        await gym.raise_for_status(seeded)
+        text = {"type": "output_text", "text": program(each), "annotations": []}
+        message = {"id": "m", "type": "message", "role": "assistant", "status": "completed"}
+        body = row | {"response": {"id": "r", "output": [message | {"content": [text]}]}}
+        verified = await gym.request("POST", f"{url}/verify", _internal=True, json=body)
+        await gym.raise_for_status(verified)
+        answer = await gym.get_response_json(verified)
+        return "masked" if answer["mask_sample"] else answer["reward"]
+
+    async def run() -> Counter[str]:
+        session = gym.set_global_aiohttp_client(gym.GlobalAIOHTTPAsyncClientConfig())
+        async with session:
+            return await gathered(reward, number)
+
+    return asyncio.run(run())
+
+
+def openenv(url: str, number: int) -> Counter[str]:
+    """An episode each, by the generic client; of the package, only the client is imported."""
+    core = types.ModuleType("openenv.core")
+    core.__path__ = [str(CLIENTS / "openenv/core")]
+    sys.modules["openenv.core"] = core
+    from openenv.core.generic_client import GenericEnvClient
+
+    async def reward(each: int) -> object:
+        async with GenericEnvClient(base_url=url) as env:
+            start = await env.reset()
+            assert (start.reward, start.done) == (None, False)
+            end = await env.step({"code": program(each), **tests(each)})
+            assert end.done
+            return end.reward
+
+    return asyncio.run(gathered(reward, number))
+
+
+async def gathered(reward: Callable[[int], Awaitable[object]], number: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+
+    async def count(each: int) -> None:
+        try:
+            found[str(await reward(each))] += 1
+        except Exception as error:  # noqa: BLE001 - the result
+            found[type(error).__name__] += 1
+
+    await asyncio.gather(*(count(each) for each in range(number)))
+    return found
+
+
+if __name__ == "__main__":
+    client = {each.__name__: each for each in (verl, openrlhf, nemo_gym, openenv)}[sys.argv[1]]
+    with contextlib.redirect_stdout(sys.stderr):
+        rewards = client(sys.argv[2], int(sys.argv[3]))
+    print(json.dumps(rewards))
