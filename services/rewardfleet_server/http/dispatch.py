@@ -103,8 +103,12 @@ class Dispatcher:
             error = Unavailable("the service is shutting down", retry_after=1)
             return self._problem(route, error, context)
         except Exception as error:  # noqa: BLE001 - every failure becomes a problem
-            failure = as_failure(error, context, overdue=True)
-            return self._problem(route, _for_its_client(route, failure, headers), context)
+            # Without a variable, which would keep the error, its frames and an upload alive.
+            return self._problem(
+                route,
+                _for_its_client(route, as_failure(error, context, overdue=True), headers),
+                context,
+            )
         finally:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
