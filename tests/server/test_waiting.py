@@ -1,0 +1,54 @@
+"""Requests that wait in line: what they cost, and how many there may be."""
+
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.serve import raise_descriptor_limit, with_open_files
+from rewardfleet_server.testing import wait_until
+from rewardfleet_server.tools.settings import ToolsSettings
+
+from .processes import service_process
+from .test_connections import connect_to, head
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+def test_a_waiting_request_costs_20_kib_whatever_its_body_has():
+    raise_descriptor_limit()
+    program = "import time; time.sleep(60) #" + "x" * 60_000
+    body = {"query": [program], "prompts": [""], "labels": [{"inputs": [""], "outputs": [""]}]}
+    content = json.dumps(body).encode()
+    flags = ("--workers", "1", "--max-in-flight", "1", "--max-queue-depth", "1")
+    with service_process("code", *flags) as (process, url), ExitStack() as stack:
+        status = Path(f"/proc/{process.pid}/status")
+
+        def resident() -> int:
+            return int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) * 1024
+
+        def waiting() -> float:
+            text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+            return float(re.search(r"(?m)^rewardfleet_waiting_requests.* (\S+)$", text)[1])
+
+        assert waiting() == 0
+        before = resident()
+        for _ in range(1502):
+            connection = stack.enter_context(connect_to(url))
+            connection.sendall(head(len(content), path="/get_reward") + content)
+        wait_until(lambda: waiting() == 1500)
+        assert resident() - before < 1502 * 22 * 1024
+
+
+def test_a_line_fits_into_the_limit_of_open_files(caplog: pytest.LogCaptureFixture):
+    default = ToolsSettings()
+    assert with_open_files(default, 20_000) is default
+    assert with_open_files(default, 5000).max_waiting == 3400
+    assert "--max-waiting is 3400 instead of 10000" in caplog.text
+    assert with_open_files(default, 100).max_waiting == 1
+    given = ToolsSettings(max_waiting=4000)
+    with pytest.raises(ValueError, match=r"--max-waiting 4000: .* limit of open files is 5000"):
+        with_open_files(given, 5000)
