@@ -63,7 +63,7 @@ demo: install-server  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/python -m rewardfleet_server.demo tests/data/libero
 
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full and not chaos"
 	$(BIN)/python -m pytest -q -m "serial and not full" $$(grep -rl --include='test_*.py' mark.serial tests)
 
 test-fast: install  ## for daily work: less than a minute
@@ -78,11 +78,13 @@ check-all:  ## everything in full, for the night before a release; goes on where
 mutations: install  ## whether the tests find 30 faults in the source
 	$(BIN)/python tests/mutations.py --out mutations.jsonl
 
+CHAOS_TESTS := tests/chaos tests/observability/test_fleet.py
+
 test-chaos: install  ## services under load that are killed and frozen; Redis as well; a soak
-	$(BIN)/python -m pytest -m "chaos$(AND_SLICE)" tests/chaos
+	$(BIN)/python -m pytest -m "chaos$(AND_SLICE)" $(CHAOS_TESTS)
 
 chaos: install  ## the same, ten times as long: half an hour
-	CHAOS_FACTOR=10 $(BIN)/python -m pytest -m chaos tests/chaos
+	CHAOS_FACTOR=10 $(BIN)/python -m pytest -m chaos $(CHAOS_TESTS)
 
 test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine, the client on 3.10
 	$(BIN)/python tests/interpreters.py $(if $(SLICE),--slice,)

@@ -19,7 +19,12 @@ from .load import run_load
 from .prometheus import Prometheus
 from .test_dashboards import DASHBOARDS, panels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chaos,
+    pytest.mark.slice,
+    pytest.mark.timeout(600),
+]
 
 #: What Grafana inserts: four times the interval of scrapes.
 RATE_INTERVAL = "4s"
