@@ -45,3 +45,16 @@ def test_grafana_finds_the_dashboards_where_compose_mounts_them():
         path
         and f"./deploy/grafana/dashboards:{path[1]}:ro" in (ROOT / "docker-compose.yml").read_text()
     )
+
+
+def test_every_metric_of_a_dashboard_exists():
+    """That their queries return data is in test_fleet.py."""
+    known = set(
+        re.findall(r"`(rewardfleet_\w+)`", (ROOT / "docs/reference/metrics.md").read_text())
+    )
+    texts = [target["expr"] for each in DASHBOARDS.values() for panel in panels(each)
+             for target in panel["targets"]]  # fmt: skip
+    used = {re.sub("_(bucket|count|sum)$", "", name)
+            for text in texts for name in re.findall(r"\brewardfleet_\w+", text)}  # fmt: skip
+    assert len(used) > 20
+    assert used <= known

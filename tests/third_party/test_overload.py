@@ -61,7 +61,7 @@ def test_no_request_behind_the_gateway_is_lost_when_its_replica_ends(
 ):
     with fleet_up(tmp_path, 'only = ["code"]\n') as (url, pids):
         process = start(client, f"{url}/code{path}", 1500)
-        wait_until(lambda: replicas_of(url)[0]["outstanding"] > 10, 60)
+        wait_until(lambda: replicas_of(url)[0]["outstanding"] > 0, 60)
         os.kill(pids()[0], number)
         assert results(process) == {"1.0": 1500}
         assert replicas_of(url)[0]["restarts"] == 1
