@@ -1,11 +1,15 @@
 """OpenEnv's WebSocket; openenv-core's own client is in tests/third_party."""
 
 import json
+import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+
+from rewardfleet_server.testing import wait_until
 
 from .processes import service_process
 
@@ -84,3 +88,16 @@ def test_a_key_is_required(tmp_path):
             pass
         with connect(address, additional_headers={"Authorization": "Bearer secret"}) as env:
             assert ask(env, {"type": "reset", "data": {}})["type"] == "observation"
+
+
+def test_a_caller_that_disconnects_ends_its_program(address: str):
+    url = address.replace("ws", "http", 1)
+
+    def running() -> float:
+        text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+        return float(re.search(r"(?m)^rewardfleet_in_flight_items.* (\S+)$", text)[1])
+
+    with connect(f"{address}/ws", open_timeout=60) as env:
+        env.send(json.dumps(step("import time; time.sleep(60)")))
+        wait_until(lambda: running() == 1)
+    wait_until(lambda: running() == 0, 15)

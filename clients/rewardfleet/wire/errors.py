@@ -85,7 +85,7 @@ class RewardFleetError(Exception):
         kind: The kind of this failure.
         status: Its HTTP status.
         retryable: Whether the same request may succeed later.
-        is_foreign: Whether it was not reported by a service, but by what answered in its place.
+        is_foreign: Whether a proxy or another server answered in place of the service.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL

@@ -203,7 +203,7 @@ class OpenEnvStep(_Request):
 
     action: dict[str, JsonValue] = Field(
         description="The fields of an item of `/score`; or `response`, `completion`, `code` or "
-        "`message` with the policy's text, and a ground truth.",
+        "`message` with the policy's text, and a ground truth."
     )
     timeout_s: float | None = Field(
         None, gt=0, description="Seconds until the deadline; at most `--deadline-s`."

@@ -45,11 +45,11 @@ class OpenEnvSocket:
             await self._app(scope, receive, send)
             return
         await receive()  # "websocket.connect"
-        if self._connections >= MAX_CONNECTIONS or not await self._is_accepted(scope):
-            await send({"type": "websocket.close", "code": 1008})  # uvicorn answers 403
-            return
         self._connections += 1
         try:
+            if self._connections > MAX_CONNECTIONS or not await self._is_accepted(scope):
+                await send({"type": "websocket.close", "code": 1008})  # uvicorn answers 403
+                return
             await send({"type": "websocket.accept"})
             await self._serve(scope, receive, send)
         finally:
@@ -67,14 +67,15 @@ class OpenEnvSocket:
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one message after another."""
         steps = 0
-        incoming = asyncio.create_task(_next_text(receive))
-        while (text := await incoming) is not None:
+        text = await _next_text(receive)
+        while text is not None:
             incoming = asyncio.create_task(_next_text(receive))
             match = _TYPE.match(text)
             kind = match[1] if match else None
             if kind == "close":
+                incoming.cancel()
                 await send({"type": "websocket.close", "code": 1000})
-                break
+                return
             if kind == "state":
                 answer = _answer("state", json.dumps({"episode_id": None, "step_count": steps}))
             elif kind in _BODIES and match is not None:
@@ -83,8 +84,10 @@ class OpenEnvSocket:
                 steps = 0 if kind == "reset" else steps + 1
             else:
                 answer = _error("UNKNOWN_TYPE", "begin with `type`: reset, step, state or close")
+            if incoming.done() and incoming.result() is None:
+                return  # the caller has disconnected
             await send({"type": "websocket.send", "text": answer})
-        incoming.cancel()
+            text = await incoming
 
     async def _request(
         self, scope: Message, path: str, body: str, incoming: asyncio.Task[str | None]
