@@ -62,6 +62,7 @@ class CachePolicy(Generic[ScoreT]):
             model. Scores that are not are computed again.
         from_cached: Adapts a stored or shared score to this item.
         audit_fields: Returns the fields in which a stored and a recomputed score must agree.
+        not_stored: Fields that `from_cached` takes from the item.
     """
 
     lookup_keys: tuple[str, ...]
@@ -69,6 +70,7 @@ class CachePolicy(Generic[ScoreT]):
     is_valid: Callable[[ScoreT], bool] = lambda _: True
     from_cached: Callable[[ScoreT], ScoreT] = lambda score: score
     audit_fields: Callable[[ScoreT], object] = lambda score: score.score
+    not_stored: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -410,7 +412,7 @@ class Engine(Generic[RequestT, ScoreT]):
         key, ttl_s = policy.lookup_keys[0], None
         if policy.store_policy is not None:
             key, ttl_s = policy.store_policy(score)
-        value = score.model_dump_json(exclude={"cached", "timing_ms"})
+        value = score.model_dump_json(exclude={"cached", "timing_ms", *policy.not_stored})
         await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)
 
     def _is_audited(self) -> bool:

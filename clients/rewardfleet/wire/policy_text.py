@@ -34,7 +34,15 @@ def replace_unusable(text: Any) -> Any:
     """
     if not isinstance(text, str):
         return text
-    return _SURROGATE.sub(UNUSABLE, text) if len(text) <= MAX_CHARACTERS else UNUSABLE
+    return _without_surrogates(text) if len(text) <= MAX_CHARACTERS else UNUSABLE
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()  # ten times as fast as a search, during which other threads wait
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(UNUSABLE, text)
+    return text
 
 
 #: A field with such a text.
@@ -45,7 +53,7 @@ def _usable(value: Any) -> Any:
     if not isinstance(value, list):
         return replace_unusable(value)
     # Each may have a prompt before the policy's text, so its length is no reason to refuse it.
-    return [_SURROGATE.sub(UNUSABLE, each) if isinstance(each, str) else each for each in value]
+    return [_without_surrogates(each) if isinstance(each, str) else each for each in value]
 
 
 def without_lone_surrogates(body: bytes, names: Collection[str] = POLICY_FIELDS) -> bytes:

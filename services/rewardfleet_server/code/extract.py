@@ -47,7 +47,8 @@ def extract_program(text: str) -> str:
 
 def has_fence(text: str) -> bool:
     """Return whether a text may have a fence: without one, it is a program as a whole."""
-    return "```" in text or "~~~" in text
+    # One character is sought much faster than three, and most texts without a fence have none.
+    return ("`" in text and "```" in text) or ("~" in text and "~~~" in text)
 
 
 def _extract(text: str) -> str:

@@ -128,6 +128,8 @@ class CodeScorer:
             is_valid=partial(_is_valid_cached, request),
             from_cached=partial(_from_cached, request, submission),
             audit_fields=partial(_audit_fields, request.mode),
+            # A policy may write a megabyte, which others would wait for at the cache's disk.
+            not_stored=frozenset({"code"}),
         )
 
     def close(self) -> None:

@@ -50,8 +50,8 @@ class TextParser:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._quick = _Lane("parses texts", nice=0)
-        self._slow = _Lane("parses long texts", nice=5)
+        self._quick = _Lane("parses texts", nice=5)
+        self._slow = _Lane("parses long texts", nice=10)
 
     async def program(self, text: str) -> str:
         """Return the program in a text; see `extract_program`.

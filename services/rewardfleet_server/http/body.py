@@ -33,7 +33,7 @@ _SMALL_BODY = 64 * 1024
 #: Bodies above this size, or with more fields or values, are decoded in another process: parsing
 #: them would hold the interpreter for longer than other requests can wait.
 _LARGE_BODY = 1024 * 1024
-_SIMPLE = ComplexityLimits(fields=50_000, values=50_000)
+_MAX_FIELDS = _MAX_VALUES = 50_000
 #: Seconds without any byte after which a body is given up.
 _SILENCE_SECONDS = 5.0
 #: A body takes at most this long, and a second more for as many bytes.
@@ -126,10 +126,10 @@ class BodyReader:
         if isinstance(body, bytes):
             if len(body) <= _SMALL_BODY:
                 return _decode(decode, body, limits)
-            if is_simple(body, _SIMPLE):
+            few = ComplexityLimits(min(limits.fields, _MAX_FIELDS), min(limits.values, _MAX_VALUES))
+            if is_simple(body, few):
                 async with asyncio.timeout_at(deadline):
-                    small = body
-                    return await run_in_thread(self._thread, lambda: _decode(decode, small, limits))
+                    return await run_in_thread(self._thread, partial(decode, body))
         file = _in_memory_file(body) if isinstance(body, bytes) else body
         async with asyncio.timeout_at(deadline):
             return await run_in_thread(

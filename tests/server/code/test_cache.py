@@ -4,8 +4,10 @@ import asyncio
 import concurrent.futures
 import re
 import socket
+import sqlite3
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,17 @@ def test_equivalent_programs_share_their_verdicts(cached: Service):
     assert first["score"] == again["score"] == pytest.approx(2 / 3)
     assert (first["code"], again["code"]) == (DOUBLE, RENAMED)
     assert other["score"] == 0.0
+
+
+def test_a_long_program_takes_no_space_in_the_cache(tmp_path: Path):
+    file = tmp_path / "code.sqlite"
+    program = DOUBLE + f"# {'x' * 900_000}"
+    with served_code(cache_mb=16, cache_file=file) as service:
+        service.score(program, TESTS)
+        again = service.score(program, TESTS)
+    assert again["cached"] and again["code"] == program
+    with closing(sqlite3.connect(file)) as db:
+        assert db.execute("SELECT max(length(value)) FROM entries").fetchone()[0] < 4000
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ PROGRAMS = {
     # Objects that are destroyed
     "__del__ of a global": PRINTS_WHEN_DESTROYED + "x = Last('x')\nprint('end')",
     "__del__ of two globals": PRINTS_WHEN_DESTROYED + "x = Last('x')\ny = Last('y')",
+    "__del__ in a long program": f"{PRINTS_WHEN_DESTROYED}x = Last('x')\n#{'-' * 60_000}",
     "__del__ in a cycle": PRINTS_WHEN_DESTROYED + "x = Last('x')\nx.me = x\ndel x\nprint('end')",
     "__del__ that uses globals": (
         "import math\nscale = 2\nclass A:\n"

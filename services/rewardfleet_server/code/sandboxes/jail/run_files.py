@@ -19,6 +19,8 @@ _PRINTS_LAST = (
     *("__del__", "ctypes", "open", "File", "Wrapper", "Writer", "type(", "__class__", "detach"),
     *("weakref", "yield", "async", "exec", "eval", "__import__", "import_module"),
 )
+#: Characters of a program in which they are not sought.
+_LONG = 50_000
 _IO = re.compile(r"io(?<!\wio)(?!\w)")  # a pattern that begins with letters is sought fast
 
 
@@ -177,8 +179,10 @@ def has_tests_apart(run: ProgramRun) -> bool:
 
 
 def prints_last(source: str) -> bool:
-    """Return whether a program may print when its objects are destroyed."""
-    # One pattern for all takes five times as long, and holds up all threads meanwhile.
+    """Return whether a program may print when its objects are destroyed. A long one may."""
+    if len(source) > _LONG:  # the search would hold up all threads for milliseconds
+        return True
+    # One pattern for all takes five times as long.
     return any(word in source for word in _PRINTS_LAST) or _IO.search(source) is not None
 
 
