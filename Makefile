@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
-.PHONY: install-trainers install-clients test-trainers
+.PHONY: install-trainers install-clients install-peers record-peers test-trainers
 
 install: $(VENV)/.installed servers packages
 
@@ -201,6 +201,12 @@ $(CLIENTS)/.installed: requirements-clients.txt | install-trainers
 	@$(TRAINERS)/bin/python -m pip install --quiet --no-deps --ignore-requires-python \
 		--disable-pip-version-check --require-hashes --target $(CLIENTS) -r requirements-clients.txt
 	@touch $@
+
+install-peers:  ## the sources of trainers that no registry has, at the commits in sources.toml
+	@$(PYTHON) tests/third_party/install_peers.py
+
+record-peers: install-trainers install-peers  ## rewrite what the tests repeat where these sources are missing
+	RECORD=1 $(TRAINERS)/bin/python -m pytest -q $$(grep -l 'peers import' tests/third_party/test_*.py)
 
 # All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
 TRAINER_TESTS := tests/router tests/training tests/adapters tests/third_party

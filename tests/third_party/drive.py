@@ -1,0 +1,155 @@
+"""Run a trainer's own code: python -m third_party.drive NAME URL DIRECT_URL DOWN_URL.
+
+Its source is on the path. Requests to URL are recorded, those to DIRECT_URL are not; DOWN_URL
+refuses connections. The last line of the output is a JSON object: what the trainer took from the
+answers, and the calls of adapters.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from .exchange import Recorder, Wire
+
+ROOT = Path(__file__).parent.parent.parent
+LIBERO = ROOT / "tests/data/libero"
+
+SUM = "So:\n```python\nprint(sum(map(int, input().split())))\n```\n"
+ECHO = "print(input())"
+#: SUM passes both, ECHO the second one.
+TESTS = {"inputs": ["1 2", "7"], "outputs": ["3", "7"]}
+
+#: Adapters, made from the address of a service and one that refuses connections.
+ADAPTERS: dict[str, Callable[[str, str], Any]] = {"wire": lambda url, down: Wire(url)}
+
+
+class Peer:
+    """What the functions below get."""
+
+    def __init__(self, url: str, direct_url: str, down_url: str) -> None:
+        self.url, self.direct_url, self.down_url = url, direct_url, down_url
+        self.calls: list[dict[str, Any]] = []
+
+    def adapter(self, name: str) -> Recorder:
+        return Recorder(ADAPTERS[name](self.direct_url, self.down_url), name, self.calls)
+
+
+def slime(peer: Peer) -> dict[str, Any]:
+    """`batched_async_rm` of samples with `rm-type: remote_rm`."""
+    from slime.rollout import rm_hub
+    from slime.utils.types import Sample
+
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    # Its ten attempts would take 151 s or more.
+    rm_hub.asyncio = SimpleNamespace(sleep=wait, gather=asyncio.gather)
+
+    async def rewards(url: str, responses: list[str], label: object) -> list[float]:
+        args = SimpleNamespace(custom_rm_path=None, rm_type="remote_rm", rm_url=f"{url}/slime")
+        samples = [Sample(prompt="Add.", response=each, label=label) for each in responses]
+        return await rm_hub.batched_async_rm(args, samples)
+
+    async def failure(url: str, label: object) -> list[object]:
+        waits.clear()
+        try:
+            return [await rewards(url, [SUM], label)]
+        except Exception as error:
+            return [type(error).__name__, len(waits) + 1]
+
+    async def run() -> dict[str, Any]:
+        tests = json.dumps(TESTS)
+        found = {
+            "rewards": await rewards(peer.url, [SUM, ECHO, "", f"{ECHO}<|im_end|>"], tests),
+            "label that is no test": await failure(peer.url, "three"),
+            "down": await failure(peer.down_url, tests),
+        }
+        await rm_hub._get_shared_session().close()
+        return found
+
+    return asyncio.run(run())
+
+
+def rlinf(peer: Peer) -> dict[str, Any]:
+    """`EmbodiedAPIRewardWorker.compute_reward`, of two windows of a real LIBERO rollout.
+
+    The second window is the first one backwards. Its second camera, which LIBERO's rollouts here
+    lack, is black, and frames are small, so that the recording is.
+    """
+    bare("rlinf.models.embodiment.reward")  # it imports torchvision, for a reward model
+    import torch
+    from omegaconf import OmegaConf
+    from rlinf.workers.reward import api_reward_worker as worker_module
+
+    # RLinf loads its processor from a checkpoint and does not use it.
+    worker_module.load_vlm_processor = lambda *_: None
+    rollout = next(each for each in rollouts() if each["success"] and "plate" in each["file"])
+    frames = small_frames(rollout["file"], [0, 30, 60, 90, 120])
+    main = [torch.tensor(each) for each in frames]
+    black = [torch.zeros(48, 48, 3, dtype=torch.uint8)] * 5
+    page = (ROOT / "docs/trainers/rlinf.md").read_text()
+    (settings,) = re.findall(r"```yaml\n(reward:.*?)```", page, re.DOTALL)
+
+    def rewards(url: str, task: str, windows: list[Any]) -> list[float]:
+        config = OmegaConf.create(settings)
+        config.reward.api.api_base = url
+        # Without the base class's constructor, which needs a cluster of Ray, and a GPU.
+        worker = object.__new__(worker_module.EmbodiedAPIRewardWorker)
+        worker.cfg, worker._standalone_realworld = config, False
+        worker.train_batch_size, worker._world_size = 2, 1
+        worker.init_worker()
+        number = len(windows)
+        cameras = {"main_images": windows, "extra_view_images": [black] * number}
+        history = {"history_window": cameras}
+        given = {"history_input": history, "task_descriptions": [task] * number}
+        return worker.compute_reward(given).flatten().tolist()
+
+    def failure(url: str, task: str) -> str:
+        try:
+            return str(rewards(url, task, [black]))
+        except RuntimeError as error:
+            return str(error).replace(url, "URL").partition(" attempt")[0].partition(", body")[0]
+
+    task = rollout["task_text"]
+    return {
+        "rewards": rewards(peer.url, task, [main, main[::-1], black]),
+        "no task": failure(peer.url, ""),
+        "down": failure(peer.down_url, task),
+    }
+
+
+def rollouts() -> list[dict[str, Any]]:
+    return [json.loads(each) for each in (LIBERO / "manifest.jsonl").read_text().splitlines()]
+
+
+def small_frames(file: str, indices: list[int]) -> list[Any]:
+    import cv2
+
+    video = cv2.VideoCapture(str(LIBERO / file))
+    frames = [video.read()[1] for _ in range(max(indices) + 1)]
+    video.release()
+    return [cv2.resize(frames[each][..., ::-1], (48, 48)) for each in indices]
+
+
+def bare(name: str, **contents: object) -> None:
+    """Register a package without its `__init__`, so that its modules are loaded unchanged."""
+    module = types.ModuleType(name)
+    module.__path__ = [str(Path(folder) / name.replace(".", "/")) for folder in sys.path]
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+if __name__ == "__main__":
+    peer = Peer(*sys.argv[2:])
+    with contextlib.redirect_stdout(sys.stderr):
+        found = {each.__name__: each for each in (slime, rlinf)}[sys.argv[1]](peer)
+    print(json.dumps({"took": found, "calls": peer.calls}))

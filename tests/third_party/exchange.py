@@ -1,0 +1,153 @@
+"""What another project's code asks a service or an adapter, and what it gets, as JSON."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+
+from rewardfleet import RewardFleetError
+
+#: Fields of answers that differ each time, or with versions and wordings. They are not recorded.
+_VOLATILE = {
+    *("cached", "created", "id", "provenance", "request_id", "timing", "timing_ms"),
+    *("detail", "message", "model_output"),
+}
+
+
+class Recorder:
+    """An adapter that keeps each call: its arguments, what it changed in them, and its result.
+
+    Args:
+        adapter: The adapter, or a function.
+        name: Its name in `ADAPTERS` of drive.py.
+        calls: Where the calls are added.
+    """
+
+    def __init__(self, adapter: Any, name: str, calls: list[dict[str, Any]]) -> None:
+        self._adapter, self._name, self._calls = adapter, name, calls
+
+    def __getattr__(self, method: str) -> Any:
+        value = getattr(self._adapter, method)
+        return self.recorded(value, method) if callable(value) else value
+
+    def __call__(self, *given: Any, **fields: Any) -> Any:
+        return self.recorded(self._adapter, "__call__")(*given, **fields)
+
+    def recorded(self, function: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def call(*given: Any, **fields: Any) -> Any:
+            made = {"adapter": self._name, "method": method, "given": to_json([given, fields])}
+            self._calls.append(made)
+            try:
+                result = function(*given, **fields)
+            except Exception as error:
+                _note(made, error)
+                raise
+            if inspect.isawaitable(result):
+                return wait(made, [given, fields], result)
+            return _ended(made, [given, fields], result)
+
+        async def wait(made: dict[str, Any], given: list[Any], result: Any) -> Any:
+            try:
+                result = await result
+            except Exception as error:
+                _note(made, error)
+                raise
+            return _ended(made, given, result)
+
+        return call
+
+
+def _note(made: dict[str, Any], error: Exception) -> None:
+    # A dead service is unavailable, or late: that depends on the machine.
+    is_ours = isinstance(error, RewardFleetError)
+    made["raised"] = "RewardFleetError" if is_ours else type(error).__name__
+
+
+def _ended(made: dict[str, Any], given: list[Any], result: Any) -> Any:
+    made["result"] = _without_volatile(to_json(result))
+    if (after := to_json(given)) != made["given"]:
+        made["after"] = after
+    return result
+
+
+def _without_volatile(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_volatile(each) for k, each in value.items() if k not in _VOLATILE}
+    return [*map(_without_volatile, value)] if isinstance(value, list) else value
+
+
+class Wire:
+    """A service by HTTP, as an adapter with one method."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def post(self, path: str, headers: dict[str, str], body: str) -> tuple[int, Any]:
+        """Return the status and the body of the answer."""
+        answer = httpx.post(
+            self._url + path, headers=headers, content=body, timeout=150, trust_env=False
+        )
+        return answer.status_code, answer.json()
+
+
+class Batch:
+    """A recorded `DataProto`, with what adapters use of it."""
+
+    def __init__(self, batch: dict[str, Any], non_tensor_batch: dict[str, Any]) -> None:
+        self.batch, self.non_tensor_batch = batch, non_tensor_batch
+
+    def slice(self, rows: Any) -> "Batch":
+        others = {name: each[rows.numpy()] for name, each in self.non_tensor_batch.items()}
+        return Batch({name: each[rows] for name, each in self.batch.items()}, others)
+
+
+def to_json(value: Any) -> Any:
+    """Return numbers, texts, lists and dictionaries; an array or tensor has its type with it."""
+    if hasattr(value, "non_tensor_batch"):
+        batch = {name: value.batch[name] for name in sorted(value.batch.keys())}
+        return {"batch": to_json(batch), "non_tensor_batch": to_json(value.non_tensor_batch)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    if hasattr(value, "dtype"):
+        plain = value.tolist()
+        return {"type": str(value.dtype), "values": to_json(plain)} if value.shape else plain
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Return what `to_json` had, with a `Batch` for a `DataProto`."""
+    if isinstance(value, list):
+        return [from_json(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"type", "values"}:
+        name, values = value["type"], from_json(value["values"])
+        if name.startswith("torch."):
+            import torch  # noqa: PLC0415 - the trainer has it
+
+            return torch.tensor(values, dtype=getattr(torch, name.removeprefix("torch.")))
+        if name != "object":
+            return np.array(values, name)
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+    fields = {key: from_json(each) for key, each in value.items()}
+    return Batch(**fields) if fields.keys() == {"batch", "non_tensor_batch"} else fields
+
+
+def comparable(value: Any) -> str:
+    """Return a text that is equal for equal exchanges; NaN is equal to itself."""
+
+    def rounded(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {key: rounded(item) for key, item in each.items()}
+        if isinstance(each, list):
+            return [rounded(item) for item in each]
+        return round(each, 5) if isinstance(each, float) else each
+
+    return json.dumps(rounded(value), sort_keys=True)
