@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..adapters.conftest import closes  # noqa: F401 - a fixture
+
 HERE = Path(__file__).parent
 CLIENTS = HERE.parent.parent / ".clients"
 

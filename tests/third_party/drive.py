@@ -16,6 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rewardfleet import RewardFleetError
+from rewardfleet.adapters.nemo_rl import ScoringEnvironment
+
 from .exchange import Recorder, Wire
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,8 +29,17 @@ ECHO = "print(input())"
 #: SUM passes both, ECHO the second one.
 TESTS = {"inputs": ["1 2", "7"], "outputs": ["3", "7"]}
 
+#: Of calls to a service that is down, which are repeated until then.
+TIMEOUT = {"timeout_s": 3}
+
 #: Adapters, made from the address of a service and one that refuses connections.
-ADAPTERS: dict[str, Callable[[str, str], Any]] = {"wire": lambda url, down: Wire(url)}
+ADAPTERS: dict[str, Callable[[str, str], Any]] = {
+    "wire": lambda url, _: Wire(url),
+    "nemo_rl": lambda url, _: ScoringEnvironment({"service": "code", "url": url, **TIMEOUT}),
+    "nemo_rl, down": lambda _, down: ScoringEnvironment(
+        {"service": "code", "url": down, **TIMEOUT}
+    ),
+}
 
 
 class Peer:
@@ -127,6 +139,52 @@ def rlinf(peer: Peer) -> dict[str, Any]:
     }
 
 
+def nemo_rl(peer: Peer) -> dict[str, Any]:
+    """`create_env` and `calculate_rewards`, with the registered environment as an actor of Ray."""
+    bare("pynvml")  # for GPUs
+    bare("nemo_rl.utils.logger", Logger=object)  # it imports mlflow
+    import ray
+    from nemo_rl.environments.utils import create_env
+    from nemo_rl.experience.rollouts import calculate_rewards
+
+    from rewardfleet.adapters import nemo_rl as adapter
+
+    adapter.register()
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    def rewards(name: str, url: str, responses: list[str]) -> list[float]:
+        actor = create_env("rewardfleet", {"service": "code", "url": url, **TIMEOUT})
+
+        def step(*given: Any) -> Any:
+            reference = actor.step.remote(*given)
+            with contextlib.suppress(
+                Exception
+            ):  # it is recorded, and raised by `calculate_rewards`
+                Recorder(None, name, peer.calls).recorded(lambda *_: ray.get(reference), "step")(
+                    *given
+                )
+            return reference
+
+        user = {"role": "user", "content": "Add."}
+        texts = [{"role": "assistant", "content": each} for each in responses]
+        batch = {
+            "message_log": [[user, each] for each in texts],
+            "task_name": ["rewardfleet"] * len(texts),
+            "extra_env_info": [{"ground_truth": json.dumps(TESTS)}] * len(texts),
+        }
+        env = SimpleNamespace(step=SimpleNamespace(remote=step))
+        return calculate_rewards(batch, {"rewardfleet": env}).rewards.tolist()
+
+    found: dict[str, Any] = {}
+    found["rewards"] = rewards("nemo_rl", peer.direct_url, [SUM, ECHO, "", f"{ECHO}<|im_end|>"])
+    try:
+        found["down"] = rewards("nemo_rl, down", peer.down_url, [SUM])
+    except ray.exceptions.RayTaskError as error:
+        found["down is one of ours"] = isinstance(error, RewardFleetError)
+    ray.shutdown()
+    return found
+
+
 def rollouts() -> list[dict[str, Any]]:
     return [json.loads(each) for each in (LIBERO / "manifest.jsonl").read_text().splitlines()]
 
@@ -151,5 +209,5 @@ def bare(name: str, **contents: object) -> None:
 if __name__ == "__main__":
     peer = Peer(*sys.argv[2:])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {each.__name__: each for each in (slime, rlinf)}[sys.argv[1]](peer)
+        found = {each.__name__: each for each in (slime, rlinf, nemo_rl)}[sys.argv[1]](peer)
     print(json.dumps({"took": found, "calls": peer.calls}))

@@ -5,7 +5,6 @@ adapter, what it got, and what it made of that. Where the source is missing, eac
 made again, and must have the same result.
 """
 
-import asyncio
 import contextlib
 import http.server
 import importlib.util
@@ -30,7 +29,7 @@ ROOT = HERE.parent.parent
 SOURCES = tomllib.loads((HERE / "sources.toml").read_text())
 
 
-def took(name: str, url: str) -> dict[str, Any]:
+async def took(name: str, url: str) -> dict[str, Any]:
     """Return what a trainer makes of the rewards of a service, and of one that is down.
 
     Args:
@@ -48,7 +47,7 @@ def took(name: str, url: str) -> dict[str, Any]:
         else:
             found = json.loads(path.read_text())
             assert found["commit"] == SOURCES[name]["commit"], "run make record-peers"
-            replay(found["calls"], url, down)
+            await replay(found["calls"], url, down)
     return found["took"]
 
 
@@ -86,23 +85,20 @@ def run(name: str, url: str, down: str) -> dict[str, Any]:
     return found
 
 
-def replay(calls: list[dict[str, Any]], url: str, down: str) -> None:
+async def replay(calls: list[dict[str, Any]], url: str, down: str) -> None:
     """Make recorded calls again, and compare their results."""
     adapters = {each["adapter"]: None for each in calls}
     adapters = {name: ADAPTERS[name](url, down) for name in adapters}
     again: list[dict[str, Any]] = []
 
-    async def repeat() -> None:
-        for call in calls:
-            given, fields = from_json(call["given"])
-            recorder = Recorder(adapters[call["adapter"]], call["adapter"], again)
-            method = recorder if call["method"] == "__call__" else getattr(recorder, call["method"])
-            with contextlib.suppress(Exception):  # it is recorded
-                result = method(*given, **fields)
-                if inspect.isawaitable(result):
-                    await result
-
-    asyncio.run(repeat())
+    for call in calls:
+        given, fields = from_json(call["given"])
+        recorder = Recorder(adapters[call["adapter"]], call["adapter"], again)
+        method = recorder if call["method"] == "__call__" else getattr(recorder, call["method"])
+        with contextlib.suppress(Exception):  # it is recorded
+            result = method(*given, **fields)
+            if inspect.isawaitable(result):
+                await result
     assert [*map(comparable, again)] == [*map(comparable, calls)]
 
 

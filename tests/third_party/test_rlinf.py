@@ -11,9 +11,9 @@ from .peers import took
 pytestmark = pytest.mark.slow
 
 
-def test_windows_get_the_rewards_of_their_trends_and_a_failure_ends_the_run():
+async def test_windows_get_the_rewards_of_their_trends_and_a_failure_ends_the_run():
     with client_of(create_app(VideoSettings())) as client:
-        found = took("rlinf", str(client.base_url).rstrip("/"))
+        found = await took("rlinf", str(client.base_url).rstrip("/"))
     assert found == {
         "rewards": pytest.approx([1.0, -0.2, 0.0]),
         "no task": "POST URL/v1/chat/completions failed: status=422",

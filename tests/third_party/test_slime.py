@@ -8,9 +8,9 @@ from .peers import took
 pytestmark = [pytest.mark.slow, pytest.mark.slice]
 
 
-def test_samples_get_their_rewards_and_a_failure_raises_after_ten_attempts():
+async def test_samples_get_their_rewards_and_a_failure_raises_after_ten_attempts():
     with served_code() as service:
-        found = took("slime", str(service.client.base_url).rstrip("/"))
+        found = await took("slime", str(service.client.base_url).rstrip("/"))
     assert found == {
         "rewards": [1.0, 0.5, 0.0, 0.5],
         "label that is no test": ["ClientResponseError", 10],
