@@ -8,15 +8,22 @@ answers, and the calls of adapters.
 import asyncio
 import contextlib
 import json
+import math
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-from rewardfleet import RewardFleetError
+import numpy as np
+
+from rewardfleet import RewardFleet, RewardFleetError
+from rewardfleet.adapters import verl_advantages
+from rewardfleet.adapters.ctrl import RewardModelForCritic
 from rewardfleet.adapters.nemo_rl import ScoringEnvironment
 
 from .exchange import Recorder, Wire
@@ -32,13 +39,29 @@ TESTS = {"inputs": ["1 2", "7"], "outputs": ["3", "7"]}
 #: Of calls to a service that is down, which are repeated until then.
 TIMEOUT = {"timeout_s": 3}
 
+
+def ctrl_reward_fn(url: str, on_failure: Any = "raise") -> Any:
+    """Return the `reward_fn` of CTRL's page, and the advantages of its page, of one problem."""
+    cases = zip(TESTS["inputs"], TESTS["outputs"], strict=True)
+    tests = [{"input": {"stdin": each}, "output": {"stdout": out}} for each, out in cases]
+    row = {"id": "7", "problem": "Add.", "solution": ECHO, "prompter_type": "code_contests"}
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(json.dumps({**row, "selected_uts": tests}))
+        file.flush()
+        fleet = RewardFleet(code=url, on_failure=on_failure, **TIMEOUT)
+        fn = RewardModelForCritic(file.name, byte_tokenizer(), fleet=fleet)
+    fn.grpo = verl_advantages.grpo
+    return fn
+
+
 #: Adapters, made from the address of a service and one that refuses connections.
 ADAPTERS: dict[str, Callable[[str, str], Any]] = {
     "wire": lambda url, _: Wire(url),
     "nemo_rl": lambda url, _: ScoringEnvironment({"service": "code", "url": url, **TIMEOUT}),
-    "nemo_rl, down": lambda _, down: ScoringEnvironment(
-        {"service": "code", "url": down, **TIMEOUT}
-    ),
+    "nemo_rl, down": lambda _, url: ScoringEnvironment({"service": "code", "url": url, **TIMEOUT}),
+    "ctrl": lambda url, _: ctrl_reward_fn(url),
+    "ctrl, down": lambda _, down: ctrl_reward_fn(down),
+    "ctrl, down, NaN": lambda _, down: ctrl_reward_fn(down, math.nan),
 }
 
 
@@ -133,7 +156,7 @@ def rlinf(peer: Peer) -> dict[str, Any]:
 
     task = rollout["task_text"]
     return {
-        "rewards": rewards(peer.url, task, [main, main[::-1], black]),
+        "rewards": rewards(peer.url, task, [main, main[::-1]]),
         "no task": failure(peer.url, ""),
         "down": failure(peer.down_url, task),
     }
@@ -185,6 +208,99 @@ def nemo_rl(peer: Peer) -> dict[str, Any]:
     return found
 
 
+def ctrl(peer: Peer) -> dict[str, Any]:
+    """A step of `RayPPOTrainer.fit`, with GRPO's advantages of the page; workers are a stand-in."""
+    import torch
+    from ctrl.rl import critic_ray_trainer
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.utils import tracking
+
+    tracking.Tracking = Mock()
+    tokenizer = byte_tokenizer()
+    incorrect = "Overall judgment: Incorrect"
+    critiques = [f"right. {incorrect}", f"half. {incorrect}", "right, no judgment", ""]
+
+    class Workers:
+        world_size = 1
+
+        def generate_sequences(self, prompts: Any) -> Any:
+            responses = padded(tokenizer, critiques)
+            mask = (responses != tokenizer.pad_token_id).long()
+            first = prompts.batch["input_ids"].repeat_interleave(len(critiques), dim=0)
+            batch = {"prompts": first, "responses": responses}
+            batch["attention_mask"] = torch.cat([torch.ones_like(first), mask], dim=1)
+            return DataProto.from_single_dict(batch)
+
+        def generate_sequences_ref(self, prompts: Any) -> Any:
+            texts = tokenizer.batch_decode(prompts.batch["input_ids"], skip_special_tokens=True)
+            answers = [SUM if "right" in each else ECHO for each in texts]
+            return DataProto.from_single_dict({"responses": padded(tokenizer, answers)})
+
+        def compute_log_prob(self, batch: Any) -> Any:
+            zeros = torch.zeros(batch.batch["responses"].shape)
+            return DataProto.from_single_dict({"old_log_probs": zeros})
+
+        def compute_ref_log_prob(self, batch: Any) -> Any:
+            zeros = torch.zeros(batch.batch["responses"].shape)
+            return DataProto.from_single_dict({"ref_log_prob": zeros})
+
+        def update_actor(self, batch: Any) -> Any:
+            self.batch = batch.batch
+            return DataProto(meta_info={"metrics": {}})
+
+    def step(name: str) -> dict[str, Any]:
+        fn = peer.adapter(name)
+
+        # As the page says; the estimator gets its arguments by these names.
+        def advantages(token_level_rewards: Any, eos_mask: Any, index: Any) -> Any:
+            return fn.grpo(token_level_rewards, eos_mask, index)
+
+        critic_ray_trainer.core_algos.compute_grpo_outcome_advantage = advantages
+        trainer = object.__new__(critic_ray_trainer.RayPPOTrainer)
+        trainer.tokenizer, trainer.reward_fn, trainer.val_reward_fn = tokenizer, fn, None
+        trainer.actor_rollout_wg, trainer.total_training_steps = Workers(), 2
+        trainer.use_critic = trainer.use_rm = False
+        trainer.config = OmegaConf.create(
+            """
+            trainer: {total_epochs: 1, critic_warmup: 0, save_freq: -1, test_freq: -1,
+                      project_name: p, experiment_name: e, logger: null}
+            data: {}
+            algorithm: {adv_estimator: grpo, gamma: 1.0, lam: 1.0}
+            actor_rollout_ref: {actor: {use_kl_loss: true}, rollout: {n: 4}}
+            """
+        )
+        prompt = torch.ones(1, 2, dtype=torch.long)
+        ids = np.array(["7"], dtype=object)
+        names = ("input_ids", "attention_mask", "position_ids")
+        trainer.train_dataloader = [{**dict.fromkeys(names, prompt), "problem_id": ids}]
+        trainer.fit()
+        found = trainer.actor_rollout_wg.batch
+        return {
+            "rewards": found["token_level_scores"].sum(-1).tolist(),
+            "advantages": found["advantages"][:, 0].tolist(),
+        }
+
+    found = {"up": step("ctrl"), "down, NaN": step("ctrl, down, NaN")["advantages"]}
+    try:
+        found["down"] = step("ctrl, down")
+    except RewardFleetError:
+        found["down"] = "raised"
+    return found
+
+
+def byte_tokenizer() -> Any:
+    from transformers import ByT5Tokenizer
+
+    template = "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
+    return ByT5Tokenizer(extra_ids=0, chat_template=template)
+
+
+def padded(tokenizer: Any, texts: list[str]) -> Any:
+    given = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+    return given["input_ids"]
+
+
 def rollouts() -> list[dict[str, Any]]:
     return [json.loads(each) for each in (LIBERO / "manifest.jsonl").read_text().splitlines()]
 
@@ -209,5 +325,5 @@ def bare(name: str, **contents: object) -> None:
 if __name__ == "__main__":
     peer = Peer(*sys.argv[2:])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {each.__name__: each for each in (slime, rlinf, nemo_rl)}[sys.argv[1]](peer)
+        found = {each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl)}[sys.argv[1]](peer)
     print(json.dumps({"took": found, "calls": peer.calls}))

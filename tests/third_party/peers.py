@@ -53,7 +53,12 @@ async def took(name: str, url: str) -> dict[str, Any]:
 
 def write(path: Path, recording: dict[str, Any]) -> None:
     """Write each call into a line of its own, so that changes are readable."""
-    lines = ",\n".join(json.dumps(each, sort_keys=True) for each in recording.pop("calls"))
+    calls = recording.pop("calls")
+    for call in calls:
+        call |= {
+            key: json.loads(comparable(call[key])) for key in ("result", "after") if key in call
+        }
+    lines = ",\n".join(json.dumps(each, sort_keys=True, separators=(",", ":")) for each in calls)
     path.parent.mkdir(exist_ok=True)
     path.write_text(f'{json.dumps(recording)[:-1]}, "calls": [\n{lines}]}}\n')
 
