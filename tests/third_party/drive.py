@@ -7,6 +7,7 @@ answers, and the calls of adapters.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -25,6 +26,7 @@ from rewardfleet import RewardFleet, RewardFleetError
 from rewardfleet.adapters import verl_advantages
 from rewardfleet.adapters.ctrl import RewardModelForCritic
 from rewardfleet.adapters.nemo_rl import ScoringEnvironment
+from rewardfleet.adapters.verl_agent import EpisodeRewardManager, filter_group_data
 
 from .exchange import Recorder, Wire
 
@@ -54,6 +56,17 @@ def ctrl_reward_fn(url: str, on_failure: Any = "raise") -> Any:
     return fn
 
 
+def verl_agent_adapter() -> Any:
+    from omegaconf import OmegaConf
+
+    def filtered(*, config: Any, **given: Any) -> Any:
+        return filter_group_data(**given, config=OmegaConf.create(config))  # it is recorded as JSON
+
+    grouped = EpisodeRewardManager(None, 0, normalization_type="group_mean")
+    plain = EpisodeRewardManager(None, 0)
+    return SimpleNamespace(filter_group_data=filtered, plain=plain, grouped=grouped)
+
+
 #: Adapters, made from the address of a service and one that refuses connections.
 ADAPTERS: dict[str, Callable[[str, str], Any]] = {
     "wire": lambda url, _: Wire(url),
@@ -62,6 +75,7 @@ ADAPTERS: dict[str, Callable[[str, str], Any]] = {
     "ctrl": lambda url, _: ctrl_reward_fn(url),
     "ctrl, down": lambda _, down: ctrl_reward_fn(down),
     "ctrl, down, NaN": lambda _, down: ctrl_reward_fn(down, math.nan),
+    "verl_agent": lambda *_: verl_agent_adapter(),
 }
 
 
@@ -289,6 +303,70 @@ def ctrl(peer: Peer) -> dict[str, Any]:
     return found
 
 
+def verl_agent(peer: Peer) -> dict[str, Any]:
+    """`multi_turn_loop`, `compute_reward` and GRPO's advantages, of episodes of one step.
+
+    One episode of each of two groups has no reward; the second group's others are equal.
+    """
+    bare("agent_system.environments", EnvironmentManagerBase=object)  # it imports simulators
+    bare("verl.workers.rollout.async_server", AsyncLLMServerManager=object)  # it imports openai
+    import torch
+    from agent_system.multi_turn_rollout import rollout_loop
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.trainer.ppo import ray_trainer
+
+    tokenizer = byte_tokenizer()
+    adapter = peer.adapter("verl_agent")
+    rollout_loop.filter_group_data = adapter.filter_group_data
+    # Its own are random, so that a recording would always change.
+    rollout_loop.uuid = SimpleNamespace(uuid4=itertools.count().__next__)
+    outcomes = np.array([1.0, 0.0, np.nan, 1.0, 1.0, np.nan])
+
+    class Workers:
+        world_size = 1
+
+        def generate_sequences(self, prompts: Any) -> Any:
+            batch = dict(prompts.batch.items())
+            batch["prompts"] = batch["input_ids"]
+            batch["responses"] = torch.full((len(prompts), 3), tokenizer.eos_token_id)
+            mask = torch.tensor([[1, 1, 0]] * len(prompts))
+            batch["attention_mask"] = torch.cat([batch["attention_mask"], mask], dim=1)
+            return DataProto.from_single_dict(batch)
+
+    class Environments:
+        def reset(self, kwargs: Any) -> Any:
+            return {"text": ["Go."] * 6, "image": None, "anchor": None}, [{}] * 6
+
+        def step(self, actions: list[str]) -> Any:
+            return self.reset(None)[0], outcomes, np.ones(6, bool), [{}] * 6
+
+        def success_evaluator(self, episode_rewards: Any, **_: Any) -> Any:
+            return {"success_rate": episode_rewards}
+
+    def step(manager: str, is_filtered: bool) -> dict[str, Any]:
+        config = OmegaConf.create(
+            {
+                "data": {"train_batch_size": 2, "max_prompt_length": 10, "truncation": "error"},
+                "env": {"rollout": {"n": 3}, "max_steps": 1},
+                "algorithm": {"filter_groups": {"enable": is_filtered, "max_num_gen_batches": 1}},
+            }
+        )
+        texts = {"raw_prompt": np.array([None] * 2), "data_source": np.array(["a"] * 2)}
+        ids = torch.ones(2, 1, dtype=torch.long)
+        prompts = DataProto.from_single_dict({"input_ids": ids, **texts})
+        collector = rollout_loop.TrajectoryCollector(config, tokenizer)
+        batch = collector.multi_turn_loop(prompts, Workers(), Environments())
+        rewards, extra = ray_trainer.compute_reward(batch, getattr(adapter, manager))
+        batch.batch["token_level_rewards"] = rewards
+        estimator = ray_trainer.AdvantageEstimator.GRPO
+        batch = ray_trainer.compute_advantage(batch, estimator, norm_adv_by_std_in_grpo=False)
+        advantages = batch.batch["advantages"][:, 0].tolist()
+        return {"rewards": rewards.tolist(), "advantages": advantages, **extra}
+
+    return {"filtered": step("plain", True), "within groups": step("grouped", False)}
+
+
 def byte_tokenizer() -> Any:
     from transformers import ByT5Tokenizer
 
@@ -325,5 +403,7 @@ def bare(name: str, **contents: object) -> None:
 if __name__ == "__main__":
     peer = Peer(*sys.argv[2:])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl)}[sys.argv[1]](peer)
+        found = {each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl, verl_agent)}[
+            sys.argv[1]
+        ](peer)
     print(json.dumps({"took": found, "calls": peer.calls}))

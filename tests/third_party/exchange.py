@@ -68,7 +68,7 @@ def _note(made: dict[str, Any], error: Exception) -> None:
 
 def _ended(made: dict[str, Any], given: list[Any], result: Any) -> Any:
     made["result"] = _without_volatile(to_json(result))
-    if (after := to_json(given)) != made["given"]:
+    if comparable(after := to_json(given)) != comparable(made["given"]):  # with NaN
         made["after"] = after
     return result
 
