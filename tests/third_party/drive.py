@@ -7,6 +7,7 @@ answers, and the calls of adapters.
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import math
@@ -26,6 +27,12 @@ from rewardfleet import RewardFleet, RewardFleetError
 from rewardfleet.adapters import verl_advantages
 from rewardfleet.adapters.ctrl import RewardModelForCritic
 from rewardfleet.adapters.nemo_rl import ScoringEnvironment
+from rewardfleet.adapters.simplevla import (
+    RobRewardManager,
+    forward_test_time_rl,
+    keep_selected,
+    sample_temperatures,
+)
 from rewardfleet.adapters.verl_agent import EpisodeRewardManager, filter_group_data
 
 from .exchange import Recorder, Wire
@@ -67,6 +74,25 @@ def verl_agent_adapter() -> Any:
     return SimpleNamespace(filter_group_data=filtered, plain=plain, grouped=grouped)
 
 
+#: Settings of SimpleVLA-RL, with rewards times 5.
+SIMPLEVLA = """
+test_time_rl: true
+data: {task_suite_name: libero_spatial, train_batch_size: 1, n_samples: 4, filter_accuracy: true}
+actor_rollout_ref: {model: {max_steps: 8, action_token_len: 7}}
+algorithm: {adv_estimator: grpo}
+verifier: {reward_coef: 5}
+trainer: {total_epochs: 1}
+"""
+
+
+def simplevla_adapter() -> Any:
+    from omegaconf import OmegaConf
+
+    manager = RobRewardManager(0, OmegaConf.create(SIMPLEVLA))
+    manager.keep_selected = keep_selected
+    return manager
+
+
 #: Adapters, made from the address of a service and one that refuses connections.
 ADAPTERS: dict[str, Callable[[str, str], Any]] = {
     "wire": lambda url, _: Wire(url),
@@ -76,6 +102,7 @@ ADAPTERS: dict[str, Callable[[str, str], Any]] = {
     "ctrl, down": lambda _, down: ctrl_reward_fn(down),
     "ctrl, down, NaN": lambda _, down: ctrl_reward_fn(down, math.nan),
     "verl_agent": lambda *_: verl_agent_adapter(),
+    "simplevla": lambda *_: simplevla_adapter(),
 }
 
 
@@ -367,6 +394,86 @@ def verl_agent(peer: Peer) -> dict[str, Any]:
     return {"filtered": step("plain", True), "within groups": step("grouped", False)}
 
 
+def simplevla(peer: Peer) -> dict[str, Any]:
+    """A step of `RayTrainer.fit`, with the changes of the page; workers are a stand-in.
+
+    Of four rollouts, two succeed, one fails, and the environment of the last one has failed.
+    """
+    import torch
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.utils import tracking
+
+    tracking.Tracking = Mock()
+    adapter = peer.adapter("simplevla")
+    ray_trainer = edited(
+        "verl.trainer.ppo.ray_trainer",
+        {
+            "batch = valid_batch\n": "batch = keep_selected("
+            "valid_batch, multiple_of=self.actor_rollout_wg.world_size)\n",
+            "gen_batch_output = self.actor": "forward_test_time_rl("
+            "self.config, gen_batch.meta_info, self.reward_fn)\n"
+            + " " * 24
+            + "gen_batch_output = self.actor",
+        },
+        keep_selected=adapter.keep_selected,
+        forward_test_time_rl=forward_test_time_rl,
+    )
+
+    class Workers:
+        world_size = 2
+
+        def generate_sequences(self, prompts: Any) -> Any:
+            self.temperatures = sample_temperatures(prompts.meta_info, 4)
+            batch = {
+                "responses": torch.zeros(4, 1, 56, dtype=torch.long),
+                "complete": torch.tensor([True, True, False, False]),
+                "finish_step": torch.tensor([2, 8, 8, 0]),
+            }
+            return DataProto.from_single_dict(batch)
+
+        def update_actor(self, batch: Any) -> Any:
+            self.batch = batch.batch
+            return DataProto(meta_info={"metrics": {}})
+
+        def compute_entropy(self, data: Any) -> Any:
+            return DataProto(meta_info={"metrics": {}})
+
+    task = {name: torch.tensor([[0]]) for name in ("task_id", "trial_id")}
+    task["task_suite_name"] = np.array(["libero_spatial"], dtype=object)
+    loader = Mock(get_next_batch=Mock(side_effect=[task, StopIteration]))
+    loader.buffer_size.return_value = 0
+    trainer = object.__new__(ray_trainer.RayTrainer)
+    trainer.config = OmegaConf.load(
+        Path(ray_trainer.__file__).parents[1] / "config/ppo_trainer.yaml"
+    )
+    trainer.config = OmegaConf.merge(trainer.config, OmegaConf.create(SIMPLEVLA))
+    trainer.tokenizer, trainer.train_dataloader = byte_tokenizer(), loader
+    trainer.actor_rollout_wg, trainer.reward_fn, trainer.val_reward_fn = Workers(), adapter, None
+    trainer.use_reference_policy = trainer.use_rm = trainer.use_critic = False
+    trainer.kl_ctrl = Mock(value=0.0)
+    trainer.fit()
+    found = trainer.actor_rollout_wg.batch
+    return {
+        "temperatures": trainer.actor_rollout_wg.temperatures,
+        "rewards": found["gt_scores"].sum(-1).tolist(),
+        "advantages": found["advantages"][:, 0].tolist(),
+    }
+
+
+def edited(name: str, changes: dict[str, str], **contents: Any) -> Any:
+    """Import a module of a trainer with lines changed as a page says."""
+    spec = importlib.util.find_spec(name)
+    source = Path(spec.origin).read_text()
+    for old, new in changes.items():
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(contents)
+    exec(compile(source, spec.origin, "exec"), vars(module))
+    return module
+
+
 def byte_tokenizer() -> Any:
     from transformers import ByT5Tokenizer
 
@@ -403,7 +510,7 @@ def bare(name: str, **contents: object) -> None:
 if __name__ == "__main__":
     peer = Peer(*sys.argv[2:])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl, verl_agent)}[
-            sys.argv[1]
-        ](peer)
+        found = {
+            each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl, verl_agent, simplevla)
+        }[sys.argv[1]](peer)
     print(json.dumps({"took": found, "calls": peer.calls}))

@@ -9,7 +9,7 @@ temperature = simplevla.sample_temperatures(prompts, len(idx)) or temperature   
 scaled_logits = simplevla.at_temperatures(action_logits_last256, temperature)    # in the model
 ```
 
-Read in SimpleVLA-RL at 7c51662.
+Run in SimpleVLA-RL at 7c51662.
 """
 
 import logging

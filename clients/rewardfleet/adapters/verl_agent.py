@@ -7,8 +7,8 @@ reward_model:
   kind: visual                     # return, visual, hybrid
 ```
 
-Read in langfengQ/AgentOCR at 529caf9 and langfengQ/DrMAS at 19c632b, by the author of verl-agent
-and with its loop.
+Run in langfengQ/AgentOCR at 25736f7, and read in langfengQ/DrMAS at 19c632b: both are by the author
+of verl-agent, with its loop.
 """
 
 import functools

@@ -10,7 +10,7 @@ One step of the trainer:
     rewards per token               `scatter_rewards`: [B] to [B, T]
 
 `CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`, and
-`RewardModelForCritic` also the arguments of CTRL's own class. Read in HKUNLP/critic-rl at 13dc710.
+`RewardModelForCritic` also the arguments of CTRL's own class. Run in HKUNLP/critic-rl at 13dc710.
 """
 
 import asyncio
