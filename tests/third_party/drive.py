@@ -221,12 +221,9 @@ def nemo_rl(peer: Peer) -> dict[str, Any]:
 
         def step(*given: Any) -> Any:
             reference = actor.step.remote(*given)
-            with contextlib.suppress(
-                Exception
-            ):  # it is recorded, and raised by `calculate_rewards`
-                Recorder(None, name, peer.calls).recorded(lambda *_: ray.get(reference), "step")(
-                    *given
-                )
+            recorder = Recorder(None, name, peer.calls)
+            with contextlib.suppress(Exception):  # `calculate_rewards` raises it
+                recorder.recorded(lambda *_: ray.get(reference), "step")(*given)
             return reference
 
         user = {"role": "user", "content": "Add."}
@@ -406,15 +403,13 @@ def simplevla(peer: Peer) -> dict[str, Any]:
 
     tracking.Tracking = Mock()
     adapter = peer.adapter("simplevla")
+    forward = "forward_test_time_rl(self.config, gen_batch.meta_info, self.reward_fn);"
+    keep = "batch = keep_selected(batch, multiple_of=self.actor_rollout_wg.world_size)"
     ray_trainer = edited(
         "verl.trainer.ppo.ray_trainer",
         {
-            "batch = valid_batch\n": "batch = keep_selected("
-            "valid_batch, multiple_of=self.actor_rollout_wg.world_size)\n",
-            "gen_batch_output = self.actor": "forward_test_time_rl("
-            "self.config, gen_batch.meta_info, self.reward_fn)\n"
-            + " " * 24
-            + "gen_batch_output = self.actor",
+            "gen_batch_output = self.actor": f"{forward} gen_batch_output = self.actor",
+            "batch = valid_batch\n": f"batch = valid_batch; {keep}\n",
         },
         keep_selected=adapter.keep_selected,
         forward_test_time_rl=forward_test_time_rl,
@@ -444,10 +439,8 @@ def simplevla(peer: Peer) -> dict[str, Any]:
     loader = Mock(get_next_batch=Mock(side_effect=[task, StopIteration]))
     loader.buffer_size.return_value = 0
     trainer = object.__new__(ray_trainer.RayTrainer)
-    trainer.config = OmegaConf.load(
-        Path(ray_trainer.__file__).parents[1] / "config/ppo_trainer.yaml"
-    )
-    trainer.config = OmegaConf.merge(trainer.config, OmegaConf.create(SIMPLEVLA))
+    config = OmegaConf.load(Path(ray_trainer.__file__).parents[1] / "config/ppo_trainer.yaml")
+    trainer.config = OmegaConf.merge(config, OmegaConf.create(SIMPLEVLA))
     trainer.tokenizer, trainer.train_dataloader = byte_tokenizer(), loader
     trainer.actor_rollout_wg, trainer.reward_fn, trainer.val_reward_fn = Workers(), adapter, None
     trainer.use_reference_policy = trainer.use_rm = trainer.use_critic = False
@@ -507,10 +500,10 @@ def bare(name: str, **contents: object) -> None:
     sys.modules[name] = module
 
 
+TRAINERS = {each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl, verl_agent, simplevla)}
+
 if __name__ == "__main__":
     peer = Peer(*sys.argv[2:])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {
-            each.__name__: each for each in (slime, rlinf, nemo_rl, ctrl, verl_agent, simplevla)
-        }[sys.argv[1]](peer)
+        found = TRAINERS[sys.argv[1]](peer)
     print(json.dumps({"took": found, "calls": peer.calls}))
