@@ -295,6 +295,7 @@ def ctrl(peer: Peer) -> dict[str, Any]:
             return fn.grpo(token_level_rewards, eos_mask, index)
 
         critic_ray_trainer.core_algos.compute_grpo_outcome_advantage = advantages
+        critic_ray_trainer.uuid = counted()
         trainer = object.__new__(critic_ray_trainer.RayPPOTrainer)
         trainer.tokenizer, trainer.reward_fn, trainer.val_reward_fn = tokenizer, fn, None
         trainer.actor_rollout_wg, trainer.total_training_steps = Workers(), 2
@@ -343,8 +344,7 @@ def verl_agent(peer: Peer) -> dict[str, Any]:
     tokenizer = byte_tokenizer()
     adapter = peer.adapter("verl_agent")
     rollout_loop.filter_group_data = adapter.filter_group_data
-    # Its own are random, so that a recording would always change.
-    rollout_loop.uuid = SimpleNamespace(uuid4=itertools.count().__next__)
+    rollout_loop.uuid = counted()
     outcomes = np.array([1.0, 0.0, np.nan, 1.0, 1.0, np.nan])
 
     class Workers:
@@ -414,6 +414,7 @@ def simplevla(peer: Peer) -> dict[str, Any]:
         keep_selected=adapter.keep_selected,
         forward_test_time_rl=forward_test_time_rl,
     )
+    ray_trainer.uuid = counted()
 
     class Workers:
         world_size = 2
@@ -465,6 +466,11 @@ def edited(name: str, changes: dict[str, str], **contents: Any) -> Any:
     vars(module).update(contents)
     exec(compile(source, spec.origin, "exec"), vars(module))
     return module
+
+
+def counted() -> Any:
+    """Return a module of names that are not random, so that a recording does not always change."""
+    return SimpleNamespace(uuid4=itertools.count().__next__)
 
 
 def byte_tokenizer() -> Any:
