@@ -194,7 +194,7 @@ $(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.p
 	@$(INSTALL) $(TRAINERS) requirements-trainers.txt
 	touch $@
 
-install-clients: $(CLIENTS)/.installed  ## the clients of NeMo Gym, OpenRLHF and OpenEnv, without what they need
+install-clients: $(CLIENTS)/.installed  ## releases of other trainers and clients, without what they need
 
 $(CLIENTS)/.installed: requirements-clients.txt | install-trainers
 	@rm -rf $(CLIENTS)

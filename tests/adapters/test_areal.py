@@ -1,7 +1,6 @@
 """AReaL 1.0.4: its reward functions' arguments, as `RLVRWorkflow` passes them.
 
-`RLVRWorkflow` and `GroupedRolloutWorkflow` of that version were run with the workflow of
-docs/trainers/areal.md.
+`tests/third_party/test_areal.py` runs AReaL with the workflow of docs/trainers/areal.md.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """rLLM 0.3.0.pre (commit 9beb6e0): its evaluator and its reward function.
 
-The stand-ins below have the fields of its types; the same calls were run with the types themselves.
+The stand-ins below have the fields of its types; `tests/third_party/test_rllm.py` runs its
+engines with the types themselves.
 """
 
 import json

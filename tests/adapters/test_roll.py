@@ -1,7 +1,7 @@
 """ROLL (commit 8eb27cc): its reward worker and its rollout loop.
 
 The stand-ins below have what the adapter uses of `Worker`, `register`, `DataProto` and
-`UserDefinedRolloutLoop`, with the same calls.
+`UserDefinedRolloutLoop`, with the same calls. `tests/third_party/test_roll.py` runs ROLL itself.
 """
 
 import asyncio
@@ -73,10 +73,14 @@ def register(dispatch_mode: Dispatch, *, clear_cache: bool = True):
     return decorator
 
 
+class BatchProxy(dict):
+    __iter__ = None
+
+
 class DataProto:
     def __init__(self, batch, non_tensor_batch=None, meta_info=None) -> None:
         self.batch = batch
-        self.non_tensor_batch = non_tensor_batch or {}
+        self.non_tensor_batch = BatchProxy(non_tensor_batch or {})
         self.meta_info = meta_info or {}
 
     @classmethod

@@ -3,17 +3,19 @@
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ..adapters.conftest import closes  # noqa: F401 - a fixture
+from ..server.processes import service_process
+from .trainer_process import CLIENTS
 
 HERE = Path(__file__).parent
-CLIENTS = HERE.parent.parent / ".clients"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -40,3 +42,17 @@ def results(process: subprocess.Popen[str]) -> dict[str, int]:
 @pytest.fixture
 def load() -> Callable[[str, str, int], dict[str, int]]:
     return lambda client, url, number: results(start(client, url, number))
+
+
+@pytest.fixture(scope="session")
+def code_url() -> Iterator[str]:
+    with service_process("code") as (_, url):
+        yield url
+
+
+@pytest.fixture
+def dead_url() -> Iterator[str]:
+    """Return an address that refuses connections, and that no other process can take meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"

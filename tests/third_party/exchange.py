@@ -128,7 +128,7 @@ def from_json(value: Any) -> Any:
     if value.keys() == {"type", "values"}:
         name, values = value["type"], from_json(value["values"])
         if name.startswith("torch."):
-            import torch  # noqa: PLC0415 - the trainer has it
+            import torch
 
             return torch.tensor(values, dtype=getattr(torch, name.removeprefix("torch.")))
         if name != "object":

@@ -92,7 +92,8 @@ def _worker() -> type:
             responses = data.batch["responses"]
             texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
             metrics: dict[str, float] = {}
-            rewards = await self.scorer.rewards(texts, data.non_tensor_batch, metrics.__setitem__)
+            columns = dict(data.non_tensor_batch.items())  # ROLL's cannot be iterated over
+            rewards = await self.scorer.rewards(texts, columns, metrics.__setitem__)
             # Not in half precision: equal rewards would differ from their mean.
             values = torch.tensor(rewards, dtype=torch.float32)
             return protocol.DataProto.from_dict(
