@@ -149,7 +149,6 @@ def test_the_ingress_leads_to_the_proxy(overlay: Manifests):
     ports = overlay.get("Service", target["name"])["spec"]["ports"]
     assert target["port"]["name"] in {each["name"] for each in ports}
     assert [each["hosts"] for each in ingress["spec"]["tls"]] == [[rule["host"]]]
-    assert "annotations" not in ingress["metadata"]
     assert all(
         f"create secret tls {each['secretName']}" in GUIDE for each in ingress["spec"]["tls"]
     )

@@ -102,3 +102,24 @@ def test_the_judge_gets_the_gpus_that_it_uses(overlays: dict[str, Manifests], tm
     volumes = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert names_of(workload["spec"]["volumeClaimTemplates"]) == {"models"}
     assert volumes["models"] == "/models"
+
+
+def test_the_ingress_takes_bodies_and_waits_as_the_services_do(
+    overlay: Manifests, settings: dict[str, Any]
+):
+    (ingress,) = overlay.of("Ingress")
+    given = ingress["metadata"]["annotations"]
+    nginx = {
+        name.removeprefix("nginx.ingress.kubernetes.io/"): value for name, value in given.items()
+    }
+    load_balancer = given["alb.ingress.kubernetes.io/load-balancer-attributes"]
+    waits = {
+        nginx["proxy-read-timeout"],
+        nginx["proxy-send-timeout"],
+        load_balancer.partition("=")[2],
+    }
+    assert all(
+        int(seconds) > max(each.deadline_s for each in settings.values()) for seconds in waits
+    )
+    assert nginx["proxy-body-size"] == f"{max(each.max_body_mb for each in settings.values())}m"
+    assert nginx["proxy-request-buffering"] == "off"  # else all of a waiting body would be read

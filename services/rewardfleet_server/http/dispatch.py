@@ -4,6 +4,7 @@ authenticate → admit, or wait in line → read and decode the body → handler
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +19,7 @@ from rewardfleet.wire.headers import (
     MAX_FALLBACK_REWARDS,
     PREFIX_HEADER,
     REQUEST_ID_HEADER,
+    REQUEST_START_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
@@ -127,6 +129,8 @@ class Dispatcher:
         if FALLBACK_REWARDS_HEADER in headers:
             context.fallback_rewards = _count(headers[FALLBACK_REWARDS_HEADER])
         waits = waits_at(route.path)
+        if waits is not None and PREFIX_HEADER in headers:
+            context.started -= min(_seconds_at_proxy(headers), self._deadline_s)
         given_s = self._seconds(headers, TIMEOUT_HEADER)
         limit = self._deadline_s if waits is None else waits.answer_s or self._deadline_s
         context.timeout_s = min(given_s or limit, limit, self._deadline_s)
@@ -254,6 +258,14 @@ def _for_its_client(
     if waits is None or waits.repeats_on is None or is_final:
         return error
     return waits.repeats_on(f"{error.detail}; send it again", retry_after=error.retry_after)
+
+
+def _seconds_at_proxy(headers: Mapping[str, str]) -> float:
+    """Return for how many seconds a proxy has held a request; 0 if it does not say."""
+    arrived_ms = headers.get(REQUEST_START_HEADER, "")
+    if not (arrived_ms.isascii() and arrived_ms.isdigit() and len(arrived_ms) <= 20):
+        return 0.0
+    return max(time.time() - int(arrived_ms) / 1000, 0.0)
 
 
 def _count(header: str) -> int:

@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import pickle
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -481,6 +482,17 @@ def test_the_deadline_applies(path: str, body: dict):
             if answer.json()["kind"] != "deadline_exceeded":
                 break
         check_problem(answer, kind)
+
+
+def test_the_time_for_which_a_proxy_has_held_a_request_counts():
+    """28 s are over, of which verl waits 30."""
+    arrived_ms = {"x-request-start": f"{(time.time() - 29) * 1000:.0f}"}
+    through_proxy = {**arrived_ms, "x-forwarded-prefix": "/code"}
+    with served_code(sandbox=FakeSandbox()) as service:
+        answer = service.client.post("/run_code", json=RUN, headers=through_proxy)
+        check_problem(answer, "deadline_exceeded")
+        for headers in (arrived_ms, {**through_proxy, "x-request-start": "soon"}):
+            assert service.client.post("/run_code", json=RUN, headers=headers).status_code == 200
 
 
 @BOTH
