@@ -166,7 +166,7 @@ class Run:
         """Determine what was waited since the last look, and whether the program slept."""
         passed = self.wall.since_look
         busy = self._look()
-        self.is_asleep = busy < ASLEEP_BELOW * passed and not self._is_ready()
+        self.is_asleep = busy < ASLEEP_BELOW * passed and not self.is_ready()
 
     def look_last(self) -> None:
         """Determine what was waited, if that is more than some ms, after the end of the run."""
@@ -178,7 +178,7 @@ class Run:
         """Take a pause into account that began at a time (`time.monotonic`) and ends now."""
         seconds = time.monotonic() - paused
         self.paused_s += seconds
-        if not self._is_ready():  # otherwise it had no core to stop, which the kernel counts
+        if not self.is_ready():  # otherwise it had no core to stop, which the kernel counts
             self.wall.leave_out(seconds)
             for process in self.processes:
                 process.delay_s()  # until it had one
@@ -192,7 +192,7 @@ class Run:
             return ""
         self._look()
         # What waits for a core is left out only once it has it.
-        waits = self._used == self._used_before and self._is_ready()
+        waits = self._used == self._used_before and self.is_ready()
         return "wall" if self.wall.seconds >= self.order.wall_s and not waits else ""
 
     def _look(self) -> float:
@@ -200,7 +200,8 @@ class Run:
         used, self._used_at_look = self._used - self._used_at_look, self._used
         return used + self.wall.look()
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Return whether one of its processes has a core, or waits for one."""
         return any(each.is_ready() for each in self.processes)
 
 

@@ -330,7 +330,8 @@ class Supervisor:
             if run.is_asleep and not was_asleep:
                 send(self.channel, {"asleep": True})
             self.must_pause |= was_asleep and not run.is_asleep
-        if self.must_pause and self.stopped != run.order.number:
+        # A sleep needs no core, and goes on while its process is paused, which counts for no limit.
+        if self.must_pause and run.is_ready() and self.stopped != run.order.number:
             self.pause(run)
         if self.stopped == run.order.number:
             return "caller"
