@@ -151,8 +151,9 @@ def test_prime_with_the_function_of_other_managers_says_which_one_it_needs(code_
         legacy("prime", "compute_score", url=code_url)(data_of([SUM]))
 
 
-async def test_the_trainer_of_verl_0_9_leaves_out_a_sample_with_an_error(
-    code_url: str, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+async def test_the_trainer_of_verl_0_9_leaves_out_a_sample_with_an_error_or_its_group(
+    mode: str, code_url: str, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ):
     """`use_v1` rolls out groups of prompts into a queue, from which it draws the step's samples."""
     tq = pytest.importorskip("transfer_queue")
@@ -173,16 +174,23 @@ async def test_the_trainer_of_verl_0_9_leaves_out_a_sample_with_an_error(
 
     monkeypatch.setattr(tq, "async_kv_put", put)
     monkeypatch.setattr(tq, "kv_list", lambda: {"train": queue})
-    monkeypatch.setattr(tq, "kv_clear", lambda partition_id, keys: None)
+    monkeypatch.setattr(
+        tq, "kv_clear", lambda partition_id, keys: [queue.pop(each) for each in keys]
+    )
     rollout = SimpleNamespace(n=3)
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker = SimpleNamespace(config=config, _run_agent_loop=run_agent_loop)
     run_prompt = loops.AgentLoopWorkerTQ.__ray_metadata__.modified_class._run_prompt
     for uid in ("a", "b"):
         await run_prompt(worker, {"uid": uid}, {}, {"validate": False})
-    buffer = buffers.ReplayBuffer("sync", None, None, "drop", {})
-    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert sorted(batch.keys) == ["a_0_0", "a_2_0", "b_0_0", "b_1_0", "b_2_0"]
+    refilled: list[int] = []
+    is_sync = mode == "sync"
+    buffer_type = buffers.ReplayBuffer if is_sync else buffers.ReplayBufferAsync
+    buffer = buffer_type(mode, None, None, "drop", {}, refill_fn=refilled.append)
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1 + is_sync)
+    others = ["a_0_0", "a_2_0"] if is_sync else []
+    assert sorted(batch.keys) == [*others, "b_0_0", "b_1_0", "b_2_0"]
+    assert refilled == ([] if is_sync else [1])
 
 
 def test_a_failure_is_left_out_of_the_metrics_of_validation(code_url: str, unused_tcp_port: int):
