@@ -14,10 +14,12 @@ from .tracing import span
 from .transport import ServiceTransport
 from .wire.errors import (
     BackendFailed,
+    Forbidden,
     InvalidRequest,
     MethodNotAllowed,
     RewardFleetError,
     TooLarge,
+    Unauthorized,
 )
 from .wire.score import (
     MAX_BATCH_ITEMS,
@@ -35,7 +37,7 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 log = logging.getLogger(__name__)
 
 #: Errors that the caller must correct, which no reward replaces.
-CALLER_ERRORS = InvalidRequest | MethodNotAllowed | TooLarge
+CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge
 
 #: The largest body of one batch in bytes: below the limit of the services (64 MiB).
 _MAX_BATCH_BYTES = 48 * 2**20
@@ -90,6 +92,8 @@ class RewardPolicy:
             InvalidRequest: `error`: the caller must correct its request.
             TooLarge: Likewise.
             MethodNotAllowed: Likewise: the URL is wrong.
+            Unauthorized: Likewise: the key is wrong.
+            Forbidden: Likewise: the service may not read a path or host.
             RewardFleetError: `error`, if `on_failure` is "raise".
         """
         if self.on_failure == "raise" or isinstance(error, CALLER_ERRORS):

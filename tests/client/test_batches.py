@@ -113,14 +113,14 @@ async def test_the_retry_after_of_an_item_is_respected(replica):
 async def test_a_failed_part_does_not_affect_the_other_parts(replica):
     async def reject_the_second(request: Received) -> Reply:
         if request.items[0]["task_text"] == "task 2":
-            return Reply(403, problem(403, "forbidden"))
+            return Reply(404, problem(404, "not_found"))
         return await healthy(request)
 
     only = await replica(reject_the_second)
     async with RewardFleet(video=only.url, max_concurrency=4, on_failure=-1.0) as fleet:
         scores = await fleet.video.score_batch(requests(6))
         assert [score.status for score in scores] == ["ok", "ok", "error", "error", "ok", "ok"]
-        assert scores[2].error.kind == "forbidden"
+        assert scores[2].error.kind == "not_found"
         assert await fleet.video.rewards(requests(6)) == [0, 0, -1, -1, 0, 0]
 
 

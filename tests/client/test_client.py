@@ -148,16 +148,18 @@ async def test_failures_are_typed_and_carry_the_message_of_the_service(
         assert failure.value.retryable and failure.value.request_id
         with pytest.raises(rewardfleet.NotFound, match="none.mp4"):
             await fleet.video.score(TASK, "none.mp4")
-        with pytest.raises(rewardfleet.Forbidden):
-            await fleet.video.score(TASK, "/etc/passwd")
         with pytest.raises(rewardfleet.InvalidRequest, match="not loaded"):
             await fleet.video.score(TASK, frames, backend="oracle")
     key_file = tmp_path / "keys"
     key_file.write_text("right")
     locked = serve(api_key_file=key_file)
-    async with fleet_of(locked, api_key="wrong") as fleet:
+    # No reward replaces what the caller must correct: a run would train on nothing.
+    async with fleet_of(client, on_failure=math.nan) as fleet:
+        with pytest.raises(rewardfleet.Forbidden):
+            await fleet.video.reward(TASK, "/etc/passwd")
+    async with fleet_of(locked, api_key="wrong", on_failure=math.nan) as fleet:
         with pytest.raises(rewardfleet.Unauthorized):
-            await fleet.video.score(TASK, frames)
+            await fleet.video.reward(TASK, frames)
     async with fleet_of(locked, api_key="right") as fleet:
         assert (await fleet.video.score(TASK, frames)).score == 1
 
