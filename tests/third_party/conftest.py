@@ -13,7 +13,7 @@ import pytest
 
 from ..adapters.conftest import closes  # noqa: F401 - a fixture
 from ..server.processes import service_process
-from .trainer_process import CLIENTS
+from .trainers import CLIENTS
 
 HERE = Path(__file__).parent
 

@@ -6,52 +6,89 @@ made again, and must have the same result.
 """
 
 import contextlib
+import functools
 import http.server
-import importlib.util
 import inspect
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from .drive import ADAPTERS
-from .exchange import Recorder, comparable, from_json
+from .exchange import Recorder, Wire, comparable, from_json
+from .trainers import HAS_CLIENTS, HERE, PEERS, called, run
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 SOURCES = tomllib.loads((HERE / "sources.toml").read_text())
 
+#: Adapters, made from the address of a service and one that refuses connections.
+Adapters = Mapping[str, Callable[[str, str], Any]]
 
-async def took(name: str, url: str) -> dict[str, Any]:
-    """Return what a trainer makes of the rewards of a service, and of one that is down.
+#: Of calls to a service that is down, which are repeated until then.
+TIMEOUT = {"timeout_s": 3}
+
+
+class Peer:
+    """What a function that runs a trainer gets.
+
+    Attributes:
+        url: A service. Requests to this address are recorded.
+        direct_url: The same service. Requests to this address are not.
+        down_url: An address that refuses connections.
+        calls: The recorded calls of adapters.
+    """
+
+    def __init__(self, adapters: Adapters, url: str, direct_url: str, down_url: str) -> None:
+        self.url, self.direct_url, self.down_url = url, direct_url, down_url
+        self.calls: list[dict[str, Any]] = []
+        self._adapters = adapters
+
+    def adapter(self, name: str) -> Recorder:
+        return Recorder(self._adapters[name](self.direct_url, self.down_url), name, self.calls)
+
+
+def recorded(name: str, adapters: Adapters | None = None) -> Callable[..., Any]:
+    """Run a function with a trainer's source, or make the calls again that were recorded.
 
     Args:
-        name: The trainer, in sources.toml and drive.py.
-        url: The service.
+        name: The trainer, in sources.toml.
+        adapters: The adapters that it uses.
     """
+    made: Adapters = {"wire": lambda url, _: Wire(url), **(adapters or {})}
     path = HERE / "recorded" / f"{name}.json"
-    source = ROOT / ".peers" / name
-    with refusing() as down:
-        # Its libraries are in the environment of `make test-trainers`.
-        if source.exists() and importlib.util.find_spec("ray"):
-            found = run(name, url, down)
-            if os.environ.get("RECORD"):
-                write(path, {"commit": SOURCES[name]["commit"], **found})
-        else:
-            found = json.loads(path.read_text())
-            assert found["commit"] == SOURCES[name]["commit"], "run make record-peers"
-            await replay(found["calls"], url, down)
-    return found["took"]
+    commit = SOURCES[name]["commit"]
+
+    def decorator(function: Callable[[Peer], Any]) -> Callable[..., Any]:
+        def driven(*urls: str) -> dict[str, Any]:
+            peer = Peer(made, *urls)
+            return {"took": called(function, peer), "calls": peer.calls}
+
+        @functools.wraps(function)
+        async def call(url: str = "", down_url: str = "") -> Any:
+            if HAS_CLIENTS and (source := PEERS / name).exists():
+                folders = [source, *(source / each for each in SOURCES[name].get("paths", []))]
+                with listening(url) as (proxy, calls):
+                    found = run(function, [proxy, url, down_url], *folders)
+                # Equal requests are there once.
+                requests = {comparable(each): each for each in calls}
+                found["calls"] += [requests[each] for each in sorted(requests)]
+                if os.environ.get("RECORD"):
+                    write(name, {"commit": commit, **found})
+            else:
+                found = json.loads(path.read_text())
+                assert found["commit"] == commit, "run make record-peers"
+                await replay(found["calls"], made, url, down_url)
+            return found["took"]
+
+        call.__wrapped__ = driven
+        return call
+
+    return decorator
 
 
-def write(path: Path, recording: dict[str, Any]) -> None:
+def write(name: str, recording: dict[str, Any]) -> None:
     """Write each call into a line of its own, so that changes are readable."""
     calls = recording.pop("calls")
     for call in calls:
@@ -59,73 +96,37 @@ def write(path: Path, recording: dict[str, Any]) -> None:
             key: json.loads(comparable(call[key])) for key in ("result", "after") if key in call
         }
     lines = ",\n".join(json.dumps(each, sort_keys=True, separators=(",", ":")) for each in calls)
-    path.parent.mkdir(exist_ok=True)
+    path = HERE / "recorded" / f"{name}.json"
     path.write_text(f'{json.dumps(recording)[:-1]}, "calls": [\n{lines}]}}\n')
 
 
-def run(name: str, url: str, down: str) -> dict[str, Any]:
-    """Run a trainer's code in a process of its own: its packages may have names of installed ones.
-
-    Returns:
-        `took`, and the `calls` of adapters and routes. Equal requests are there once.
-    """
-    calls: list[dict[str, Any]] = []
-    paths = [str(ROOT / ".peers" / name), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "CUDA_VISIBLE_DEVICES": ""}
-    with listening(url, calls) as proxy:
-        command = [sys.executable, "-m", "third_party.drive", name, proxy, url, down]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            cwd=HERE.parent,
-            env=environment,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout
-    found = json.loads(done.stdout.splitlines()[-1])
-    requests = {comparable(each): each for each in calls}
-    found["calls"] += [requests[each] for each in sorted(requests)]
-    return found
-
-
-async def replay(calls: list[dict[str, Any]], url: str, down: str) -> None:
+async def replay(calls: list[dict[str, Any]], adapters: Adapters, url: str, down_url: str) -> None:
     """Make recorded calls again, and compare their results."""
-    adapters = {each["adapter"]: None for each in calls}
-    adapters = {name: ADAPTERS[name](url, down) for name in adapters}
-    again: list[dict[str, Any]] = []
-
+    again = Peer(adapters, "", url, down_url)
+    made = {name: again.adapter(name) for name in {each["adapter"]: None for each in calls}}
     for call in calls:
         given, fields = from_json(call["given"])
-        recorder = Recorder(adapters[call["adapter"]], call["adapter"], again)
+        recorder = made[call["adapter"]]
         method = recorder if call["method"] == "__call__" else getattr(recorder, call["method"])
         with contextlib.suppress(Exception):  # it is recorded
             result = method(*given, **fields)
             if inspect.isawaitable(result):
                 await result
-    assert [*map(comparable, again)] == [*map(comparable, calls)]
+    assert [*map(comparable, again.calls)] == [*map(comparable, calls)]
 
 
 @contextmanager
-def refusing() -> Iterator[str]:
-    """Return an address that refuses connections, and that no other process can take meanwhile."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
-@contextmanager
-def listening(url: str, calls: list[dict[str, Any]]) -> Iterator[str]:
-    """Return an address that passes requests on to a service, unchanged, and records them."""
-    wire = Recorder(ADAPTERS["wire"](url, url), "wire", calls)
+def listening(url: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Pass requests on to a service, unchanged, and record them. It is an HTTP proxy as well."""
+    calls: list[dict[str, Any]] = []
+    wire = Recorder(Wire(url), "wire", calls)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             kept = {"content-type", "accept", "authorization"}
             headers = {k.lower(): v for k, v in self.headers.items() if k.lower() in kept}
-            status, answer = wire.post(self.path, headers, body)
+            status, answer = wire.post(urlsplit(self.path).path, headers, body)
             sent = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -139,6 +140,6 @@ def listening(url: str, calls: list[dict[str, Any]]) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}", calls
         server.shutdown()
         thread.join()

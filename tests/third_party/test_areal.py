@@ -7,16 +7,8 @@ import pytest
 
 from rewardfleet.adapters.areal import reward_function
 
-from .trainer_process import (
-    HALF,
-    TESTS,
-    TEXTS,
-    UNREACHABLE,
-    absent,
-    error_of,
-    in_process,
-    needs_clients,
-)
+from ..programs import HALF, TESTS, TEXTS
+from .trainers import UNREACHABLE, absent, error_of, in_process, needs_clients
 
 pytestmark = [needs_clients, pytest.mark.slow]
 

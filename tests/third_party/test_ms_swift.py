@@ -4,17 +4,8 @@ import pytest
 
 from rewardfleet.adapters.ms_swift import orm
 
-from .trainer_process import (
-    HALF,
-    RIGHT,
-    TESTS,
-    TEXTS,
-    UNREACHABLE,
-    absent,
-    error_of,
-    in_process,
-    needs_clients,
-)
+from ..programs import HALF, RIGHT, TESTS, TEXTS
+from .trainers import UNREACHABLE, absent, error_of, in_process, needs_clients
 
 pytestmark = [needs_clients, pytest.mark.slow]
 
@@ -58,7 +49,7 @@ def without_service(url: str) -> dict[str, object]:
 
     try:
         scored(orm("code", url, timeout_s=0.5), [RIGHT, HALF])
-    except Exception as error:  # noqa: BLE001 - the result
+    except Exception as error:
         failed = error_of(error)
     replaced = scored(orm("code", url, timeout_s=0.5, on_failure=-1.0), [RIGHT])
     return {"failed": failed, "replaced": replaced, "missing": scored(Missing, ["a", "b", "c"])}

@@ -8,18 +8,8 @@ import pytest
 
 from rewardfleet.adapters.rllm import evaluator
 
-from .trainer_process import (
-    HALF,
-    PEERS,
-    RIGHT,
-    TESTS,
-    TEXTS,
-    UNREACHABLE,
-    error_of,
-    in_process,
-    needs_clients,
-    needs_peer,
-)
+from ..programs import HALF, RIGHT, TESTS, TEXTS
+from .trainers import PEERS, UNREACHABLE, error_of, in_process, needs_clients, needs_peer
 
 pytestmark = [needs_clients, needs_peer("rllm"), pytest.mark.slow]
 
@@ -40,7 +30,7 @@ async def outcome(engine, count: int) -> object:
     """Return what an engine makes of as many rollouts, or the error that ends the run."""
     try:
         episodes = await engine.execute_tasks([ROW] * count, [str(each) for each in range(count)])
-    except Exception as error:  # noqa: BLE001 - the result
+    except Exception as error:
         return error_of(error)
     return [summary(each) for each in episodes]
 

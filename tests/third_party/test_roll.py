@@ -11,10 +11,11 @@ import pytest
 
 from rewardfleet.adapters.roll import reward_worker
 
-from . import trainer_process
-from .trainer_process import PEERS, TESTS, TEXTS, absent, error_of, in_process, needs_peer
+from ..programs import TESTS, TEXTS
+from . import trainers
+from .trainers import PEERS, absent, error_of, in_process, needs_peer
 
-pytestmark = [needs_peer("roll"), trainer_process.needs_clients, pytest.mark.slow]
+pytestmark = [needs_peer("roll"), trainers.needs_clients, pytest.mark.slow]
 
 PROMPT = 8
 LONGEST = PROMPT + 1 + max(map(len, TEXTS))
@@ -97,7 +98,7 @@ def rolled_out(services: dict[str, float], rows: list[dict[str, object]]) -> lis
 
     tokenizer = ByT5Tokenizer()
     tokenizer.save_pretrained("tokenizer")
-    for module in (trainer_process, sys.modules[__name__]):
+    for module in (trainers, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)
     os.environ["PYTHONPATH"] += os.pathsep + str(PEERS / "roll")
     setup = {"worker_process_setup_hook": prepare}
@@ -111,7 +112,7 @@ def rolled_out(services: dict[str, float], rows: list[dict[str, object]]) -> lis
         scheduler = scheduler_of(workers, row, tokenizer, [*TEXTS])
         try:
             await RolloutContext.process_new_prompt(scheduler, 7)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the result
+        except (Exception, asyncio.CancelledError) as error:
             assert scheduler.replay_buffer == {7: None}
             return error_of(error)
         samples = scheduler.replay_buffer[7]

@@ -3,12 +3,7 @@
 import pytest
 from sandbox_fusion import RunCodeRequest, SubmitRequest, run_code, submit, submit_safe
 
-from .trainer_process import RIGHT, TESTS, TEXTS
-
-CASES = [
-    {"input": {"stdin": each["stdin"]}, "output": {"stdout": each["stdout"]}}
-    for each in TESTS["cases"]
-]
+from ..programs import CASES, RIGHT, TEXTS
 
 
 def submission(completion: str) -> SubmitRequest:

@@ -8,20 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..programs import FENCED, HALF, RIGHT, TESTS, WRONG
 from ..server.processes import service_process
-from .trainer_process import (
-    FENCED,
-    HALF,
-    PEERS,
-    RIGHT,
-    TESTS,
-    WRONG,
-    absent,
-    bare,
-    in_process,
-    needs_clients,
-    needs_peer,
-)
+from .trainers import PEERS, absent, bare, in_process, needs_clients, needs_peer
 
 pytestmark = [needs_clients, needs_peer("skyrl"), pytest.mark.slow]
 

@@ -7,7 +7,8 @@ import pytest
 
 from rewardfleet.adapters.verifiers import reward_function
 
-from .trainer_process import RIGHT, TESTS, TEXTS, UNREACHABLE, absent, in_process, needs_clients
+from ..programs import RIGHT, TESTS, TEXTS
+from .trainers import UNREACHABLE, absent, in_process, needs_clients
 
 pytestmark = [needs_clients, pytest.mark.slow]
 

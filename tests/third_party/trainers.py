@@ -1,0 +1,154 @@
+"""Functions of tests that run a trainer's own code, each call in a process of its own.
+
+A trainer is installed without what it needs, see requirements-clients.txt and sources.toml. So a
+function names the packages that the modules it imports mention, but do not use here: see `absent`.
+Neither these nor the trainer must reach other tests.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CLIENTS, PEERS = ROOT / ".clients", ROOT / ".peers"
+
+#: Whether the environment has what trainers need.
+HAS_CLIENTS = (CLIENTS / ".installed").exists() and importlib.util.find_spec("verl") is not None
+needs_clients = pytest.mark.skipif(
+    not HAS_CLIENTS, reason="needs .clients and .venv-trainers; `make test-trainers` runs it"
+)
+
+#: How `error_of` the call of a dead service begins: its short deadline may pass first.
+UNREACHABLE = ("Unavailable: ", "DeadlineExceeded: ")
+
+
+def error_of(error: BaseException) -> str:
+    """Return the name of an error's class and its message."""
+    return f"{type(error).__name__}: {error}"
+
+
+def in_process(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function, or coroutine function, of JSON values in a process with `.clients`."""
+
+    @functools.wraps(function)
+    def call(*arguments: object) -> Any:
+        return run(function, arguments)
+
+    return call
+
+
+def run(function: Callable[..., Any], arguments: object, *sources: Path) -> Any:
+    """Run what a decorated function has as `__wrapped__`, with sources on the path.
+
+    Its folder is empty, as trainers write files into it.
+    """
+    file = inspect.getfile(function)
+    command = [sys.executable, "-P", __file__, file, function.__name__, json.dumps(arguments)]
+    path = [*map(str, sources), str(CLIENTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            cwd=folder,
+            env=environment,
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function, or coroutine function."""
+    result = function(*arguments)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds any module of some packages. Each name in it is a mock."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self._packages = packages
+
+    def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._packages:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def named(name: str) -> MagicMock:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return MagicMock(name=name)
+
+        module.__getattr__ = named
+
+
+def absent(*packages: str) -> None:
+    """Let packages be imported that are not installed: the code that is run does not use them."""
+    sys.meta_path.append(_Absent(packages))
+
+
+def bare(name: str, **contents: object) -> None:
+    """Register a package without its `__init__`, so that its modules are loaded, unchanged."""
+    module = types.ModuleType(name)
+    module.__path__ = [str(Path(folder) / name.replace(".", "/")) for folder in sys.path]
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+def edited(name: str, changes: dict[str, str], **contents: object) -> Any:
+    """Import a module of a trainer with lines changed as a page says."""
+    spec = importlib.util.find_spec(name)
+    source = Path(spec.origin).read_text()
+    for old, new in changes.items():
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(contents)
+    exec(compile(source, spec.origin, "exec"), vars(module))
+    return module
+
+
+def counted() -> Any:
+    """Return a module of names that are not random, so that a recording does not always change."""
+    return SimpleNamespace(uuid4=itertools.count().__next__)
+
+
+def byte_tokenizer() -> Any:
+    from transformers import ByT5Tokenizer
+
+    template = "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
+    return ByT5Tokenizer(extra_ids=0, chat_template=template)
+
+
+if __name__ == "__main__":
+    # `.clients` has a package `tests` as well.
+    for name, folder in {"tests": HERE.parent, "tests.third_party": HERE}.items():
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    module = importlib.import_module(f"tests.third_party.{Path(sys.argv[1]).stem}")
+    with contextlib.redirect_stdout(sys.stderr):
+        result = called(getattr(module, sys.argv[2]).__wrapped__, *json.loads(sys.argv[3]))
+    print(json.dumps(result))
