@@ -12,7 +12,8 @@ from rewardfleet import RewardFleetError
 
 #: Fields of answers that differ each time, or with versions and wordings. They are not recorded.
 _VOLATILE = {
-    *("cached", "created", "id", "provenance", "request_id", "timing", "timing_ms"),
+    *("cached", "cpu_time", "created", "execution_time", "id", "provenance", "request_id"),
+    *("timing", "timing_ms"),
     *("detail", "message", "model_output"),
 }
 

@@ -140,6 +140,8 @@ def listening(url: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", calls
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", calls
+        finally:
+            server.shutdown()
+            thread.join()
