@@ -12,7 +12,6 @@ import math
 import sys
 from enum import Enum, auto
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from rewardfleet import InvalidRequest, Unavailable
 from rewardfleet.adapters import roll
 from rewardfleet.adapters.roll import reward_worker
 
+from ..third_party.trainers import byte_tokenizer
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 torch = pytest.importorskip("torch")
@@ -28,17 +28,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("closes")
 
 CONFIG = SimpleNamespace(model_args="tokenizer")
-
-
-class Tokenizer:
-    """One token per character; 0 is padding, 1 ends a text."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(each) + 2 for each in text] + [1]
-
-    def batch_decode(self, rows: Any, *, skip_special_tokens: bool) -> list[str]:
-        assert skip_special_tokens
-        return ["".join(chr(each - 2) for each in row.tolist() if each > 1) for row in rows]
 
 
 class Worker:
@@ -109,7 +98,7 @@ class UserDefinedRolloutLoop:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch):
     scheduler = "roll.distributed.scheduler"
-    providers = {"default_tokenizer_provider": lambda model_args: Tokenizer()}
+    providers = {"default_tokenizer_provider": lambda model_args: byte_tokenizer()}
     for name, contents in {
         "roll": {},
         "roll.models": {},
@@ -133,7 +122,7 @@ def installed(monkeypatch: pytest.MonkeyPatch):
 
 
 def data_of(texts: list[str], **columns: list[object]) -> DataProto:
-    tokens = [Tokenizer().encode(text) for text in texts]
+    tokens = [byte_tokenizer()(text)["input_ids"] for text in texts]
     width = max(map(len, tokens)) + 2
     responses = torch.tensor([each + [0] * (width - len(each)) for each in tokens])
     columns = {"tests": [json.dumps(TESTS)] * len(texts), **columns}

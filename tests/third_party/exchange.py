@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,9 +14,13 @@ from rewardfleet import RewardFleetError
 #: Fields of answers that differ each time, or with versions and wordings. They are not recorded.
 _VOLATILE = {
     *("cached", "cpu_time", "created", "execution_time", "id", "provenance", "request_id"),
-    *("timing", "timing_ms"),
+    *("reward/cached", "timing", "timing_ms"),
     *("detail", "message", "model_output"),
 }
+
+#: What adapters read of objects, and what they make.
+_FIELDS = ("action", "artifacts", "is_correct", "metadata", "model_response", "output", "reward")
+_FIELDS = (*_FIELDS, "steps", "trajectories")
 
 
 class Recorder:
@@ -106,10 +111,14 @@ class Batch:
 
 
 def to_json(value: Any) -> Any:
-    """Return numbers, texts, lists and dictionaries; an array or tensor has its type with it."""
+    """Return numbers, texts, lists and dictionaries; an array or tensor has its type with it.
+
+    Of other objects, only some fields are there.
+    """
     if hasattr(value, "non_tensor_batch"):
         batch = {name: value.batch[name] for name in sorted(value.batch.keys())}
-        return {"batch": to_json(batch), "non_tensor_batch": to_json(value.non_tensor_batch)}
+        columns = dict(value.non_tensor_batch.items())  # ROLL's cannot be iterated over
+        return {"batch": to_json(batch), "non_tensor_batch": to_json(columns)}
     if isinstance(value, Mapping):
         return {str(key): to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -117,7 +126,11 @@ def to_json(value: Any) -> Any:
     if hasattr(value, "dtype"):
         plain = value.tolist()
         return {"type": str(value.dtype), "values": to_json(plain)} if value.shape else plain
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return {
+        "object": {each: to_json(getattr(value, each)) for each in _FIELDS if hasattr(value, each)}
+    }
 
 
 def from_json(value: Any) -> Any:
@@ -127,18 +140,23 @@ def from_json(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {"type", "values"}:
-        name, values = value["type"], from_json(value["values"])
-        if name.startswith("torch."):
-            import torch
-
-            return torch.tensor(values, dtype=getattr(torch, name.removeprefix("torch.")))
-        if name != "object":
-            return np.array(values, name)
-        array = np.empty(len(values), object)
-        array[:] = values
-        return array
+        return _array(value["type"], from_json(value["values"]))
     fields = {key: from_json(each) for key, each in value.items()}
+    if fields.keys() == {"object"}:
+        return SimpleNamespace(**fields["object"])
     return Batch(**fields) if fields.keys() == {"batch", "non_tensor_batch"} else fields
+
+
+def _array(kind: str, values: list[Any]) -> Any:
+    if kind.startswith("torch."):
+        import torch
+
+        return torch.tensor(values, dtype=getattr(torch, kind.removeprefix("torch.")))
+    if kind != "object":
+        return np.array(values, kind)
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def comparable(value: Any) -> str:

@@ -15,6 +15,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,6 +48,19 @@ class Peer:
 
     def adapter(self, name: str) -> Recorder:
         return Recorder(self._adapters[name](self.direct_url, self.down_url), name, self.calls)
+
+    def remote(self, name: str, actor: Any, method: str) -> Any:
+        """Return an adapter that is an actor of Ray, with one method, whose calls are recorded."""
+        import ray
+
+        def call(*given: Any) -> Any:
+            reference = getattr(actor, method).remote(*given)
+            recorder = Recorder(None, name, self.calls)
+            with contextlib.suppress(Exception):  # the trainer gets it as well
+                recorder.recorded(lambda *_: ray.get(reference), method)(*given)
+            return reference
+
+        return SimpleNamespace(**{method: SimpleNamespace(remote=call)})
 
 
 def recorded(name: str, adapters: Adapters | None = None) -> Callable[..., Any]:

@@ -1,8 +1,6 @@
 """NeMo-RL's `create_env` and `calculate_rewards`, at the commit in sources.toml."""
 
-import contextlib
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from rewardfleet import RewardFleetError
 from rewardfleet.adapters.nemo_rl import ScoringEnvironment, register
 
 from ..programs import FENCED, HALF, TESTS
-from .exchange import Recorder
 from .peers import TIMEOUT, Peer, recorded
 from .trainers import bare
 
@@ -42,14 +39,6 @@ def nemo_rl(peer: Peer) -> dict[str, Any]:
 
     def rewards(name: str, url: str, responses: list[str]) -> list[float]:
         actor = create_env("rewardfleet", {"service": "code", "url": url, **TIMEOUT})
-
-        def step(*given: Any) -> Any:
-            reference = actor.step.remote(*given)
-            recorder = Recorder(None, name, peer.calls)
-            with contextlib.suppress(Exception):  # `calculate_rewards` raises it
-                recorder.recorded(lambda *_: ray.get(reference), "step")(*given)
-            return reference
-
         user = {"role": "user", "content": "Add."}
         texts = [{"role": "assistant", "content": each} for each in responses]
         batch = {
@@ -57,7 +46,7 @@ def nemo_rl(peer: Peer) -> dict[str, Any]:
             "task_name": ["rewardfleet"] * len(texts),
             "extra_env_info": [{"ground_truth": json.dumps(TESTS)}] * len(texts),
         }
-        env = SimpleNamespace(step=SimpleNamespace(remote=step))
+        env = peer.remote(name, actor, "step")
         return calculate_rewards(batch, {"rewardfleet": env}).rewards.tolist()
 
     found: dict[str, Any] = {}

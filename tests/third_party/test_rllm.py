@@ -1,20 +1,33 @@
-"""rLLM 0.3.0.pre (commit 9beb6e0): its two engines run agent flows and workflows, with retries."""
+"""rLLM's engines run agent flows and workflows, with retries, at the commit in sources.toml."""
 
 import json
-import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rewardfleet.adapters.rllm import evaluator
 
+from ..adapters.test_rllm import rllm  # noqa: F401 - a fixture
 from ..programs import HALF, RIGHT, TESTS, TEXTS
-from .trainers import PEERS, UNREACHABLE, error_of, in_process, needs_clients, needs_peer
+from .peers import Peer, recorded
+from .trainers import UNREACHABLE, error_of
 
-pytestmark = [needs_clients, needs_peer("rllm"), pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes", "rllm")]
 
-SOURCE = [str(PEERS / "rllm"), str(PEERS / "rllm/rllm-model-gateway/src")]
 ROW = {"question": "Add.", "tests": json.dumps(TESTS)}
+ADAPTERS = {
+    "rllm": lambda url, _: evaluator("code", url),
+    "rllm, down": lambda _, down_url: evaluator("code", down_url, timeout_s=0.3),
+}
+
+MESSAGE = {"role": "assistant", "content": RIGHT}
+PARTS = [MESSAGE | {"content": [{"type": "text", "text": RIGHT}]}]
+#: What flows answer, and its reward.
+ANSWERS = [
+    (RIGHT, 1.0), (HALF, 0.5), ({"code": RIGHT}, 1.0), ({"code": HALF}, 0.5), ([MESSAGE], 1.0),
+    ([MESSAGE], 1.0), (PARTS, 1.0), (PARTS, 1.0),
+]  # fmt: skip
 
 
 def summary(episode) -> dict[str, object]:
@@ -29,15 +42,15 @@ def summary(episode) -> dict[str, object]:
 async def outcome(engine, count: int) -> object:
     """Return what an engine makes of as many rollouts, or the error that ends the run."""
     try:
-        episodes = await engine.execute_tasks([ROW] * count, [str(each) for each in range(count)])
+        # One after the other, so that a recording has the same order each time.
+        runs = [await engine.execute_tasks([ROW], [str(each)]) for each in range(count)]
     except Exception as error:
         return error_of(error)
-    return [summary(each) for each in episodes]
+    return [summary(*each) for each in runs]
 
 
-async def flows(url: str, answers: list[object], texts: list[str], timeout_s: float = 60, **given):
+async def flows(reward: Any, answers: list[object], texts: list[str], **given: object) -> object:
     """Run flows, some with an answer, and some of which only the model's text is known."""
-    sys.path[:0] = SOURCE
     from rllm.engine.agentflow_engine import AgentFlowEngine
     from rllm.types import Episode, Trajectory
     from rllm_model_gateway.models import TraceRecord
@@ -67,13 +80,11 @@ async def flows(url: str, answers: list[object], texts: list[str], timeout_s: fl
 
         async def adelete_session(self, uid: str) -> None: ...
 
-    reward = evaluator("code", url, timeout_s=timeout_s)
     engine = AgentFlowEngine(Flow(), reward, Gateway(), "policy", **given)
     return await outcome(engine, len(answers) + len(texts))
 
 
-async def workflows(url: str, texts: list[str], timeout_s: float = 60, **given: object) -> object:
-    sys.path[:0] = SOURCE
+async def workflows(reward: Any, texts: list[str], **given: object) -> object:
     from rllm.engine.agent_workflow_engine import AgentWorkflowEngine
     from rllm.engine.rollout import ModelOutput
     from rllm.workflows.simple_workflow import SimpleWorkflow
@@ -81,43 +92,36 @@ async def workflows(url: str, texts: list[str], timeout_s: float = 60, **given: 
     async def reply(messages, application_id: str) -> ModelOutput:
         return ModelOutput(reasoning="", content=texts[int(application_id.partition(":")[0])])
 
-    reward = evaluator("code", url, timeout_s=timeout_s)
     rollouts = SimpleNamespace(get_model_response=reply)
     engine = AgentWorkflowEngine(SimpleWorkflow, {"reward_function": reward}, rollouts, **given)
     return await outcome(engine, len(texts))
 
 
-@in_process
-async def scored(url: str, answers: list[object]) -> list[object]:
-    return [await flows(url, answers, [*TEXTS]), await workflows(url, [*TEXTS])]
-
-
-@in_process
-async def failed(url: str) -> dict[str, object]:
-    ends = {"timeout_s": 0.3, "raise_on_error": True}
-    drops = {"timeout_s": 0.3, "raise_on_error": False}
-    return {
-        "ends": [await flows(url, [RIGHT], [], **ends), await workflows(url, [RIGHT], **ends)],
-        "drops": [await flows(url, [], [RIGHT], **drops), await workflows(url, [RIGHT], **drops)],
+@recorded("rllm", ADAPTERS)
+async def rolled_out(peer: Peer) -> dict[str, Any]:
+    up, down = peer.adapter("rllm"), peer.adapter("rllm, down")
+    found = {
+        "flows": await flows(up, [each for each, _ in ANSWERS], [*TEXTS]),
+        "workflows": await workflows(up, [*TEXTS]),
     }
+    for name, raises in {"ends": True, "drops": False}.items():
+        of_flows = await flows(down, [RIGHT], [], raise_on_error=raises)
+        found[name] = [of_flows, await workflows(down, [RIGHT], raise_on_error=raises)]
+    return found
 
 
-def test_rollouts_get_their_rewards(code_url: str):
-    message = {"role": "assistant", "content": RIGHT}
-    parts = [message | {"content": [{"type": "text", "text": RIGHT}]}]
-    answers = [RIGHT, HALF, {"code": RIGHT}, {"code": HALF}, [message], [message], parts, parts]
-    of_flows, of_workflows = scored(code_url, answers)
-    expected = [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, *TEXTS.values()]
+async def test_rollouts_get_their_rewards_and_a_failure_ends_the_run_or_leaves_no_trajectory(
+    code_url: str, dead_url: str
+):
+    found = await rolled_out(code_url, dead_url)
+    of_flows, of_workflows = found["flows"], found["workflows"]
+    expected = [*(reward for _, reward in ANSWERS), *TEXTS.values()]
     assert [each["rewards"] for each in of_flows] == [[each] for each in expected]
     assert [each["is_correct"] for each in of_flows] == [each == 1.0 for each in expected]
     assert all(each["signals"][0]["reward/failed"] == 0.0 for each in of_flows)
     assert [each["rewards"] for each in of_workflows] == [[each] for each in TEXTS.values()]
     assert [each["is_correct"] for each in of_workflows] == [each > 0 for each in TEXTS.values()]
     assert {each["reason"] for each in of_flows + of_workflows} == {"env_done"}
-
-
-def test_a_failure_ends_the_run_or_leaves_a_rollout_without_a_trajectory(dead_url: str):
-    found = failed(dead_url)
     of_flows, of_workflows = found["ends"]
     assert of_flows.startswith(UNREACHABLE)
     assert of_workflows == "Exception: [0:0] Rollout failed permanently after 3 attempts."

@@ -1,47 +1,52 @@
-"""ROLL (commit 8eb27cc): its clusters of reward workers, on Ray, and its rollouts of prompts."""
+"""ROLL's clusters of reward workers, on Ray, and its rollouts, at the commit in sources.toml."""
 
 import asyncio
 import itertools
-import os
 import sys
 from collections import defaultdict
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rewardfleet.adapters.roll import reward_worker
+from rewardfleet.adapters import roll
 
+from ..adapters.test_roll import CONFIG, installed  # noqa: F401 - a fixture
 from ..programs import TESTS, TEXTS
 from . import trainers
-from .trainers import PEERS, absent, error_of, in_process, needs_peer
+from .peers import TIMEOUT, Peer, recorded
+from .trainers import absent, byte_tokenizer, counted, error_of
 
-pytestmark = [needs_peer("roll"), trainers.needs_clients, pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPT = 8
 LONGEST = PROMPT + 1 + max(map(len, TEXTS))
 
+ADAPTERS = {
+    "roll": lambda url, _: roll.reward_worker("code", url)(CONFIG),
+    "roll, down": lambda _, down_url: roll.reward_worker("code", down_url, **TIMEOUT)(CONFIG),
+}
 
-def prepare() -> None:
-    """Let this process import ROLL, without what sends traces, loads models and divides lists."""
-    sys.path.insert(0, str(PEERS / "roll"))
+
+def without_libraries() -> None:
+    """Let ROLL be imported without what sends traces, loads models and divides lists."""
     absent("more_itertools", "modelscope", "opentelemetry")
 
 
-def scheduler_of(workers: list, row: dict[str, object], tokenizer, texts: list[str]):
+def scheduler_of(worker: Any, row: dict[str, object], texts: list[str]) -> Any:
     """Return what a rollout asks of the scheduler; the policy writes these texts."""
     import numpy as np
     import torch
     from roll.distributed.scheduler.protocol import DataProto
     from roll.utils.metrics.metrics_manager import DurationTracker
 
-    from rewardfleet.adapters.roll import RolloutLoop
+    tokenizer = byte_tokenizer()
 
     def collect(rows: list[dict[str, object]]) -> dict[str, object]:
         ones = torch.ones(1, PROMPT, dtype=torch.long)
         tensors = {"input_ids": ones, "attention_mask": ones, "position_ids": ones.cumsum(1) - 1}
-        columns = {name: np.array([None], dtype=object) for name in rows[0]}
-        for name, column in columns.items():
-            column[0] = rows[0][name]
+        (row,) = rows
+        columns = {name: np.array([each], dtype=object) for name, each in row.items()}
         return {**tensors, **columns}
 
     async def generate(req, request_id: object, uid: int) -> DataProto:
@@ -67,7 +72,7 @@ def scheduler_of(workers: list, row: dict[str, object], tokenizer, texts: list[s
         ),
         sequence_length=LONGEST,
         is_val=False,
-        udrl=RolloutLoop(),
+        udrl=roll.RolloutLoop(),
         running_tasks={},
         replay_buffer=Buffer(),
         get_data_item_kwargs={},
@@ -76,67 +81,69 @@ def scheduler_of(workers: list, row: dict[str, object], tokenizer, texts: list[s
         next_request_id=lambda: 0,
         generate_timer=defaultdict(DurationTracker),
         reward_timer=defaultdict(DurationTracker),
-        reward_worker_iters={"code": itertools.cycle(workers)},
+        reward_worker_iters={"code": itertools.repeat(worker)},
         router_client=SimpleNamespace(generate_request=generate),
     )
 
 
-@in_process
-def rolled_out(services: dict[str, float], rows: list[dict[str, object]]) -> list[object]:
-    """Return what becomes of a prompt per row, in each of two clusters."""
-    prepare()
+@recorded("roll", ADAPTERS)
+def rolled_out(peer: Peer) -> dict[str, object]:
+    """Return what becomes of prompts in clusters of workers."""
+    without_libraries()
     import ray
     from ray import cloudpickle
     from roll.configs.model_args import ModelArguments
     from roll.configs.worker_config import WorkerConfig
     from roll.distributed.executor.cluster import Cluster
-    from roll.distributed.scheduler.generate_scheduler import RolloutContext
+    from roll.distributed.scheduler import generate_scheduler
     from roll.distributed.scheduler.resource_manager import ResourceManager
     from roll.distributed.scheduler.storage import SharedStorage
     from roll.utils.constants import RAY_NAMESPACE, STORAGE_NAME
-    from transformers import ByT5Tokenizer
 
-    tokenizer = ByT5Tokenizer()
-    tokenizer.save_pretrained("tokenizer")
+    byte_tokenizer().save_pretrained("tokenizer")
+    generate_scheduler.uuid = counted()
     for module in (trainers, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)
-    os.environ["PYTHONPATH"] += os.pathsep + str(PEERS / "roll")
-    setup = {"worker_process_setup_hook": prepare}
+    setup = {"worker_process_setup_hook": without_libraries}
     ray.init("local", num_cpus=2, include_dashboard=False, runtime_env=setup)
     # Before the resource manager takes the processors, as ROLL does.
     storage = SharedStorage.options(name=STORAGE_NAME, namespace=RAY_NAMESPACE).remote()
     resources = ResourceManager(num_gpus_per_node=0, num_nodes=1)
     sys.modules["my_rewards"] = ModuleType("my_rewards")
 
-    async def prompt(workers: list, row: dict[str, object]) -> object:
-        scheduler = scheduler_of(workers, row, tokenizer, [*TEXTS])
+    def worker(name: str, url: str) -> Any:
+        sys.modules["my_rewards"].CodeReward = roll.reward_worker("code", url, **TIMEOUT)
+        model = ModelArguments(model_name_or_path="tokenizer")
+        config = WorkerConfig(model_args=model, world_size=1)
+        (actor,) = Cluster(name, "my_rewards.CodeReward", resources, config).workers
+        return peer.remote(name, actor, "compute_rewards")
+
+    def prompt(worker: Any, row: dict[str, object], texts: list[str]) -> object:
+        scheduler = scheduler_of(worker, row, texts)
         try:
-            await RolloutContext.process_new_prompt(scheduler, 7)
+            asyncio.run(generate_scheduler.RolloutContext.process_new_prompt(scheduler, 7))
         except (Exception, asyncio.CancelledError) as error:
             assert scheduler.replay_buffer == {7: None}
-            return error_of(error)
+            return error_of(getattr(error, "cause", error))  # without the traceback of Ray
         samples = scheduler.replay_buffer[7]
         return [each.batch["response_level_rewards"].item() for each in samples]
 
-    found = []
-    for number, (url, timeout_s) in enumerate(services.items()):
-        sys.modules["my_rewards"].CodeReward = reward_worker("code", url, timeout_s=timeout_s)
-        config = WorkerConfig(
-            model_args=ModelArguments(model_name_or_path="tokenizer"), world_size=1
-        )
-        cluster = Cluster(f"reward-{number}", "my_rewards.CodeReward", resources, config)
-        found += [asyncio.run(prompt(cluster.workers, row)) for row in rows]
+    up = worker("roll", peer.direct_url)
+    found = {
+        "rewards": prompt(up, {"tests": TESTS}, [*TEXTS]),
+        "invalid": prompt(up, {"other": TESTS}, [""]),
+        "down": prompt(worker("roll, down", peer.down_url), {"tests": TESTS}, [""]),
+    }
     del storage
     ray.shutdown()
     return found
 
 
-@pytest.mark.timeout(600)
-def test_prompts_get_their_rewards_and_one_without_a_reward_is_dropped(
+@pytest.mark.usefixtures("closes", "installed")
+async def test_prompts_get_their_rewards_and_one_without_a_reward_is_dropped(
     code_url: str, dead_url: str
 ):
-    rows = [{"tests": TESTS}, {"other": TESTS}]
-    scored, invalid, dropped, _ = rolled_out({code_url: 60, dead_url: 0.5}, rows)
-    assert scored == [*TEXTS.values()]
-    assert invalid.startswith("RayTaskError(InvalidRequest): ") and "no column 'tests'" in invalid
-    assert dropped == "CancelledError: "  # ROLL draws another prompt
+    found = await rolled_out(code_url, dead_url)
+    assert found["rewards"] == [*TEXTS.values()]
+    assert found["invalid"].startswith("InvalidRequest: the dataset has no column 'tests'")
+    assert found["down"] == "CancelledError: "  # ROLL draws another prompt
