@@ -202,10 +202,10 @@ $(CLIENTS)/.installed: requirements-clients.txt | install-trainers
 		--disable-pip-version-check --require-hashes --target $(CLIENTS) -r requirements-clients.txt
 	@touch $@
 
-install-peers:  ## the sources of trainers that no registry has, at the commits in sources.toml
+install-peers:  ## the sources of trainers, at the commits in sources.toml
 	@$(PYTHON) tests/third_party/install_peers.py
 
-record-peers: install-trainers install-peers  ## rewrite what the tests repeat where these sources are missing
+record-peers: install-clients install-peers  ## rewrite what the tests repeat where these sources are missing
 	RECORD=1 $(TRAINERS)/bin/python -m pytest -q $$(grep -l 'peers import' tests/third_party/test_*.py)
 
 # All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.

@@ -2,7 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,10 @@ _VOLATILE = {
 }
 
 #: What adapters read of objects, and what they make.
-_FIELDS = ("action", "artifacts", "is_correct", "metadata", "model_response", "output", "reward")
-_FIELDS = (*_FIELDS, "steps", "trajectories")
+_FIELDS = (
+    *("action", "artifacts", "is_correct", "metadata", "model_response", "output", "reward"),
+    *("steps", "trajectories"),
+)
 
 
 class Recorder:
@@ -28,7 +31,7 @@ class Recorder:
 
     Args:
         adapter: The adapter, or a function.
-        name: Its name in `ADAPTERS` of drive.py.
+        name: Its name in the recording.
         calls: Where the calls are added.
     """
 
@@ -46,37 +49,33 @@ class Recorder:
         def call(*given: Any, **fields: Any) -> Any:
             made = {"adapter": self._name, "method": method, "given": to_json([given, fields])}
             self._calls.append(made)
-            try:
-                result = function(*given, **fields)
-            except Exception as error:
-                _note(made, error)
-                raise
-            if inspect.isawaitable(result):
-                return wait(made, [given, fields], result)
-            return _ended(made, [given, fields], result)
 
-        async def wait(made: dict[str, Any], given: list[Any], result: Any) -> Any:
-            try:
-                result = await result
-            except Exception as error:
-                _note(made, error)
-                raise
-            return _ended(made, given, result)
+            def ended(result: Any) -> Any:
+                made["result"] = _without_volatile(to_json(result))
+                if comparable(after := to_json([given, fields])) != comparable(made["given"]):
+                    made["after"] = after
+                return result
+
+            async def waited(result: Any) -> Any:
+                with _noting(made):
+                    return ended(await result)
+
+            with _noting(made):
+                result = function(*given, **fields)
+            return waited(result) if inspect.isawaitable(result) else ended(result)
 
         return call
 
 
-def _note(made: dict[str, Any], error: Exception) -> None:
-    # A dead service is unavailable, or late: that depends on the machine.
-    is_ours = isinstance(error, RewardFleetError)
-    made["raised"] = "RewardFleetError" if is_ours else type(error).__name__
-
-
-def _ended(made: dict[str, Any], given: list[Any], result: Any) -> Any:
-    made["result"] = _without_volatile(to_json(result))
-    if comparable(after := to_json(given)) != comparable(made["given"]):  # with NaN
-        made["after"] = after
-    return result
+@contextmanager
+def _noting(made: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # A dead service is unavailable, or late: that depends on the machine.
+        is_ours = isinstance(error, RewardFleetError)
+        made["raised"] = "RewardFleetError" if is_ours else type(error).__name__
+        raise
 
 
 def _without_volatile(value: Any) -> Any:

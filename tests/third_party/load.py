@@ -1,23 +1,19 @@
-"""Send right programs by another project's client, all at once: load.py CLIENT URL NUMBER.
+"""Send right programs by another project's client, all at once.
 
-The last line of the output is a JSON object: how often the client took each reward, as its trainer
-would train on it, or failed in each way. Program i prints i; no two are equal.
+Each function returns how often the client took each reward, as its trainer would train on it, or
+failed in each way. Program i prints i; no two are equal.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
-import sys
 import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import cycle
-from pathlib import Path
 
-CLIENTS = Path(__file__).parent.parent.parent / ".clients"
+from .trainers import bare, in_process
 
 
 def program(number: int) -> str:
@@ -28,6 +24,7 @@ def tests(number: int) -> dict[str, list[str]]:
     return {"inputs": [""], "outputs": [str(number)]}
 
 
+@in_process
 def verl(url: str, number: int) -> Counter[str]:
     """`compute_score` of verl's reward for `sandbox_fusion.url`, in as many threads."""
     from verl.utils.reward_score.sandbox_fusion import compute_score
@@ -50,6 +47,7 @@ def verl(url: str, number: int) -> Counter[str]:
     return found
 
 
+@in_process
 def openrlhf(url: str, number: int) -> Counter[str]:
     """The single-turn executor's own request; a failure leaves the sample without a reward."""
     from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -69,6 +67,7 @@ def openrlhf(url: str, number: int) -> Counter[str]:
     return asyncio.run(gathered(reward, number))
 
 
+@in_process
 def nemo_gym(url: str, number: int) -> Counter[str]:
     """The requests of Gym's `SimpleAgent.run`, except to the model, by Gym's own client."""
     from nemo_gym import server_utils as gym
@@ -94,11 +93,10 @@ def nemo_gym(url: str, number: int) -> Counter[str]:
     return asyncio.run(run())
 
 
+@in_process
 def openenv(url: str, number: int) -> Counter[str]:
     """An episode each, by the generic client; of the package, only the client is imported."""
-    core = types.ModuleType("openenv.core")
-    core.__path__ = [str(CLIENTS / "openenv/core")]
-    sys.modules["openenv.core"] = core
+    bare("openenv.core")
     from openenv.core.generic_client import GenericEnvClient
 
     async def reward(each: int) -> object:
@@ -123,10 +121,3 @@ async def gathered(reward: Callable[[int], Awaitable[object]], number: int) -> C
 
     await asyncio.gather(*(count(each) for each in range(number)))
     return found
-
-
-if __name__ == "__main__":
-    client = {each.__name__: each for each in (verl, openrlhf, nemo_gym, openenv)}[sys.argv[1]]
-    with contextlib.redirect_stdout(sys.stderr):
-        rewards = client(sys.argv[2], int(sys.argv[3]))
-    print(json.dumps(rewards))

@@ -53,11 +53,15 @@ def ctrl(peer: Peer) -> dict[str, Any]:
     incorrect = "Overall judgment: Incorrect"
     critiques = [f"right. {incorrect}", f"half. {incorrect}", "right, no judgment", ""]
 
+    def padded(texts: list[str]) -> Any:
+        given = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+        return given["input_ids"]
+
     class Workers:
         world_size = 1
 
         def generate_sequences(self, prompts: Any) -> Any:
-            responses = padded(tokenizer, critiques)
+            responses = padded(critiques)
             mask = (responses != tokenizer.pad_token_id).long()
             first = prompts.batch["input_ids"].repeat_interleave(len(critiques), dim=0)
             batch = {"prompts": first, "responses": responses}
@@ -67,15 +71,13 @@ def ctrl(peer: Peer) -> dict[str, Any]:
         def generate_sequences_ref(self, prompts: Any) -> Any:
             texts = tokenizer.batch_decode(prompts.batch["input_ids"], skip_special_tokens=True)
             answers = [FENCED if "right" in each else HALF for each in texts]
-            return DataProto.from_single_dict({"responses": padded(tokenizer, answers)})
+            return DataProto.from_single_dict({"responses": padded(answers)})
 
-        def compute_log_prob(self, batch: Any) -> Any:
-            zeros = torch.zeros(batch.batch["responses"].shape)
-            return DataProto.from_single_dict({"old_log_probs": zeros})
+        def compute_log_prob(self, batch: Any, name: str = "old_log_probs") -> Any:
+            return DataProto.from_single_dict({name: torch.zeros(batch.batch["responses"].shape)})
 
         def compute_ref_log_prob(self, batch: Any) -> Any:
-            zeros = torch.zeros(batch.batch["responses"].shape)
-            return DataProto.from_single_dict({"ref_log_prob": zeros})
+            return self.compute_log_prob(batch, "ref_log_prob")
 
         def update_actor(self, batch: Any) -> Any:
             self.batch = batch.batch
@@ -120,11 +122,6 @@ def ctrl(peer: Peer) -> dict[str, Any]:
     except RewardFleetError:
         found["down"] = "raised"
     return found
-
-
-def padded(tokenizer: Any, texts: list[str]) -> Any:
-    given = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
-    return given["input_ids"]
 
 
 async def test_critiques_get_the_pass_rates_of_revisions_and_a_missing_reward_no_advantage(

@@ -7,6 +7,7 @@ wrong answer. So each right program must get its reward.
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,53 +16,51 @@ from rewardfleet_server.testing import wait_until
 
 from ..chaos.fleet import fleet_up, replicas_of
 from ..server.processes import service_process
-from .conftest import CLIENTS, results, start
+from .load import nemo_gym, openenv, openrlhf, verl
+from .trainers import needs_clients
 
-pytest.importorskip("verl", reason="needs verl; `make test-trainers` runs it")
-if not (CLIENTS / ".installed").exists():
-    pytest.skip("needs .clients; `make test-trainers` runs it", allow_module_level=True)
+pytestmark = [needs_clients, pytest.mark.slow, pytest.mark.timeout(600)]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-Load = Callable[[str, str, int], dict[str, int]]
+Load = Callable[[str, int], dict[str, int]]
 
 #: Client, path, and how many requests: more than the 576 that a service admits.
 ROUTES = [
-    ("verl", "/run_code", 800), ("openrlhf", "/get_reward", 1000), ("nemo_gym", "", 1200),
-    ("openenv", "", 700),
+    (verl, "/run_code", 800), (openrlhf, "/get_reward", 1000), (nemo_gym, "", 1200),
+    (openenv, "", 700),
 ]  # fmt: skip
 SLICED = [pytest.param(*each, marks=pytest.mark.slice) for each in ROUTES]
 
 
-@pytest.mark.parametrize(("client", "path", "number"), SLICED)
-def test_more_requests_than_are_admitted_are_all_scored(
-    load: Load, client: str, path: str, number: int
-):
+@pytest.mark.parametrize(("load", "path", "number"), SLICED)
+def test_more_requests_than_are_admitted_are_all_scored(load: Load, path: str, number: int):
     with service_process("code") as (_, url):
-        assert load(client, url + path, number) == {"1.0": number}
+        assert load(url + path, number) == {"1.0": number}
 
 
-@pytest.mark.parametrize(("client", "path"), [("verl", "/run_code"), ("openrlhf", "/get_reward")])
-def test_five_thousand_requests_are_all_scored(load: Load, client: str, path: str):
+@pytest.mark.parametrize(("load", "path"), [(verl, "/run_code"), (openrlhf, "/get_reward")])
+def test_five_thousand_requests_are_all_scored(load: Load, path: str):
     with service_process("code") as (_, url):
-        assert load(client, url + path, 5000) == {"1.0": 5000}
+        assert load(url + path, 5000) == {"1.0": 5000}
 
 
-def test_gym_each_sample_of_a_service_without_a_queue_is_scored_or_masked(load: Load):
+def test_gym_each_sample_of_a_service_without_a_queue_is_scored_or_masked():
     with service_process("code", "--max-in-flight", "1", "--max-queue-depth", "2") as (_, url):
-        found = load("nemo_gym", url, 1200)
+        found = nemo_gym(url, 1200)
     assert sum(found.values()) == 1200
     assert found.keys() <= {"1.0", "masked"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize(("client", "path"), [each[:2] for each in ROUTES])
+@pytest.mark.parametrize(("load", "path"), [each[:2] for each in ROUTES])
 def test_no_request_behind_the_gateway_is_lost_when_its_replica_ends(
-    tmp_path: Path, client: str, path: str, number: signal.Signals
+    tmp_path: Path, load: Load, path: str, number: signal.Signals
 ):
-    with fleet_up(tmp_path, 'only = ["code"]\n') as (url, pids):
-        process = start(client, f"{url}/code{path}", 1500)
+    with (
+        fleet_up(tmp_path, 'only = ["code"]\n') as (url, pids),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        found = pool.submit(load, f"{url}/code{path}", 1500)
         wait_until(lambda: replicas_of(url)[0]["outstanding"] > 0, 60)
         os.kill(pids()[0], number)
-        assert results(process) == {"1.0": 1500}
+        assert found.result() == {"1.0": 1500}
         assert replicas_of(url)[0]["restarts"] == 1

@@ -23,15 +23,18 @@ def rlinf(peer: Peer) -> dict[str, Any]:
     lack, is black, and frames are small, so that the recording is.
     """
     bare("rlinf.models.embodiment.reward")  # it imports torchvision, for a reward model
+    import cv2
     import torch
     from omegaconf import OmegaConf
     from rlinf.workers.reward import api_reward_worker as worker_module
 
     # RLinf loads its processor from a checkpoint and does not use it.
     worker_module.load_vlm_processor = lambda *_: None
-    rollout = next(each for each in rollouts() if each["success"] and "plate" in each["file"])
-    frames = small_frames(rollout["file"], [0, 30, 60, 90, 120])
-    main = [torch.tensor(each) for each in frames]
+    rows = map(json.loads, (LIBERO / "manifest.jsonl").read_text().splitlines())
+    rollout = next(each for each in rows if each["success"] and "plate" in each["file"])
+    video = cv2.VideoCapture(str(LIBERO / rollout["file"]))
+    frames = [video.read()[1] for _ in range(121)][::30]
+    main = [torch.tensor(cv2.resize(each[..., ::-1], (48, 48))) for each in frames]
     black = [torch.zeros(48, 48, 3, dtype=torch.uint8)] * 5
     page = (ROOT / "docs/trainers/rlinf.md").read_text()
     (settings,) = re.findall(r"```yaml\n(reward:.*?)```", page, re.DOTALL)
@@ -62,19 +65,6 @@ def rlinf(peer: Peer) -> dict[str, Any]:
         "no task": failure(peer.url, ""),
         "down": failure(peer.down_url, task),
     }
-
-
-def rollouts() -> list[dict[str, Any]]:
-    return [json.loads(each) for each in (LIBERO / "manifest.jsonl").read_text().splitlines()]
-
-
-def small_frames(file: str, indices: list[int]) -> list[Any]:
-    import cv2
-
-    video = cv2.VideoCapture(str(LIBERO / file))
-    frames = [video.read()[1] for _ in range(max(indices) + 1)]
-    video.release()
-    return [cv2.resize(frames[each][..., ::-1], (48, 48)) for each in indices]
 
 
 async def test_windows_get_the_rewards_of_their_trends_and_a_failure_ends_the_run(dead_url: str):
