@@ -9,18 +9,13 @@ import pytest
 from rewardfleet import DeadlineExceeded, RewardFleet, Unavailable
 from rewardfleet.event_loop_thread import EventLoopThread
 
+from ..programs import FENCED as SUM  # noqa: F401 - for tests
+from ..programs import HALF as ECHO  # noqa: F401
+from ..programs import TESTS  # noqa: F401
 from ..server.code.conftest import served_code
 
 #: What a call to a dead service raises: on a busy machine, its short deadline may pass first.
 UNREACHABLE = (Unavailable, DeadlineExceeded)
-
-TESTS = {
-    "kind": "stdio",
-    "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],
-}
-#: An answer with a program that passes both tests, and a program that passes the second one.
-SUM = "So:\n```python\nprint(sum(map(int, input().split())))\n```\n"
-ECHO = "print(input())"
 
 
 @pytest.fixture(scope="session")

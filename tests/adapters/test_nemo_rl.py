@@ -1,6 +1,6 @@
 """NeMo-RL (commit 7ea279a): its environment, called as `calculate_rewards` does, and registered.
 
-`create_env` and `calculate_rewards` of that commit were run with the environment on a local Ray.
+`tests/third_party/test_nemo_rl.py` runs `create_env` and `calculate_rewards`, on a local Ray.
 """
 
 import json
