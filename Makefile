@@ -196,10 +196,12 @@ $(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.p
 
 install-clients: $(CLIENTS)/.installed  ## releases of other trainers and clients, without what they need
 
-$(CLIENTS)/.installed: requirements-clients.txt | install-trainers
+$(CLIENTS)/.installed: INTO := $(TRAINERS)/bin/python -m pip install --quiet --no-deps --ignore-requires-python \
+	--disable-pip-version-check --require-hashes --target
+$(CLIENTS)/.installed: requirements-clients.txt requirements-harbor.txt | install-trainers
 	@rm -rf $(CLIENTS)
-	@$(TRAINERS)/bin/python -m pip install --quiet --no-deps --ignore-requires-python \
-		--disable-pip-version-check --require-hashes --target $(CLIENTS) -r requirements-clients.txt
+	@$(INTO) $(CLIENTS) -r requirements-clients.txt
+	@$(INTO) $(CLIENTS)/python3.12 -r requirements-harbor.txt --no-compile --only-binary :all: --python-version 3.12
 	@touch $@
 
 install-peers:  ## the sources of trainers, at the commits in sources.toml

@@ -1,12 +1,11 @@
 """LeRobot 0.6.1: its reward model, found by the rules of its factory.
 
-The stand-ins below have what the adapter uses of its classes. The same calls, with the factory, the
-processors, and saving and loading, were run with LeRobot itself.
+The stand-ins below have what the adapter uses of its classes. LeRobot itself is run in
+tests/third_party/test_lerobot.py.
 """
 
 import math
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
@@ -43,11 +42,6 @@ class PreTrainedRewardModel:
         assert cls.config_class and cls.name
 
 
-@dataclass
-class Pipeline:
-    steps: list[object]
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch):
     for name, contents in {
@@ -56,7 +50,6 @@ def installed(monkeypatch: pytest.MonkeyPatch):
         "lerobot.configs.rewards": {"RewardModelConfig": RewardModelConfig},
         "lerobot.rewards": {},
         "lerobot.rewards.pretrained": {"PreTrainedRewardModel": PreTrainedRewardModel},
-        "lerobot.processor": {"PolicyProcessorPipeline": Pipeline},
     }.items():
         module = ModuleType(name)
         vars(module).update(contents)
@@ -76,8 +69,6 @@ def test_the_names_are_those_that_the_factory_looks_for(installed):
     assert RewardModelConfig.registered == {"rewardfleet": config}
     assert config.__module__ == "rewardfleet.adapters.lerobot"
     assert lerobot.RewardFleetConfig is config
-    processors = lerobot.make_rewardfleet_pre_post_processors(config(), dataset_stats=None)
-    assert processors == (Pipeline([]), Pipeline([]))
     with pytest.raises(AttributeError, match="RewardFleetPolicy"):
         _ = lerobot.RewardFleetPolicy
 

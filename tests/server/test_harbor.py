@@ -1,6 +1,6 @@
-"""`rewardfleet harbor`, with a real code service, and the rewards as Harbor reads them.
+"""`rewardfleet harbor`, with a real code service: the file that it writes, if there is a score.
 
-Read: Harbor's `verifier/verifier.py` of November 2026.
+tests/third_party/test_harbor.py lets Harbor read it.
 """
 
 import json
@@ -44,7 +44,7 @@ def verify(logs: Path, file: Path, *arguments: object) -> int:
 
 
 def score(url: str, logs: Path, program: Path, *arguments: str) -> float:
-    """Verify a program on two tests; return the reward that Harbor reads."""
+    """Verify a program on two tests; return the reward that is written."""
     tests = program.parent / "tests.json"
     tests.write_text(json.dumps(TWO))
     service = f"code={url}"

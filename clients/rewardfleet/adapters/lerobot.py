@@ -172,13 +172,18 @@ def make_rewardfleet_pre_post_processors(
     config: Any,  # noqa: ARG001 - LeRobot's signature
     dataset_stats: Any = None,  # noqa: ARG001 - LeRobot's signature
 ) -> tuple[Any, Any]:
-    """Return LeRobot's pipelines around the model, which change nothing.
+    """Return LeRobot's pipelines around the model, of a batch and of its rewards: no steps.
 
     Raises:
         ImportError: LeRobot is not installed.
     """
-    pipeline = module_of_trainer("lerobot.processor", _INSTALL).PolicyProcessorPipeline
-    return pipeline(steps=[]), pipeline(steps=[])
+    processor = module_of_trainer("lerobot.processor", _INSTALL)
+    of_rewards = processor.PolicyProcessorPipeline(
+        steps=[],
+        to_transition=processor.policy_action_to_transition,
+        to_output=processor.transition_to_policy_action,
+    )
+    return processor.PolicyProcessorPipeline(steps=[]), of_rewards
 
 
 def __getattr__(name: str) -> Any:
