@@ -3,7 +3,9 @@
 import json
 import re
 import select
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,10 +81,16 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 @pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Open connections to a video service in this process, whose time limits can be changed."""
+def url() -> Iterator[str]:
+    """Serve the video service in this process, where its time limits can be changed."""
     app = create_app(VideoSettings(max_body_mb=4), {"fake": FakeJudge()})
-    with serving(app, HttpProtocol) as url, ExitStack() as stack:
+    with serving(app, HttpProtocol) as url:
+        yield url
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    with ExitStack() as stack:
         yield lambda: stack.enter_context(connect_to(url))
 
 
@@ -304,6 +312,16 @@ def test_an_offer_of_another_protocol_is_ignored(
             time.sleep(0.01 * is_split)  # a segment of its own, as a rule
         status, answer = response(connection)
         assert (status, json.loads(answer)["status"]) == (200, "ok")
+
+
+def test_curl_with_http2_keeps_its_body(url: str, item: bytes):
+    curl = shutil.which("curl")
+    if curl is None or b"HTTP2" not in subprocess.check_output([curl, "--version"]):
+        pytest.skip("needs curl with HTTP/2")
+    command = [curl, "-sS", "--http2", "--noproxy", "*", "--data-binary", "@-", f"{url}/score"]
+    given = [*command, "-H", "Content-Type: application/json"]
+    answer = subprocess.check_output(given, input=item, timeout=60)
+    assert json.loads(answer)["status"] == "ok"
 
 
 @pytest.mark.parametrize("offer", ["Upgrade: websocket", "Upgrade: TLS/1.0, h2c"])
