@@ -11,11 +11,13 @@ import pytest
 
 from rewardfleet.adapters import roll
 
-from ..adapters.test_roll import CONFIG, installed  # noqa: F401 - a fixture
 from ..programs import TESTS, TEXTS
 from . import trainers
 from .peers import TIMEOUT, Peer, recorded
 from .trainers import absent, byte_tokenizer, counted, error_of
+
+pytest.importorskip("torch")
+from ..adapters.test_roll import CONFIG, installed  # noqa: F401 - a fixture, which needs it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
