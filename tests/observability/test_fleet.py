@@ -30,8 +30,12 @@ pytestmark = [
 RATE_INTERVAL = "4s"
 
 
-#: Metrics of what the load does not cause: neither kills from outside nor a lack of memory.
-NOT_PROVOKED = ("rewardfleet_program_kills_total", "rewardfleet_memory_waits_total")
+#: Metrics of what the load does not cause: kills from outside, a lack of memory, requests in line.
+NOT_PROVOKED = (
+    "rewardfleet_program_kills_total",
+    "rewardfleet_memory_waits_total",
+    "rewardfleet_waiting_requests",
+)
 
 
 async def test_every_query_returns_data_of_the_fleet_under_load(monitored: Monitored):
