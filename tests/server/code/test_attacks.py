@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.code.sandboxes.jail.guest.zygote import NICE
 from rewardfleet_server.testing import wait_until
 
 from ...measure import Stopwatch
@@ -421,15 +420,6 @@ def test_jails_are_killed_first_if_memory_runs_out(service: Service):
         with suppress(OSError):  # it has ended
             scores.append(Path(f"/proc/{pid}/oom_score_adj").read_text())
     assert scores.count("1000\n") >= 2  # other test modules may run jails as well
-
-
-def test_a_program_runs_at_a_lower_priority_than_the_service(service: Service):
-    program = "import os\nprint(os.getpriority(os.PRIO_PROCESS, 0))"
-    assert service.verdict(program, stdio(("", str(NICE)))) == "accepted"
-    sessions = Path("/proc/self/autogroup")
-    if sessions.exists():  # the kernel schedules by sessions
-        jails = [Path(f"/proc/{pid}/autogroup") for pid in descendants()]
-        assert any(jail.read_text().endswith(f" nice {NICE}\n") for jail in jails)
 
 
 def test_input_does_not_count_as_memory_of_the_program(service: Service):

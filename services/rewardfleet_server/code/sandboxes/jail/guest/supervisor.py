@@ -69,14 +69,16 @@ def main() -> NoReturn:
     random.seed(0)
     with open("/proc/self/statm") as statm:
         base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    end_first()
+    # If memory runs out, programs are ended first, not the service.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
     os.environ.clear()
     os.chdir(config["writable"][0] if config["writable"] else "/")
     libc.prctl(PR_SET_DUMPABLE, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     landlock = (
-        restrict_files(config["readable"], [*config["writable"], PROC]) if config["landlock"] else 0
+        restrict_files([*config["readable"], PROC], config["writable"]) if config["landlock"] else 0
     )
     open_streams()
     reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS) for end in os.pipe())
@@ -95,7 +97,6 @@ def main() -> NoReturn:
         try:
             channel.close()
             os.close(reader)
-            zygote.lower_priority()
             if landlock:  # what the kernel counts is for the supervisor only
                 restrict_files(config["readable"], config["writable"])
             supervisor_filter.install()
@@ -116,12 +117,6 @@ def main() -> NoReturn:
     send(channel, handshake)
     while True:
         supervisor.serve()
-
-
-def end_first() -> None:
-    """Let the kernel end this process and its children, not the service, if memory runs out."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
 
 
 def keep_open(number: int) -> socket.socket:

@@ -5,7 +5,6 @@ So a run finds nothing of earlier submissions in its memory, and all runs start 
 Its children are those of the supervisor, which waits for them.
 """
 
-import contextlib
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from .confinement import MAX_DESCRIPTORS, PR_SET_DUMPABLE, Confinement, end_with, libc
+from .confinement import MAX_DESCRIPTORS, Confinement, end_with, libc
 from .descriptors import ORDER, Order
 from .program import run_program
 from .tester import run_tests
@@ -22,9 +21,6 @@ from .tester import run_tests
 #: The system call `clone` by machine. It makes the parent of this process that of the new one.
 _CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
 _CLONE_PARENT = 0x8000
-#: Niceness of programs. That of the service, which has other requests to answer, is 0, and so is
-#: that of the supervisor, which must notice in time when a program exceeds a limit.
-NICE = 5
 #: Room for more descriptors than any message has.
 _MAX_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
 
@@ -55,17 +51,6 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement) -> NoRetur
         tests = start(run_tests, confinement, order, files) if order.tests_apart else 0
         os.write(runs, message + STARTED.pack(started, program, tests))
         os.closerange(3, MAX_DESCRIPTORS)
-
-
-def lower_priority() -> None:
-    """Let the service and the supervisor come before programs if all cores are busy."""
-    os.nice(NICE)
-    # Where the kernel schedules by sessions, niceness counts within one, and each has its own.
-    os.setsid()
-    libc.prctl(PR_SET_DUMPABLE, 1)  # otherwise the file belongs to root
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
-        session.write(str(NICE))
-    libc.prctl(PR_SET_DUMPABLE, 0)
 
 
 def start(role: Role, confinement: Confinement, order: Order, files: bytes) -> int:
