@@ -48,7 +48,7 @@ def test_grafana_finds_the_dashboards_where_compose_mounts_them():
 
 
 def test_every_metric_of_a_dashboard_exists():
-    """That their queries return data is in test_fleet.py."""
+    """test_fleet.py checks that their queries return data."""
     known = set(
         re.findall(r"`(rewardfleet_\w+)`", (ROOT / "docs/reference/metrics.md").read_text())
     )

@@ -38,11 +38,8 @@ def replace_unusable(text: Any) -> Any:
 
 
 def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()  # ten times as fast as a search, during which other threads wait
-    except UnicodeEncodeError:
-        return _SURROGATE.sub(UNUSABLE, text)
-    return text
+    # A search takes milliseconds per megabyte, during which other threads wait.
+    return text if text.isascii() else _SURROGATE.sub(UNUSABLE, text)
 
 
 #: A field with such a text.

@@ -126,8 +126,8 @@ class Dispatcher:
         context: RequestContext,
     ) -> str | bytes:
         self._keys.check(headers.get("authorization"))
-        if FALLBACK_REWARDS_HEADER in headers:
-            context.fallback_rewards = _count(headers[FALLBACK_REWARDS_HEADER])
+        reported = _number(headers.get(FALLBACK_REWARDS_HEADER, ""))
+        context.fallback_rewards = min(reported, MAX_FALLBACK_REWARDS)
         waits = waits_at(route.path)
         if waits is not None and PREFIX_HEADER in headers:
             context.started -= min(_seconds_at_proxy(headers), self._deadline_s)
@@ -262,13 +262,11 @@ def _for_its_client(
 
 def _seconds_at_proxy(headers: Mapping[str, str]) -> float:
     """Return for how many seconds a proxy has held a request; 0 if it does not say."""
-    arrived_ms = headers.get(REQUEST_START_HEADER, "")
-    if not (arrived_ms.isascii() and arrived_ms.isdigit() and len(arrived_ms) <= 20):
-        return 0.0
-    return max(time.time() - int(arrived_ms) / 1000, 0.0)
+    arrived_ms = _number(headers.get(REQUEST_START_HEADER, ""))
+    return max(time.time() - arrived_ms / 1000, 0.0) if arrived_ms else 0.0
 
 
-def _count(header: str) -> int:
-    """Return the number in a header, limited; 0 if it is not one. It never fails a request."""
-    is_count = header.isascii() and header.isdigit() and len(header) <= 20
-    return min(int(header), MAX_FALLBACK_REWARDS) if is_count else 0
+def _number(header: str) -> int:
+    """Return the whole number in a header; 0 if it is not one. It never fails a request."""
+    is_number = header.isascii() and header.isdigit() and len(header) <= 20
+    return int(header) if is_number else 0

@@ -485,7 +485,7 @@ def test_the_deadline_applies(path: str, body: dict):
 
 
 def test_the_time_for_which_a_proxy_has_held_a_request_counts():
-    """28 s are over, of which verl waits 30."""
+    """After 29 s, the 28 s of the route are over."""
     arrived_ms = {"x-request-start": f"{(time.time() - 29) * 1000:.0f}"}
     through_proxy = {**arrived_ms, "x-forwarded-prefix": "/code"}
     with served_code(sandbox=FakeSandbox()) as service:
