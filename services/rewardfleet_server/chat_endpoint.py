@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 6
 #: The longest wait before the first retry, and before any, in seconds.
 _FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
+#: Seconds in which the endpoint must answer whether it is up.
+_PROBE_SECONDS = 10.0
+#: Answers of a proxy in front of an endpoint that is down.
+_DOWN = {502, 503, 504}
 
 
 class Token(BaseModel):
@@ -98,12 +102,14 @@ class ChatEndpoint:
     def __init__(
         self, *, url: str, model: str, api_key: str | None, concurrency: int, timeout_s: float
     ) -> None:
-        self.url = f"{url.rstrip('/')}/chat/completions"
+        self._base = url.rstrip("/")
+        self.url = f"{self._base}/chat/completions"
         self.model = model
         self._slots = asyncio.Semaphore(concurrency)
+        self._completions = 0
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            limits=httpx.Limits(max_connections=concurrency),
+            limits=httpx.Limits(max_connections=concurrency + 1),  # one for `outage`
             timeout=timeout_s,
             trust_env=False,
         )
@@ -112,6 +118,25 @@ class ChatEndpoint:
     def is_closed(self) -> bool:
         """Whether the connections are closed."""
         return self._http.is_closed
+
+    async def outage(self) -> str | None:
+        """Return why the endpoint cannot be used now, or None.
+
+        Any answer shows that it is up, except those of a proxy that cannot reach it. So does a
+        completion, as an endpoint may answer nothing else while it generates.
+        """
+        completions = self._completions
+        try:
+            response = await self._http.get(f"{self._base}/models", timeout=_PROBE_SECONDS)
+        except httpx.TransportError as error:
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        else:
+            if response.status_code not in _DOWN:
+                return None
+            reason = f"HTTP {response.status_code}"
+        if self._completions > completions:
+            return None
+        return f"the endpoint {self._base} does not answer: {reason}"
 
     async def complete(
         self, messages: Sequence[Mapping[str, object]], parameters: Mapping[str, object]
@@ -147,6 +172,7 @@ class ChatEndpoint:
                 wait = 0.0
             else:
                 if response.status_code == 200:
+                    self._completions += 1
                     return response
                 reason = f"HTTP {response.status_code}: {response.text[:200]}"
                 if response.status_code != 429 and response.status_code < 500:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 #: Starts the environment variable of each setting.
@@ -29,6 +30,7 @@ def setting(
     shown: str | None = None,
     metavar: str | None = None,
     other_flag: str | None = None,
+    read_by: tuple[str, ...] = (),
     **constraints: Any,
 ) -> Any:
     """Declare a setting.
@@ -40,10 +42,13 @@ def setting(
         shown: The default as documentation shows it, if that is not its value.
         metavar: The name of its value in help, if neither its type nor its name gives one.
         other_flag: Another spelling of its flag.
+        read_by: The judges or sandboxes that read it, see `ServerSettings.readers`; empty if the
+            service itself does.
         constraints: Of `pydantic.Field`.
     """
     extra: dict[str, Any] = {
         "group": group, "shown": shown, "metavar": metavar, "other_flag": other_flag,
+        "read_by": list(read_by),
     }  # fmt: skip
     if "default_factory" in constraints:
         return Field(description=help_text, json_schema_extra=extra, **constraints)
@@ -68,6 +73,11 @@ class ServerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
     most_used: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def readers(self) -> frozenset[str] | None:
+        """The judges or sandboxes to load, as `read_by` names them; None if they read everything."""
+        return frozenset()
 
     # One line per setting.
     # fmt: off
@@ -101,6 +111,37 @@ class ServerSettings(BaseSettings):
                 "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _is_read(self) -> Self:
+        """Refuse a setting that only judges or sandboxes read that are not loaded."""
+        readers = self.readers
+        unread = {
+            name: read_by
+            for name in sorted(self.model_fields_set)
+            if (read_by := _read_by(type(self).model_fields[name]))
+            and not (readers is None or readers & read_by)
+        }
+        if unread:
+            raise ValueError("; ".join(self._unread_reason(*each) for each in unread.items()))
+        return self
+
+    def _unread_reason(self, name: str, read_by: frozenset[str]) -> str:
+        value = getattr(self, name)
+        shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if name.endswith("_url"):
+            shown = redact(shown)
+        loaded = sorted(reader for reader in self.readers or () if " " not in reader)
+        return (
+            f"--{name.replace('_', '-')} {shown} (or {ENV_PREFIX}{name.upper()}) is not read by "
+            f"{' and '.join(loaded)}, but by: {', '.join(sorted(read_by, key=str.casefold))}"
+        )
+
+
+def _read_by(info: FieldInfo) -> frozenset[str]:
+    extra = info.json_schema_extra
+    names: Any = extra.get("read_by", ()) if isinstance(extra, dict) else ()
+    return frozenset(names)
 
 
 def traces_configured() -> bool:

@@ -96,6 +96,7 @@ def main() -> int:
             _load_full_size(folder, TEXT, VISION)
         for readout, max_tokens in (("probability", 1), ("text", 64)):
             settings = VideoSettings(
+                backend=["transformers"],
                 model_path=str(folder),
                 batch_size=options.batch_size,
                 readout=readout,
@@ -108,7 +109,10 @@ def main() -> int:
         if has_gpu:
             _load_full_size(folder, TEXT3, VISION3)
         settings = VideoSettings(
-            model_path=str(folder), engine="transformers", batch_size=options.batch_size
+            backend=list(PUBLISHED),
+            model_path=str(folder),
+            engine="transformers",
+            batch_size=options.batch_size,
         )
         for judge, (count, frames) in PUBLISHED.items():
             found = find_judge(judge, settings)

@@ -42,6 +42,7 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
     for name, value in IN_PROCESS.items():
         patch.setenv(name, value)
     settings = VideoSettings(
+        backend=["qwen2_5_vl_vllm", "transformers", "PRIMO-R1"],
         model_path=str(checkpoint),
         device="cpu",
         readout="text" if request.param == "PRIMO-R1" else "constrained",

@@ -49,6 +49,7 @@ def test_64_concurrent_requests_take_far_fewer_than_64_forward_passes(
     checkpoint: Path, videos: list[Path], readout: str
 ):
     settings = VideoSettings(
+        backend=["transformers"],
         model_path=str(checkpoint),
         device="cpu",
         video_root=[VIDEOS],
@@ -79,7 +80,7 @@ def test_a_batch_has_the_same_results_as_single_conversations(
     """Padding of conversations of different length does not change them."""
     model = load(checkpoint3)
     engine = TransformersEngine(model, device="cpu", batch_size=4)
-    spec = qwen.judge_spec("x", VideoSettings(readout="rubric"), model)
+    spec = qwen.judge_spec("x", VideoSettings(backend=["transformers"], readout="rubric"), model)
     params = spec.readouts["rubric"].generation_params(spec.sampling, 1)
     conversations = [
         model.geometry.prepare(
@@ -140,7 +141,7 @@ def test_qwen_vl_utils_resizes_lists_of_frames_similarly(
     layout = primo.judge_spec(VideoSettings()).layout
     conversation = layout.full_prompt(_resized(clip, size, max_pixels), "?", None)
     single = load(checkpoint).geometry.prepare(conversation)
-    settings = VideoSettings(frame_resize="qwen-vl-utils")
+    settings = VideoSettings(backend=["transformers"], frame_resize="qwen-vl-utils")
     with_library = qwen.load_checkpoint(settings, str(checkpoint), None, "").geometry
     assert isinstance(with_library, QwenVlUtilsGeometry)
     by_library = with_library.prepare(conversation)
@@ -238,7 +239,7 @@ def test_the_prompts_of_a_curve_do_not_copy_frames(clip: Clip):
 
 def test_the_provenance_contains_everything_that_judgments_depend_on(checkpoint: Path):
     """Frame size, resizing, the prompts of all readouts, and the checkpoint's files."""
-    base = {"model_path": str(checkpoint), "device": "cpu"}
+    base = {"backend": ["transformers"], "model_path": str(checkpoint), "device": "cpu"}
     provenances = [
         qwen.build_transformers(VideoSettings(**base, **more)).load().provenance
         for more in (

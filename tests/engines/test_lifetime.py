@@ -90,12 +90,14 @@ def test_damaged_weights_are_rejected_at_start(tmp_path: Path, checkpoint: Path)
     folder = copy(checkpoint, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(ValueError, match="--model-path .* on --device cpu"):
-        qwen.build_transformers(settings(folder, device="cpu")).load()
+        qwen.build_transformers(settings(folder, backend=["transformers"], device="cpu")).load()
 
 
 def test_a_device_that_does_not_exist_is_rejected_at_start(checkpoint: Path):
     with pytest.raises(ValueError, match="--device tpu9"):
-        qwen.build_transformers(settings(checkpoint, device="tpu9")).load()
+        qwen.build_transformers(
+            settings(checkpoint, backend=["transformers"], device="tpu9")
+        ).load()
 
 
 def test_gpus_that_do_not_exist_are_rejected_before_anything_is_loaded(

@@ -41,6 +41,7 @@ async def judges(request: pytest.FixtureRequest, checkpoint3: Path) -> AsyncIter
     for name, value in IN_PROCESS.items():
         patch.setenv(name, value)
     settings = VideoSettings(
+        backend=["transformers", "qwen2_5_vl_vllm", "roboreward", "topreward", "sole-r1"],
         model_path=str(checkpoint3),
         engine=request.param,
         device="cpu",

@@ -57,7 +57,9 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def build(folder: Path, **more: object) -> robometer.DeferredJudge:
-    return robometer.build(VideoSettings(model_path=str(folder), device="cpu", **more))
+    return robometer.build(
+        VideoSettings(backend=["robometer"], model_path=str(folder), device="cpu", **more)
+    )
 
 
 def clip_of(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
@@ -245,7 +247,9 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
     sizes = []
     for more in ({}, {"frame_pixels": 50_176}):
         for resize in ("single", "qwen-vl-utils"):
-            settings = VideoSettings(model_path=str(folder), frame_resize=resize, **more)
+            settings = VideoSettings(
+                backend=["robometer"], model_path=str(folder), frame_resize=resize, **more
+            )
             geometry = robometer.load_checkpoint(settings).geometry
             conversation = robometer._conversation(
                 Clip((frame,), (0,), 1, None, 307_200), "a question"

@@ -113,6 +113,25 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
             ["serve", "video", "--openai-url", "ftp://user:secret@host/v1"],
             "--openai-url ftp://***@host/v1: give an http or https URL",
         ),
+        (
+            ["serve", "video", "--custom-backend-factory", "no_such_module:build"],
+            "--custom-backend-factory no_such_module:build: ModuleNotFoundError: No module named "
+            "'no_such_module'",
+        ),
+        (
+            ["serve", "video", "--openai-url", "http://127.0.0.1:9/v1"],
+            "the judge openai needs --openai-url and --openai-model",
+        ),
+        (
+            ["serve", "video", "--openai-url", "http://127.0.0.1:9/v1", "--model-path", "m"],
+            "--model-path selects qwen2_5_vl_vllm and --openai-url selects openai: name the "
+            "judges to load, each by --backend",
+        ),
+        (
+            ["serve", "code", "--fusion-url", "http://u:p@h", "--sandbox", "jail"],
+            "--fusion-url "
+            "http://***@h/ (or REWARDFLEET_FUSION_URL) is not read by jail, but by: fusion",
+        ),
         (["serve", "code", "--python", "/none"], "--python /none: no such file"),
         (["serve", "code", "--sandbox", "fusion"], "the sandbox fusion needs --fusion-url"),
         (

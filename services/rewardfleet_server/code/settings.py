@@ -24,6 +24,10 @@ def _default_cache_file() -> Path:
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 
 
+def _default_sandbox(given: dict[str, object]) -> str:
+    return "fusion" if given.get("fusion_url") else "jail"
+
+
 def _default_memory_mb(given: dict[str, object]) -> int:
     """Return the most that there is memory for here; on a SandboxFusion server, the usual."""
     return default_limit_mb() if given.get("sandbox") == "jail" else MOST_MB
@@ -83,18 +87,22 @@ class CodeSettings(ServerSettings):
     # fmt: off
     port: int = setting(18081, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     cache_file: Annotated[Path | None, BeforeValidator(lambda given: given or None)] = setting(help_text="SQLite file for cached verdicts that outlive the process; empty for none.", default_factory=_default_cache_file, shown="~/.cache/rewardfleet/code.sqlite", group="Cache")
-    sandbox: Literal["jail", "fusion"] = setting("jail", "Where programs run: in jails on this machine, or on a SandboxFusion server.", group="Sandbox")
-    workers: PositiveInt = setting(os.cpu_count() or 1, "Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", shown="one per core", group="Sandbox")
-    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")
-    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
-    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
-    preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox")
-    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
+    fusion_url: HttpUrl | None = setting(None, "Base URL of a SandboxFusion server, e.g. http://127.0.0.1:8080. Makes fusion the default of --sandbox.", group="Sandbox", read_by=("fusion",))
+    fusion_concurrency: PositiveInt = setting(32, "Runs on the SandboxFusion server at the same time. The server has no limit of its own.", group="Sandbox", read_by=("fusion",))
+    sandbox: Literal["jail", "fusion"] = setting(help_text="Where programs run: in jails on this machine, or on a SandboxFusion server.", default_factory=_default_sandbox, shown="jail; fusion with --fusion-url", group="Sandbox")
+    workers: PositiveInt = setting(os.cpu_count() or 1, "Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", shown="one per core", group="Sandbox", read_by=("jail",))
+    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox", read_by=("jail",))
+    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox", read_by=("jail",))
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox", read_by=("jail",))
+    preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox", read_by=("jail",))
+    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox", read_by=("jail",))
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
     max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request. If it is given, the service starts only where there is this much for each worker. The process of a program's tests may use twice as much. Programs wait for memory as for a core.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have here", group="Ceilings")
     max_output_kb: PositiveInt = setting(65_536, "Largest limits.output_kb of a request.", group="Ceilings")
     max_submission_s: PositiveFloat = setting(60.0, "Seconds of CPU for all tests of a submission, and 1.5 times as many of wall time; at most half of the caller's timeout. Further tests are skipped.", group="Ceilings")
-    fusion_url: HttpUrl | None = setting(None, "Base URL of the SandboxFusion server of --sandbox fusion, e.g. http://127.0.0.1:8080.", group="SandboxFusion")
-    fusion_concurrency: PositiveInt = setting(32, "Runs on the SandboxFusion server at the same time. The server has no limit of its own.", group="SandboxFusion")
     # fmt: on
+
+    @property
+    def readers(self) -> frozenset[str]:
+        return frozenset({self.sandbox})

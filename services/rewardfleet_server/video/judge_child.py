@@ -8,11 +8,13 @@ judge prints or reads does not disturb them.
 import argparse
 import asyncio
 import contextlib
+import decimal
 import faulthandler
 import importlib
 import inspect
 import json
 import logging
+import numbers
 import os
 import signal
 import socket
@@ -150,15 +152,26 @@ def _serve_coroutines(channel: Channel, score_video: Callable[..., Any]) -> None
 
 
 def _checked(result: object) -> dict[str, Any]:
+    """Return the score and the text; a score of None is an abstention."""
     match result:
-        case (bool(), _):
-            pass
-        case (float() | int() as score, str() as text) if 0 <= score <= 1:
-            return {"score": float(score), "text": str(text)}
+        case None:
+            return {"score": None, "text": "score_video returned None"}
+        case (None, str() as text):
+            return {"score": None, "text": str(text)}
+        case (given, str() as text) if (score := _number(given)) is not None and 0 <= score <= 1:
+            return {"score": score, "text": str(text)}
     return {
         "error": f"score_video returned {str(result)[:_MAX_RESULT]!r}; it must return "
-        "(score, raw_output_text) with a number in [0, 1] and a text"
+        "(score, raw_output_text) with a number in [0, 1] and a text, or None to abstain"
     }
+
+
+def _number(given: Any) -> float | None:
+    """Return a number of Python, NumPy, PyTorch or similar libraries, or None."""
+    if getattr(given, "ndim", None) == 0:  # an array or a tensor of one number
+        given = given.item()
+    is_number = isinstance(given, numbers.Real | decimal.Decimal) and not isinstance(given, bool)
+    return float(given) if is_number else None
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

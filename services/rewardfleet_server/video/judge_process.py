@@ -91,7 +91,7 @@ class Answer(msgspec.Struct):
 
     id: int
     is_async: bool = False
-    score: float = 0.0
+    score: float | None = None
     text: str = ""
     error: str | None = None
     traceback: str = ""

@@ -29,7 +29,8 @@ from .cache_key import cache_key, fingerprint
 from .fair_threads import FairThreads, Turn
 from .fetch import Fetcher
 from .frames import Clip
-from .judges import ALIASES, ClipJudge, FileJudge, Judge, Judgment, RestartingJudge
+from .judges import ClipJudge, FileJudge, Judge, Judgment, RecoveringJudge
+from .settings import ALIASES
 from .sources import (
     AnonymousSource,
     DecodeSpec,
@@ -219,13 +220,13 @@ class VideoScorer:
         return dict(self._provenance[backend])
 
     def check_ready(self) -> None:
-        """Check that no judge is being restarted. All are loaded before the service listens.
+        """Check that no judge is down. All are loaded before the service listens.
 
         Raises:
             Unavailable: One of them is.
         """
         for judge in self._judges.values():
-            if isinstance(judge, RestartingJudge) and judge.outage is not None:
+            if isinstance(judge, RecoveringJudge) and judge.outage is not None:
                 raise Unavailable(judge.outage, retry_after=1)
 
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:

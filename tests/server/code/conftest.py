@@ -101,8 +101,9 @@ def served_code(
         required("bwrap")
     # Without a cache, so that the effects of an attack on later programs are visible.
     uncached = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
-    settings = {"workers": 2, "sandbox": sandbox_name, **uncached, **settings}
-    app = create_app(CodeSettings(isolation=level, **settings), sandbox)
+    jails = {"workers": 2, "isolation": level} if sandbox_name == "jail" else {}
+    settings = {**jails, "sandbox": sandbox_name, **uncached, **settings}
+    app = create_app(CodeSettings(**settings), sandbox)
     with client_of(app) as client:
         yield Service(client, level)
 

@@ -21,6 +21,10 @@ TASK = "put the bowl on the plate"
 
 MODULE = """
 import asyncio, json, os, sys, threading
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 
 def record(*values):
     with open(__file__ + ".calls", "a") as file:
@@ -43,8 +47,12 @@ class AsyncBackend:
 
 RESULTS = {
     "1.5": (1.5, "x"), "-0.1": (-0.1, "x"), "nan": (float("nan"), "x"), "text": ("0.5", "x"),
-    "true": (True, "x"), "null": (None, "x"), "no text": (0.5, None), "one": 0.5, "none": None,
-    "three": (0.5, "x", 3), "bytes": (0.5, b"x"),
+    "true": (True, "x"), "no text": (0.5, None), "one": 0.5, "three": (0.5, "x", 3),
+    "bytes": (0.5, b"x"), "np.bool": (np.bool_(True), "x"), "np.nan": (np.float32("nan"), "x"),
+    "array": (np.array([0.5]), "x"), "complex": (np.complex64(0.5), "x"), "nobody": (None, None),
+    "np.float32": (np.float32(0.5), "x"), "np.float16": (np.float16(0.5), "x"),
+    "0-d": (np.array(0.5), "x"), "np.int64": (np.int64(1), "x"), "fraction": (Fraction(1, 2), "x"),
+    "decimal": [Decimal("0.5"), "x"], "null": (None, "too dark"), "none": None,
 }
 
 class Returning:
@@ -148,9 +156,10 @@ def test_an_async_function_runs_on_the_event_loop(custom, calls, make_video):
 def test_exceptions_and_invalid_results_are_failures(custom, make_video):
     details = {
         "raise": "judge mine failed: RuntimeError: the model is gone",
-        **dict.fromkeys(("1.5", "-0.1", "nan", "text", "true", "null"), "[0, 1]"),
-        **dict.fromkeys(("no text", "bytes"), "a text"),
-        **dict.fromkeys(("one", "none", "three"), "(score, raw_output_text)"),
+        **dict.fromkeys(("1.5", "-0.1", "nan", "text", "true", "np.bool", "np.nan"), "[0, 1]"),
+        **dict.fromkeys(("array", "complex"), "[0, 1]"),
+        **dict.fromkeys(("no text", "bytes", "nobody"), "a text"),
+        **dict.fromkeys(("one", "three"), "(score, raw_output_text)"),
     }
     path = str(make_video(3))
     with served_with(custom("build_returning")) as client:
@@ -158,6 +167,20 @@ def test_exceptions_and_invalid_results_are_failures(custom, make_video):
             answer = client.post("/score", json={"task_text": task, "video_path": path})
             assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed"), task
             assert detail in answer.json()["detail"]
+
+
+def test_numbers_of_libraries_are_scores_and_none_is_an_abstention(custom, make_video):
+    numbers = ("np.float32", "np.float16", "0-d", "fraction", "decimal", "np.int64")
+    expected = dict.fromkeys(numbers, (0.5, "ok", "x")) | {
+        "np.int64": (1.0, "ok", "x"),
+        "null": (None, "abstained", "too dark"),
+        "none": (None, "abstained", "score_video returned None"),
+    }
+    path = str(make_video(3))
+    with served_with(custom("build_returning")) as client:
+        for task, result in expected.items():
+            score = client.post("/score", json={"task_text": task, "video_path": path}).json()
+            assert (score["score"], score["status"], score["model_output"]) == result, task
 
 
 def test_its_scores_are_not_cached(custom, calls, make_video):

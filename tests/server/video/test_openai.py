@@ -16,8 +16,10 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from rewardfleet_server.chat_endpoint import Token
-from rewardfleet_server.testing import serving
+from rewardfleet_server.cli import main
+from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.judges import openai
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -42,6 +44,8 @@ class Endpoint:
         self.concurrent = self.max_concurrent = 0
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self._complete)
+        self.models_status = 404  # as of endpoints that list no models
+        self.app.get("/v1/models")(lambda: Response(status_code=self.models_status))
 
     async def _complete(self, request: Request) -> Response:
         self.requests.append(await request.json())
@@ -370,3 +374,31 @@ def test_a_template_with_other_fields_is_rejected(endpoint, post_score, template
 def test_the_judge_needs_url_and_model():
     with pytest.raises(ValueError, match="--openai-url and --openai-model"):
         create_app(VideoSettings(backend=["openai"]))
+
+
+def test_readiness_and_status_say_that_the_endpoint_is_down(endpoint, monkeypatch, capsys):
+    """And that it is up again. Any other answer than that of a proxy in front shows that it is."""
+    monkeypatch.setattr(openai, "_CHECK_SECONDS", 0.05)
+    with serving(endpoint.app) as url:
+        settings = VideoSettings(openai_url=f"{url}/v1", openai_model="m")
+        with serving(create_app(settings)) as service:
+
+            def answer() -> tuple[int, str]:
+                response = httpx.get(f"{service}/readyz", trust_env=False)
+                return response.status_code, response.text
+
+            for status, expected in ((404, 200), (503, 503), (401, 200), (502, 503)):
+                endpoint.models_status = status
+                wait_until(lambda expected=expected: answer()[0] == expected)
+            reason = f"the endpoint {url}/v1 does not answer: HTTP 502"
+            assert reason in answer()[1]
+            assert main(["status", service]) == 1
+            assert "does not answer: HTTP 502" in capsys.readouterr().out
+
+
+def test_a_service_whose_endpoint_cannot_be_reached_is_not_ready():
+    settings = VideoSettings(openai_url="http://127.0.0.1:9/v1", openai_model="m")
+    with serving(create_app(settings)) as service:
+        answer = httpx.get(f"{service}/readyz", trust_env=False)
+    assert answer.status_code == 503
+    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in answer.json()["detail"]

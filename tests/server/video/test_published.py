@@ -91,7 +91,7 @@ def test_a_grade_that_the_token_limit_cut_abstains():
 
 
 def test_roboreward_is_decoded_greedily():
-    spec = roboreward.judge_spec(VideoSettings(temperature=0.7))
+    spec = roboreward.judge_spec(VideoSettings())
     params = spec.readouts["grade"].generation_params(spec.sampling, 1)
     assert (params.temperature, params.max_tokens, params.n) == (0, 128, 1)
 
@@ -168,7 +168,7 @@ def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: fl
 
 
 def test_sole_has_the_sampling_of_its_authors():
-    spec = sole.judge_spec(VideoSettings(temperature=0, max_tokens=5))
+    spec = sole.judge_spec(VideoSettings())
     params = spec.readouts["progress"].generation_params(spec.sampling, 1)
     assert params == GenerationParams(max_tokens=200, temperature=1.0, top_p=0.9, top_k=50, n=1)
 
@@ -364,7 +364,7 @@ def test_the_prompt_of_roboreward_is_read_from_the_authors_file(
     tmp_path: Path, name: str, text: str
 ):
     (tmp_path / name).write_text(text)
-    settings = VideoSettings(roboreward_prompts=tmp_path / name)
+    settings = VideoSettings(backend=["roboreward"], roboreward_prompts=tmp_path / name)
     prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
     assert prompt.render("lift").startswith("Grade it")
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
@@ -431,7 +431,7 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
         ),
     ):
         file.write_text(text)
-        spec = sole.judge_spec(VideoSettings(sole_prompts=file))
+        spec = sole.judge_spec(VideoSettings(backend=["sole-r1"], sole_prompts=file))
         assert spec.system is not None and spec.system.render("t").lower() == "think. answer. done."
         question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
         assert question.lower() == "one view of lift. it was at -5%. and now?"
@@ -476,7 +476,7 @@ def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: An
 @pytest.mark.parametrize(
     ("given", "config", "message"),
     [
-        ({"readout": "text"}, {}, "--readout text: .* has only the readout of its authors"),
+        ({"readout": "text"}, {}, "--readout text .* is not read by .*, but by: openai, "),
         ({"max_model_len": 60}, {}, "--max-model-len 60 leaves no room for .*'s answer of"),
         ({"max_model_len": 100_000}, {}, "takes at most 32768 tokens"),
         ({}, {"vision_config": {}}, "not a vision-language model of the Qwen-VL family"),
@@ -487,7 +487,7 @@ def test_settings_that_cannot_work_are_rejected(
 ):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | config))
     with pytest.raises(ValueError, match=message):
-        find_judge(judge, VideoSettings(model_path=str(tmp_path), **given))
+        find_judge(judge, VideoSettings(backend=[judge], model_path=str(tmp_path), **given))
 
 
 @pytest.mark.parametrize("judge", ["roboreward", "sole-r1"])

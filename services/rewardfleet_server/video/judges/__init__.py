@@ -29,9 +29,6 @@ JUDGES: dict[str, str] = {
     "robometer": "rewardfleet_server.video.judges.vlm.families.robometer:build",
 }
 
-#: Alternative names that requests and settings may use, and the name in `JUDGES` of each.
-ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
-
 
 @dataclass(frozen=True)
 class Judgment:
@@ -130,17 +127,25 @@ class FileJudge(_Backend, Protocol):
 
 
 @runtime_checkable
-class RestartingJudge(Protocol):
-    """A judge whose process is restarted.
+class RecoveringJudge(Protocol):
+    """A judge that may be down for some time.
 
     Attributes:
         outage: Why it can judge nothing now, or None.
-        restarts: How many times its process was started in place of another one.
-        abandoned: Calls at work for which no caller waits any more.
     """
 
     @property
     def outage(self) -> str | None: ...
+
+
+@runtime_checkable
+class RestartingJudge(RecoveringJudge, Protocol):
+    """A judge whose process is restarted.
+
+    Attributes:
+        restarts: How many times its process was started in place of another one.
+        abandoned: Calls at work for which no caller waits any more.
+    """
 
     @property
     def restarts(self) -> int: ...

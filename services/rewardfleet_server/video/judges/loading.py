@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from rewardfleet_server.registry import load_attribute
-from rewardfleet_server.video.settings import VideoSettings, gpu_count, select_gpus
+from rewardfleet_server.video.settings import ALIASES, VideoSettings, gpu_count, select_gpus
 
-from . import ALIASES, JUDGES, DeferredJudge, Judge, custom
+from . import JUDGES, DeferredJudge, Judge, custom
 
 
 def load_judges(settings: VideoSettings) -> dict[str, Judge]:

@@ -12,6 +12,7 @@ Readouts:
 
 import asyncio
 import base64
+import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,11 +30,15 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings
 
+log = logging.getLogger(__name__)
+
 _JPEG_QUALITY = 95
 #: The maximum of OpenAI's own API, and vLLM's default limit.
 _TOP_LOGPROBS = 20
 #: The widest interval of scores for which `probability` does not abstain.
 _MAX_UNCERTAINTY = 0.1
+#: Seconds between checks whether the endpoint is up.
+_CHECK_SECONDS = 5
 
 
 def build(settings: VideoSettings) -> "OpenAIJudge":
@@ -76,9 +81,13 @@ class OpenAIJudge:
         max_tokens: Of the readout `text`, the most tokens of a completion.
         concurrency: Requests at the endpoint at the same time.
         timeout_s: Seconds for one HTTP request.
+
+    Attributes:
+        outage: Why the endpoint cannot be used now, or None.
     """
 
     failure = None
+    outage: str | None = None
 
     def __init__(
         self,
@@ -139,10 +148,22 @@ class OpenAIJudge:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
+        """Until the end, `outage` says whether the endpoint answers."""
+        self.outage = await self._endpoint.outage()
+        watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
+            watching.cancel()
             await self._endpoint.aclose()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            outage = await self._endpoint.outage()
+            if outage is not None and self.outage is None:
+                log.warning(outage)
+            self.outage = outage
 
     def _prompt_for(self, options: PromptOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt

@@ -16,13 +16,7 @@ from .qwen import load_checkpoint
 
 
 def build(settings: VideoSettings) -> DeferredJudge:
-    """Build the judge `PRIMO-R1`.
-
-    Raises:
-        ValueError: `--readout` is not `text`; and see `factory.build`.
-    """
-    if settings.readout != "text":
-        raise ValueError(f"--readout {settings.readout}: PRIMO-R1 has the readout text only")
+    """Build the judge `PRIMO-R1`; see `factory.build` for errors."""
     model = factory.ModelSpec(
         judge="PRIMO-R1",
         path=settings.primo_model_path or settings.model_path,

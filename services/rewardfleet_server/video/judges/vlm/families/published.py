@@ -36,13 +36,8 @@ def build(
         judge_type: The class of the judge.
 
     Raises:
-        ValueError: The checkpoint is of another family, `--readout` is given, or see
-            `factory.build`.
+        ValueError: The checkpoint is of another family, or see `factory.build`.
     """
-    if "readout" in settings.model_fields_set:
-        raise ValueError(
-            f"--readout {settings.readout}: {judge} has only the readout of its authors"
-        )
 
     def load(path: str, max_model_len: int, flag: str) -> Checkpoint:
         found = read_config(path).get("model_type")

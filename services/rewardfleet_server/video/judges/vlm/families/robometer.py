@@ -187,14 +187,9 @@ def build(settings: VideoSettings) -> DeferredJudge:
     """Build the judge `robometer`.
 
     Raises:
-        ValueError: `--readout` is not its default, the checkpoint is in another layout or does not
+        ValueError: The checkpoint is in another layout or does not
             fit the settings, or transformers is not installed.
     """
-    if settings.readout != "text":
-        raise ValueError(
-            f"--readout {settings.readout}: {_NAME} generates nothing; requests choose its readout "
-            "progress or success"
-        )
     prompt = _PROMPT
     if settings.robometer_prompts is not None:
         prompt = authors_text(settings.robometer_prompts)
