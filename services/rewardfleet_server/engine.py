@@ -1,7 +1,7 @@
 """Scoring, without HTTP.
 
-`Engine.score_item` is the one way in which an item gets a score, whichever route or transport it
-came by. An engine can be driven from a test or a notebook as well:
+Whichever route or transport an item came by, it gets its score in `Engine.score_item` or, with
+others, in `Engine.score_batch`. An engine can be driven from a test or a notebook as well:
 
 ```python
 engine = Engine(scorer, VideoScore, cache=MemoryCache(0), admission=admission, telemetry=telemetry)
@@ -15,9 +15,12 @@ import hashlib
 import json
 import logging
 import random
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -28,6 +31,7 @@ from rewardfleet.wire.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
+    Problem,
     RewardFleetError,
     Unavailable,
 )
@@ -40,13 +44,15 @@ from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
 from .cache.warning import RareWarning
 from .telemetry import RequestContext, Telemetry
-from .tracing import SAMPLE, Sample
+from .tracing import SAMPLE, Sample, stage
 
 log = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT", bound="Result")
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,47 @@ class Plan(Generic[ScoreT]):
     cache: CachePolicy[ScoreT] | None = None
     is_large: bool = False
     overdue: Callable[[], RewardFleetError] | None = None
+
+
+class Result(Protocol):
+    """The score of an item that `BulkScorer` computed."""
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def score(self) -> float | None: ...
+
+
+class BulkScorer(Protocol[ItemT, ResultT]):
+    """Scores the independent items of a batch in one computation.
+
+    It is for items that take less time than a task, a permit and a model for each.
+
+    Attributes:
+        backend: The backend of all scores.
+        decode: Decodes a batch, maybe in another process. An item that is invalid is replaced by
+            its error; a body that is not a batch raises `InvalidRequest`.
+    """
+
+    backend: str
+
+    @property
+    def decode(self) -> Callable[[bytes], Sequence[ItemT | RewardFleetError]]: ...
+
+    async def prepare(
+        self, items: Sequence[ItemT | RewardFleetError]
+    ) -> Callable[[ItemT], ResultT]:
+        """Return the function that scores an item; it may raise RewardFleetError."""
+
+    def is_small(self, items: Sequence[ItemT | RewardFleetError]) -> bool:
+        """Return whether scoring all of them takes at most milliseconds."""
+
+    def failed(self, problem: Problem) -> ResultT:
+        """Return the result of an item that has no score."""
+
+    def encode(self, results: Sequence[ResultT]) -> bytes:
+        """Encode the response."""
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -215,6 +262,40 @@ class Engine(Generic[RequestT, ScoreT]):
             *(self._result(item, context, lookup=lookup) for item in items)
         )
         return [score for score, _ in results]
+
+    async def score_in_bulk(
+        self,
+        scorer: BulkScorer[ItemT, ResultT],
+        items: Sequence[ItemT | RewardFleetError],
+        context: RequestContext,
+    ) -> list[ResultT]:
+        """Score independent items in one computation, which holds one permit.
+
+        As in `score_batch`, the error of an item is part of its own score, also the deadline that
+        leaves no time for it.
+        """
+        timing = Timing()
+        scored: list[ResultT] = []
+        failure: RewardFleetError = _overdue(context)  # of the items that are not scored
+        try:
+            async with self.permit(context, timing, items=len(items), backend=scorer.backend):
+                with stage(timing, "backend"):
+                    score = await scorer.prepare(items)
+                    work = partial(_score_in_turn, scorer, items, score, context, scored)
+                    if scorer.is_small(items):
+                        work()
+                    else:
+                        await asyncio.to_thread(work)
+        except RewardFleetError as error:
+            failure = error
+        results = scored[:]  # the thread may go on with the item that it has begun
+        problem = failure.problem(context.request_id)
+        results += [scorer.failed(problem) for _ in range(len(items) - len(results))]
+        timing.total = round(context.elapsed_ms, 3)
+        scores = np.array([each.score for each in results if each.score is not None], float)
+        statuses = Counter(each.status for each in results)
+        self._telemetry.record_batch(context, scorer.backend, statuses, scores, timing)
+        return results
 
     async def score_together(
         self,
@@ -451,11 +532,36 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry.record_audit(agrees=agrees)
 
 
+def _score_in_turn(
+    scorer: BulkScorer[ItemT, ResultT],
+    items: Sequence[ItemT | RewardFleetError],
+    score: Callable[[ItemT], ResultT],
+    context: RequestContext,
+    results: list[ResultT],
+) -> None:
+    """Append the result of each item, until the deadline."""
+    for item in items:
+        if context.deadline is not None and time.monotonic() > context.deadline:
+            return
+        result: ResultT | RewardFleetError
+        try:
+            result = item if isinstance(item, RewardFleetError) else score(item)
+        except Exception as error:  # noqa: BLE001 - every failure gets a type
+            result = as_failure(error, context, overdue=False)
+        if isinstance(result, RewardFleetError):
+            result = scorer.failed(result.problem(context.request_id))
+        results.append(result)
+
+
 def _ended(sample: Sample, failure: RewardFleetError) -> RewardFleetError:
     """End the span of a sample with its failure; return the failure."""
     if sample.root is not None:
         sample.root.end(failure.kind)
     return failure
+
+
+def _overdue(context: RequestContext) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the deadline of this request passed ({context.timeout_s or 0:g} s)")
 
 
 def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> RewardFleetError:
@@ -469,7 +575,7 @@ def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> R
     if isinstance(error, RewardFleetError):
         return error
     if isinstance(error, TimeoutError) and overdue:
-        return DeadlineExceeded(f"the deadline of this request passed ({context.timeout_s:g} s)")
+        return _overdue(context)
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         log.error("the disk is full: %s", error)
         return Unavailable("the disk for temporary files of this service is full", retry_after=1)

@@ -141,41 +141,52 @@ class RequestContext:
         return (time.monotonic() - self.started) * 1000
 
 
-class ScoreHistogram(Collector):
-    """The metric `rewardfleet_score`, which can observe a whole batch at once."""
+class BulkHistogram(Collector):
+    """A histogram that can observe the items of a whole batch at once.
 
-    name = "rewardfleet_score"
-    documentation = "Scores, in tenths from 0 to 1."
+    Args:
+        name: Its name.
+        documentation: What it counts.
+        service: The value of the label `service`.
+        label: The other label.
+        bounds: Upper bounds of the buckets.
+    """
 
-    def __init__(self, service: str) -> None:
+    def __init__(
+        self, name: str, documentation: str, service: str, label: str, bounds: Sequence[float]
+    ) -> None:
+        self.name = name
+        self.documentation = documentation
         self._service = service
+        self._label = label
+        self._bounds = bounds
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
-    def observe(self, backend: str, score: float) -> None:
-        """Count one finite score."""
-        self._counts_of(backend)[bisect_left(_SCORE_BOUNDS, score)] += 1
-        self._sums[backend] += score
+    def observe(self, label: str, value: float, items: int = 1) -> None:
+        """Count a finite value, once for each item that has it."""
+        self._counts_of(label)[bisect_left(self._bounds, value)] += items
+        self._sums[label] += value * items
 
-    def observe_all(self, backend: str, scores: NDArray[np.float64]) -> None:
-        """Count scores, `[N]`, all finite."""
-        counts = self._counts_of(backend)
-        places = np.searchsorted(_SCORE_BOUNDS, scores)
+    def observe_all(self, label: str, values: NDArray[np.float64]) -> None:
+        """Count values, `[N]`, all finite."""
+        counts = self._counts_of(label)
+        places = np.searchsorted(self._bounds, values)
         for place, added in enumerate(np.bincount(places, minlength=len(counts)).tolist()):
             counts[place] += added
-        self._sums[backend] += float(scores.sum())
+        self._sums[label] += float(values.sum())
 
-    def _counts_of(self, backend: str) -> list[int]:
-        self._sums.setdefault(backend, 0.0)
-        return self._counts.setdefault(backend, [0] * (len(_SCORE_BOUNDS) + 1))
+    def _counts_of(self, label: str) -> list[int]:
+        self._sums.setdefault(label, 0.0)
+        return self._counts.setdefault(label, [0] * (len(self._bounds) + 1))
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        labels = ("service", "backend")
+        labels = ("service", self._label)
         family = HistogramMetricFamily(self.name, self.documentation, labels=labels)
-        bounds = [*map(str, _SCORE_BOUNDS), "+Inf"]
-        for backend, counts in self._counts.items():
+        bounds = [*map(str, self._bounds), "+Inf"]
+        for label, counts in self._counts.items():
             buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric([self._service, backend], buckets, self._sums[backend])
+            family.add_metric([self._service, label], buckets, self._sums[label])
         yield family
 
 
@@ -253,18 +264,15 @@ class Telemetry:
             "status",
         )
         self._results = _Series(results, service)
-        self._scores = ScoreHistogram(service)
-        self._registry.register(self._scores)
-        self._describe(self._scores.name, "histogram", ["backend"], self._scores.documentation)
-        stages = Histogram(
-            name := "rewardfleet_stage_duration_seconds",
-            about := "Time of an item by stage: queue, decode, backend, total.",
-            ("service", "stage"),
-            buckets=_SECONDS,
-            registry=self._registry,
+        self._scores = self._histogram(
+            "rewardfleet_score", "Scores, in tenths from 0 to 1.", "backend", _SCORE_BOUNDS
         )
-        self._stages = _Series(stages, service)
-        self._describe(name, "histogram", ["stage"], about)
+        self._stages = self._histogram(
+            "rewardfleet_stage_duration_seconds",
+            "Time of an item by stage: queue, decode, backend, total.",
+            "stage",
+            _SECONDS,
+        )
         self._batches = Histogram(
             name := "rewardfleet_batch_duration_seconds",
             about := "Time from a batch's headers to its complete result, one per /score/batch.",
@@ -310,6 +318,14 @@ class Telemetry:
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         self._describe(name, "counter", labels, documentation)
         return Counter(name, documentation, ("service", *labels), registry=self._registry)
+
+    def _histogram(
+        self, name: str, documentation: str, label: str, bounds: Sequence[float]
+    ) -> BulkHistogram:
+        self._describe(name, "histogram", (label,), documentation)
+        histogram = BulkHistogram(name, documentation, self.service, label, bounds)
+        self._registry.register(histogram)
+        return histogram
 
     def _gauge(self, name: str, documentation: str, source: object, attribute: str) -> None:
         self._describe(name, "gauge", (), documentation)
@@ -369,7 +385,7 @@ class Telemetry:
 
     def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
         for name in names:
-            self._stages[name,].observe(getattr(timing, name) / 1000)
+            self._stages.observe(name, getattr(timing, name) / 1000)
 
     def record_batch(
         self,
@@ -379,7 +395,10 @@ class Telemetry:
         scores: NDArray[np.float64],
         timing: Timing,
     ) -> None:
-        """Count the items of a batch that was scored as a whole, and its stages once.
+        """Count the items of a batch that was scored in one computation, and their stages.
+
+        Each item has waited and taken as long in total as the batch, and has an equal share of its
+        time in the other stages.
 
         Args:
             context: The request.
@@ -388,12 +407,19 @@ class Telemetry:
             scores: The scores of those that are `ok`, `[N]`.
             timing: The stages of the batch.
         """
-        context.items += sum(statuses.values())
+        items = sum(statuses.values())
+        computed = items - statuses.get(Status.ERROR, 0)
+        context.items += items
         context.backends.add(backend)
-        for status, items in statuses.items():
-            self._results[backend, status].inc(items)
+        for status, count_of in statuses.items():
+            self._results[backend, status].inc(count_of)
         self._scores.observe_all(backend, scores)
-        self._observe_stages(timing, _STAGES)
+        if items:
+            self._stages.observe("total", timing.total / 1000, items)
+        if computed:
+            self._stages.observe("queue", timing.queue / 1000, computed)
+            for name in ("decode", "backend"):
+                self._stages.observe(name, getattr(timing, name) / 1000 / computed, computed)
 
     def record_response(
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""

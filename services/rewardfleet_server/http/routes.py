@@ -27,7 +27,7 @@ from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.batch_items import json_items
-from rewardfleet_server.engine import Engine, Scorer
+from rewardfleet_server.engine import BulkScorer, Engine, Scorer
 from rewardfleet_server.telemetry import RequestContext
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -118,6 +118,8 @@ class Service(Generic[RequestT, ScoreT]):
         lifespan: Entered before the service listens, left when it has drained.
         upload_replaces: The fields of an item that a file replaces, if `POST /score` is a form;
             empty if it may not be one.
+        bulk: Scores batches; None to score each item of a batch as a single one.
+        max_batch_fields: `Route.max_fields` of a batch.
         routes: Returns the routes besides `/score`, or in place of `/score/batch`.
         collectors: Metrics of the service's own.
         field_schemas: By name of a request's field: what the settings add to its JSON schema, e.g.
@@ -137,6 +139,8 @@ class Service(Generic[RequestT, ScoreT]):
     score_type: type[ScoreT]
     lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
     upload_replaces: Sequence[str] = ()
+    bulk: BulkScorer[Any, Any] | None = None
+    max_batch_fields: int = 20_000
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
     collectors: Sequence[Collector] = ()
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -243,10 +247,12 @@ def _decode_item(request_type: type[RequestT], body: bytes) -> _Upload[RequestT]
 def _batch_route(
     service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
 ) -> Route[Sequence[Any]]:
-    request_type, score_type = service.request_type, service.score_type
+    request_type, score_type, bulk = service.request_type, service.score_type, service.bulk
     response_model = BatchResponse[score_type]  # type: ignore[valid-type] # types made at run time
 
-    async def handler(items: Sequence[Any], context: RequestContext) -> BaseModel:
+    async def handler(items: Sequence[Any], context: RequestContext) -> BaseModel | bytes:
+        if bulk is not None:
+            return bulk.encode(await engine.score_in_bulk(bulk, items, context))
         scores = await engine.score_batch(items, context)
         backends = {score.backend for score in scores if score.status is not Status.ERROR}
         provenance = {name: service.scorer.provenance(name) for name in sorted(backends)}
@@ -258,7 +264,8 @@ def _batch_route(
         BatchRequest[request_type],  # type: ignore[valid-type] # likewise
         response_model,
         handler,
-        partial(_decode_batch, request_type),
+        partial(_decode_batch, request_type) if bulk is None else bulk.decode,
+        max_fields=service.max_batch_fields,
         items_fail_alone=True,
     )
 

@@ -1,18 +1,14 @@
-"""The routes of the tools service besides `POST /score`."""
+"""The routes of the tools service for budgets."""
 
-import asyncio
-import time
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-import numpy as np
 from prometheus_client import Gauge
 from pydantic import BaseModel, JsonValue
 
-from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import MAX_NAME, BatchRequest, BatchResponse, Status, Timing
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import MAX_NAME
 from rewardfleet.wire.tools import (
     Budget,
     BudgetRequest,
@@ -22,19 +18,12 @@ from rewardfleet.wire.tools import (
     ToolsScore,
 )
 from rewardfleet.wire.validation import validate
-from rewardfleet_server.engine import Engine, ScoredBatch
+from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.telemetry import RequestContext
-from rewardfleet_server.tracing import stage
 
-from .budgets import Budgets, Price
-from .decode import Item, decode_batch
-from .scorer import BACKEND, PROVENANCE, AnswerScorer, Result
+from .budgets import Budgets
 
-#: A batch with more characters is scored in a thread.
-_SMALL_BATCH = 64 * 1024
-#: Limit on the JSON fields of a batch; labels of a row are fields.
-_MAX_BATCH_FIELDS = 200_000
 #: The runs whose budgets are in the metrics: those updated last.
 _MAX_RUNS = 32
 
@@ -92,11 +81,10 @@ class BudgetMetrics:
 
 
 class ToolsApi:
-    """The routes besides `POST /score`.
+    """The routes of budgets.
 
     Args:
         engine: Admits and counts.
-        answers: Scores an answer.
         budgets: The budgets of runs.
         metrics: Set with each change of a budget.
     """
@@ -104,28 +92,16 @@ class ToolsApi:
     def __init__(
         self,
         engine: Engine[ToolsRequest, ToolsScore],
-        answers: AnswerScorer,
         budgets: Budgets,
         metrics: BudgetMetrics,
     ) -> None:
         self._engine = engine
-        self._answers = answers
         self._budgets = budgets
         self._metrics = metrics
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes."""
         return (
-            Route(
-                "/score/batch",
-                "Score several answers; an answer that fails does not fail the others",
-                BatchRequest[ToolsRequest],
-                BatchResponse[ToolsScore],
-                self.score_batch,
-                decode_batch,
-                max_fields=_MAX_BATCH_FIELDS,
-                items_fail_alone=True,
-            ),
             Route(
                 "/budgets/{run}",
                 "Create the budget of a run, change its options, or resume it from a checkpoint",
@@ -153,71 +129,6 @@ class ToolsApi:
                 scores=False,
             ),
         )
-
-    async def score_batch(
-        self, items: list[Item | InvalidRequest], context: RequestContext
-    ) -> bytes:
-        """Score answers; return the encoded response.
-
-        Raises:
-            RewardFleetError: The batch cannot be scored now.
-        """
-
-        async def compute(timing: Timing) -> ScoredBatch:
-            prices = await self._prices(items)
-            with stage(timing, "backend"):
-                if _characters(items) <= _SMALL_BATCH:
-                    return self._scored(items, prices, context)
-                return await asyncio.to_thread(self._scored, items, prices, context)
-
-        scored = await self._engine.score_together(BACKEND, context, compute, items=len(items))
-        return scored.content
-
-    async def _prices(
-        self, items: Sequence[Item | InvalidRequest]
-    ) -> dict[str | None, Price | RewardFleetError | None]:
-        """Return the price of each run, or why there is none."""
-        prices: dict[str | None, Price | RewardFleetError | None] = {None: None}
-        for item in items:
-            if not isinstance(item, InvalidRequest) and item.run not in prices:
-                try:
-                    prices[item.run] = await self._budgets.price(item.run or "")
-                except RewardFleetError as error:
-                    prices[item.run] = error
-        return prices
-
-    def _scored(
-        self,
-        items: Sequence[Item | InvalidRequest],
-        prices: Mapping[str | None, Price | RewardFleetError | None],
-        context: RequestContext,
-    ) -> ScoredBatch:
-        results: list[Result] = []
-        for item in items:
-            if context.deadline is not None and time.monotonic() > context.deadline:
-                raise DeadlineExceeded("the deadline passed before all answers were scored")
-            try:
-                results.append(self._result(item, prices))
-            except RewardFleetError as error:
-                problem = error.problem(context.request_id).model_dump(mode="json")
-                results.append(Result(None, Status.ERROR, error=problem))
-        content = msgspec.json.encode({"results": results, "provenance": {BACKEND: PROVENANCE}})
-        scores = [each.score for each in results if each.score is not None]
-        return ScoredBatch(
-            content, Counter(each.status for each in results), np.array(scores, float)
-        )
-
-    def _result(
-        self,
-        item: Item | InvalidRequest,
-        prices: Mapping[str | None, Price | RewardFleetError | None],
-    ) -> Result:
-        if isinstance(item, InvalidRequest):
-            raise item
-        price = prices[item.run]
-        if isinstance(price, RewardFleetError):
-            raise price
-        return self._answers.score(item, price)
 
     async def put_budget(self, request: BudgetRequest, context: RequestContext) -> BaseModel:
         """Create or change the budget of a run.
@@ -282,11 +193,3 @@ def _run(context: RequestContext) -> str:
     if len(run) > MAX_NAME:
         raise InvalidRequest(f"run: give a name of at most {MAX_NAME} characters")
     return run
-
-
-def _characters(items: Sequence[Item | InvalidRequest]) -> int:
-    return sum(
-        len(item.response) + len(item.ground_truth)
-        for item in items
-        if not isinstance(item, InvalidRequest)
-    )

@@ -14,8 +14,11 @@ from rewardfleet_server.run_state import RunState, describe_run_state, open_run_
 from .api import BudgetMetrics, ToolsApi, request_of
 from .budgets import SHAPE, Budgets
 from .families import read_families
-from .scorer import AnswerScorer, ToolsScorer
+from .scorer import AnswerScorer, BulkAnswers, ToolsScorer
 from .settings import ToolsSettings
+
+#: Limit on the JSON fields of a batch; labels of a row are fields.
+_MAX_BATCH_FIELDS = 200_000
 
 
 def create_app(settings: ToolsSettings, store: RunState | None = None) -> RewardApp:
@@ -55,8 +58,10 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
         request_type=ToolsRequest,
         score_type=ToolsScore,
         lifespan=lifespan,
+        bulk=BulkAnswers(answers, budgets),
+        max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
-            *ToolsApi(engine, answers, budgets, metrics).routes(),
+            *ToolsApi(engine, budgets, metrics).routes(),
             *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],
         collectors=metrics.collectors,

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 from rewardfleet.wire.tools import (
     MAX_GROUND_TRUTH,
@@ -69,7 +69,7 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 _NOT_DECODED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
-def decode_batch(body: bytes) -> list[Item | InvalidRequest]:
+def decode_batch(body: bytes) -> list[Item | RewardFleetError]:
     """Decode a batch. An invalid item does not fail it.
 
     Raises:

@@ -1,7 +1,7 @@
 """Scoring answers: the pure function, and the price of the run's budget."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.tool_use import score_answer
+from rewardfleet.wire.errors import Problem, RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
 from rewardfleet_server.anonymous_file import AnonymousFile
@@ -16,13 +17,13 @@ from rewardfleet_server.engine import Plan
 from rewardfleet_server.tracing import stage
 
 from .budgets import Budgets, Price
-from .decode import Item
+from .decode import Item, decode_batch
 
 #: The `backend` of every score.
 BACKEND = "tools"
 #: The provenance that all scores share.
 PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
-#: A longer answer is scored in a thread, in characters.
+#: A longer answer, or batch of answers, is scored in a thread, in characters.
 _SHORT_ANSWER = 64 * 1024
 
 
@@ -96,6 +97,57 @@ class AnswerScorer:
             usage.repeats,
             by_family,
         )
+
+
+class BulkAnswers:
+    """Scores the answers of a batch; see `rewardfleet_server.engine.BulkScorer`.
+
+    Args:
+        answers: Scores an answer.
+        budgets: The budgets of runs.
+    """
+
+    backend = BACKEND
+    decode = staticmethod(decode_batch)
+
+    def __init__(self, answers: AnswerScorer, budgets: Budgets) -> None:
+        self._answers = answers
+        self._budgets = budgets
+
+    async def prepare(self, items: Sequence[Item | RewardFleetError]) -> Callable[[Item], Result]:
+        """Read the price of each run once; an item whose run has none fails."""
+        prices: dict[str | None, Price | RewardFleetError | None] = {None: None}
+        for item in items:
+            if not isinstance(item, RewardFleetError) and item.run not in prices:
+                try:
+                    prices[item.run] = await self._budgets.price(item.run or "")
+                except RewardFleetError as error:
+                    prices[item.run] = error
+
+        def score(item: Item) -> Result:
+            price = prices[item.run]
+            if isinstance(price, RewardFleetError):
+                raise price
+            return self._answers.score(item, price)
+
+        return score
+
+    def is_small(self, items: Sequence[Item | RewardFleetError]) -> bool:
+        """Return whether the answers are short."""
+        lengths = (
+            len(item.response) + len(item.ground_truth)
+            for item in items
+            if not isinstance(item, RewardFleetError)
+        )
+        return sum(lengths) <= _SHORT_ANSWER
+
+    def failed(self, problem: Problem) -> Result:
+        """Return the result of an answer that has no score."""
+        return Result(None, Status.ERROR, error=problem.model_dump(mode="json"))
+
+    def encode(self, results: Sequence[Result]) -> bytes:
+        """Encode the response."""
+        return msgspec.json.encode({"results": results, "provenance": {BACKEND: PROVENANCE}})
 
 
 class ToolsScorer:

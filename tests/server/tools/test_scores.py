@@ -1,6 +1,7 @@
 """The tools service over real HTTP: scores."""
 
 import json
+import threading
 from pathlib import Path
 
 import httpx
@@ -9,9 +10,11 @@ import pytest
 from rewardfleet import RewardFleet, tools_request
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
-from rewardfleet_server.tools.decode import FastItem, _Fields
+from rewardfleet_server import sizing
+from rewardfleet_server.tools.budgets import Price
+from rewardfleet_server.tools.decode import FastItem, Item, _Fields
 from rewardfleet_server.tools.families import read_families
-from rewardfleet_server.tools.scorer import Result
+from rewardfleet_server.tools.scorer import AnswerScorer, BulkAnswers, Result
 
 from .conftest import TRUTH, answer, call, served_tools, update
 
@@ -42,6 +45,45 @@ def test_an_answer_has_components_and_usage(service: httpx.Client):
     usage = {name: result[name] for name in ("calls", "repeats", "used_any_tool", "used_search")}
     assert usage == {"calls": 3, "repeats": 1, "used_any_tool": True, "used_search": True}
     assert result["used_calculate"] is True
+
+
+def test_the_answers_of_a_batch_that_the_deadline_leaves_no_time_for_fail_alone(monkeypatch):
+    """Also while one of them hangs. Each is counted, and observed, once."""
+    release, score_one = threading.Event(), AnswerScorer.score
+
+    def hang(self: AnswerScorer, item: Item, price: Price | None) -> Result:
+        if item.response == "hang":
+            release.wait(60)
+        return score_one(self, item, price)
+
+    monkeypatch.setattr(AnswerScorer, "score", hang)
+    monkeypatch.setattr(BulkAnswers, "is_small", lambda *_: False)
+    texts = [TRUTH, "", "hang", TRUTH]
+    items = [{"response": text, "ground_truth": TRUTH} for text in texts]
+    items.insert(1, {"response": 5, "ground_truth": TRUTH})
+    with served_tools(deadline_s=2) as service:
+        try:
+            answered = service.post("/score/batch", json={"items": items})
+        finally:
+            release.set()
+        metrics = service.get("/metrics").text
+    assert answered.status_code == 200
+    results = answered.json()["results"]
+    kinds = [each.get("error", {}).get("kind") for each in results]
+    assert kinds == [None, "invalid", None, "deadline_exceeded", "deadline_exceeded"]
+    assert [each["score"] is None for each in results] == [False, True, False, True, True]
+    count = 'rewardfleet_stage_duration_seconds_count{service="tools",stage="%s"} %s'
+    for stage, observed in (("total", 5.0), ("queue", 2.0), ("backend", 2.0)):
+        assert count % (stage, observed) in metrics
+
+
+def test_the_time_of_a_batch_is_measured_per_answer():
+    items = [{"response": TRUTH, "ground_truth": TRUTH}] * 100
+    with served_tools() as service:
+        assert service.post("/score/batch", json={"items": items}).status_code == 200
+        _, backend = sizing.read_metrics(str(service.base_url))
+    assert sum(backend.counts) == 100
+    assert backend.total_s / 100 < 0.05, "an answer takes microseconds"
 
 
 def test_a_batch_gets_the_scores_of_single_answers(service: httpx.Client):
