@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blocking_stub import blocking_stub
 from grafana_dashboards import dashboard, names
-from kubernetes_copies import caddyfile, prometheus_rule
+from kubernetes_copies import prometheus_rule
 from reference_pages import errors_page, http_page, metrics_page, settings_page
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +21,6 @@ GENERATED: list[tuple[str, Callable[[], str]]] = [
     ("docs/reference/metrics.md", metrics_page),
     ("docs/reference/settings.md", settings_page),
     *((f"deploy/grafana/dashboards/{name}.json", partial(dashboard, name)) for name in names()),
-    ("k8s/base/Caddyfile", caddyfile),
     ("k8s/components/monitoring/prometheus-rule.yaml", prometheus_rule),
 ]
 

@@ -187,6 +187,31 @@ def up_command(
 
 
 @command.command(
+    name="gateway",
+    help="Run one address for services that run elsewhere, e.g. in containers. The services check "
+    "API keys.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Service, e.g. code=http://code:8080. Each address of the name is a replica. May be "
+    "repeated, also for one service.",
+)
+@network_flags("the gateway", has_keys=False)
+def gateway_command(
+    services: tuple[str, ...], host: str | None, port: int | None, allowed_host: list[str] | None
+) -> int:
+    """Run a gateway."""
+    from .fleet.command import GatewayConfig, read_services, run_gateway  # noqa: PLC0415 - needs the server's packages
+
+    port = 18000 if port is None else port
+    names = read_services(services)
+    return run_gateway(GatewayConfig(host or "127.0.0.1", port, allowed_host or [], names))
+
+
+@command.command(
     name="status",
     help="Show the replicas of a fleet: health, version, load. URL is that of a fleet or of a "
     "single service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",

@@ -1,21 +1,12 @@
-"""The routes whose requests wait in line are the same everywhere."""
+"""The routes whose requests wait in line are those of the documentation."""
 
 import re
 from pathlib import Path
 
-from rewardfleet.wire.waiting import _WAITS, RESERVED_SECONDS, waits_at
+from rewardfleet.wire.waiting import _WAITS, waits_at
 
 ROOT = Path(__file__).parent.parent.parent
-CADDYFILE = (ROOT / "deploy/Caddyfile").read_text()
 PAGE = (ROOT / "docs/wire-formats.md").read_text()
-
-
-def test_the_proxy_holds_the_same_requests():
-    snippet = r"@waits_\d+s path (.*)\n\s+handle .*\n\s+import waiting \S+ (\d+)s"
-    matchers = re.findall(snippet, CADDYFILE)
-    held = {path: float(seconds) for paths, seconds in matchers for path in paths.split()}
-    assert held.pop("/ng-rollout/*") == 100 == 120 - RESERVED_SECONDS
-    assert held == {path: waits.in_line_s or 100 for path, waits in _WAITS.items()}
 
 
 def test_the_page_has_the_routes_and_their_times():

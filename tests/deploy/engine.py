@@ -18,7 +18,7 @@ from ..debian import MissingTool
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
 #: Images that docker-compose.yml names, and their targets in images.Dockerfile.
-STAND_INS = {"redis": "redis:8", "caddy": "caddy:2.11", "prometheus": "prom/prometheus:v3.5.3"}
+STAND_INS = {"redis": "redis:8", "prometheus": "prom/prometheus:v3.5.3"}
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 

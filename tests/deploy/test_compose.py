@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +14,11 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, Unavailable, episode_request
-from rewardfleet.wire.errors import Problem
 from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
-from .conftest import PROJECT, Stack, request, status
+from ..server.processes import descendants
+from .conftest import Stack, request, status
 from .engine import HERE, ROOT, Engine
 
 LIBERO = ROOT / "tests/data/libero"
@@ -112,7 +113,7 @@ def test_containers_are_confined_and_publish_loopback_ports_only(stack: Stack):
         assert each["State"]["Health"]["Status"] == "healthy", service
         assert config["User"] not in {"", "root", "0"}, service
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], service
-        assert host["CapAdd"] == (["NET_BIND_SERVICE"] if service == "proxy" else None)
+        assert host["CapAdd"] is None, service
         assert "no-new-privileges:true" in host["SecurityOpt"], service
         assert host["Memory"] and host["NanoCpus"] and host["PidsLimit"], service
         assert stack.api_key not in json.dumps(each), service
@@ -168,7 +169,7 @@ def test_status_shows_the_fleet(stack: Stack):
     environment = {**os.environ, "REWARDFLEET_API_KEY": stack.api_key}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     services = {each["service"]: each["health"] for each in json.loads(done.stdout)}
-    assert services == dict.fromkeys(SERVICES, "ready")
+    assert services == dict.fromkeys(("gateway", *SERVICES), "ready")
 
 
 def test_prometheus_scrapes_every_service_and_evaluates_the_alert_rules(stack: Stack):
@@ -231,53 +232,16 @@ async def test_the_isolation_level_follows_from_the_options_of_the_container(
 # Replicas
 
 
-def test_a_refusal_of_one_replica_goes_to_another(stack: Stack):
-    """Stand-ins for two replicas, one of which is always at capacity."""
-    program = (
-        "from http.server import *\nimport sys\n"
-        "class Replica(BaseHTTPRequestHandler):\n"
-        "    protocol_version = 'HTTP/1.1'\n"
-        "    def do_POST(self):\n"
-        "        body = self.rfile.read(int(self.headers['content-length']))\n"
-        "        self.send_response(int(sys.argv[1]))\n"
-        "        self.send_header('retry-after', '7')\n"
-        "        self.send_header('content-length', str(len(body)))\n"
-        "        self.end_headers()\n"
-        "        self.wfile.write(body)\n"
-        "ThreadingHTTPServer(('', 8080), Replica).serve_forever()"
-    )
-    run = ("run", "--rm", "--detach", f"--network={PROJECT}_services", "--network-alias=vlm")
-    standins = [
-        stack.engine.docker(*run, "--init", "python:3.13-slim", "python", "-c", program, code)
-        for code in (429, 200)
-    ]
-    url, body = f"{stack.url}/vlm/score", b"x" * 100_000
-    try:
-        wait_until(lambda: status("POST", url, content=b"up") == 200, 120)
-        answers = [request("POST", url, content=body) for _ in range(60)]
-        passed = [each for each in answers if each.status_code == 200]
-        # Each is sent four times; of equally busy replicas, one is chosen at random.
-        assert len(passed) > 45
-        assert all(each.content == body for each in passed)
-        large = b"x" * 3_000_000  # is not stored, so it is sent once, and complete
-        answers = [request("POST", url, content=large) for _ in range(20)]
-        assert {each.status_code for each in answers} == {200, 429}
-        assert all(each.content == large for each in answers)
-        stack.engine.docker("kill", standins.pop())
-        wait_until(lambda: status("POST", url, content=body) == 429, 120)
-        refused = request("POST", url, content=body)
-        problem = Problem.model_validate_json(refused.content)
-        assert (problem.kind, problem.retry_after) == ("overloaded", 7)
-        assert refused.headers["retry-after"] == "7"
-    finally:
-        stack.engine.docker("kill", *standins)
-
-
-async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack):
+@pytest.mark.parametrize("how", ["kill", "pause", "stop"])
+async def test_nothing_is_lost_when_a_replica_is_killed_or_frozen_under_load(
+    stack: Stack, how: str
+):
+    """`stop` is SIGSTOP to the process in the container, which is started again."""
     stack.up("--no-build", "--no-recreate", "--scale=code=2")
     replicas = stack.containers("code")
     assert len(replicas) == 2
     before = {replica: _results(stack, replica) for replica in replicas}
+    state = _state(stack, replicas[0])
     count, done = 200, 0
 
     async with stack.client(timeout_s=200) as fleet:
@@ -285,7 +249,8 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack)
         async def score(number: int) -> float | None:
             nonlocal done
             tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(number)}]}
-            program = f"import time\ntime.sleep(0.1)\nprint({number})"
+            # Another program each time, which is not in the cache.
+            program = f"import time\ntime.sleep(0.1)\nlen({how!r})\nprint({number})"
             result = await fleet.code.score(program, tests)
             done += 1
             return result.score
@@ -296,9 +261,22 @@ async def test_nothing_is_lost_when_a_replica_is_killed_under_load(stack: Stack)
         load = asyncio.gather(*map(score, range(count)))
         await asyncio.to_thread(wait_until, all_are_used, 60)
         assert done < count * 0.9
-        await asyncio.to_thread(stack.engine.docker, "kill", replicas[0])
-        assert done < count, "the replica was killed after the load"
+        if how == "stop":
+            (service,) = descendants(state["State"]["Pid"], depth=1)
+            os.kill(service, signal.SIGSTOP)
+        else:
+            await asyncio.to_thread(stack.engine.docker, how, replicas[0])
+        assert done < count, "the replica failed after the load"
+        started = time.monotonic()
         assert await load == [1.0] * count
+        print(f"{how}: all calls are answered after {time.monotonic() - started:.1f} s")
+    if how == "pause":
+        stack.engine.docker("unpause", replicas[0])
+    elif how == "stop":
+        wait_until(lambda: _state(stack, replicas[0])["RestartCount"] > state["RestartCount"], 90)
+        print(f"restarted after {time.monotonic() - started:.1f} s")
+    if how != "kill":
+        wait_until(lambda: _state(stack, replicas[0])["State"]["Health"]["Status"] == "healthy", 90)
     stack.up("--no-build", "--no-recreate", "--scale=code=1")
 
 
@@ -343,6 +321,11 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         await fleet.code.score(unseen, SUM)
         stack.up("--no-build", "--force-recreate", "--no-deps", "code")
         assert (await fleet.code.score(unseen, SUM)).cached
+
+
+def _state(stack: Stack, container: str) -> Any:
+    (state,) = json.loads(stack.engine.docker("inspect", container))
+    return state
 
 
 def _results(stack: Stack, container: str) -> float:

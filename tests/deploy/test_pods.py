@@ -83,7 +83,10 @@ def flags(manifests: Manifests, workload: Manifest, folder: Path) -> list[str]:
         f"--memory={int(quantity(limits['memory']))}",
         f"--cpus={min(quantity(limits['cpu']), os.cpu_count() or 1)}",
         *(f"--env={name}={value}" for name, value in environment.items()),
-        *(_volume(manifests, workload, mount, folder) for mount in container["volumeMounts"]),
+        *(
+            _volume(manifests, workload, mount, folder)
+            for mount in container.get("volumeMounts", ())
+        ),
     ]
     if "fsGroup" in of_pod:
         given.append(f"--group-add={of_pod['fsGroup']}")

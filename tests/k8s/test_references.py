@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from rewardfleet import __version__
+from rewardfleet_server.cli import gateway_command
+from rewardfleet_server.fleet.command import read_services
 from rewardfleet_server.registry import SERVICES
 
 from .manifests import (
@@ -46,7 +48,7 @@ RULES: dict[str, Callable[[Manifests, Manifest], bool]] = {
         workload["spec"].get("serviceName", name_of(workload)) in names_of(overlay.of("Service"))
     ),
     "mounts its volumes": lambda _, workload: (
-        {each["name"] for each in container_of(workload)["volumeMounts"]}
+        {each["name"] for each in container_of(workload).get("volumeMounts", ())}
         == {each["name"] for each in pod_of(workload).get("volumes", ())}
         | names_of(workload["spec"].get("volumeClaimTemplates", []))
     ),
@@ -129,7 +131,7 @@ def test_a_service_selects_one_workload_and_its_port(overlay: Manifests):
         assert overlay.selected(spec["selector"]) == [overlay.workload(name)]
         ports = ports_of(overlay.workload(name))
         assert all(ports[each["targetPort"]] == each["port"] for each in spec["ports"]), name
-        # Its DNS name has the addresses of all pods, which the Caddyfile and a StatefulSet expect.
+        # Its DNS name has the addresses of all pods, which the gateway and a StatefulSet expect.
         assert (spec.get("clusterIP") == "None") is (name != "proxy")
 
 
@@ -155,15 +157,20 @@ def test_the_ingress_leads_to_the_proxy(overlay: Manifests):
 
 
 def test_the_proxy_leads_to_the_services(overlay: Manifests):
-    (volume,) = references(pod_of(overlay.workload("proxy")), "configMap")
-    caddyfile = overlay.get("ConfigMap", volume["name"])["data"]["Caddyfile"]
-    assert caddyfile.endswith((ROOT / "deploy" / "Caddyfile").read_text())
-    assert set(re.findall(r"import service (\w+)", caddyfile)) == {*SERVICES, "vlm"}
-    (upstream,) = re.findall(r"(?m)^\t+port (\d+)$", caddyfile)
-    (listens,) = re.findall(r"(?m)^:(\d+) ", caddyfile)
-    assert ports_of(overlay.workload("proxy")) == {"http": int(listens)}
+    workload = overlay.workload("proxy")
+    command, *arguments = container_of(workload)["args"]
+    with gateway_command.make_context(command, arguments) as context:
+        given = context.params
+    assert (command, given["host"], ports_of(workload)) == (
+        "gateway",
+        "0.0.0.0",
+        {"http": given["port"]},
+    )
+    urls = read_services(given["services"])
+    assert urls.keys() == {*SERVICES, "vlm"}
     for each in overlay.services():
-        assert ports_of(each) == {"http": int(upstream)}
+        (port,) = ports_of(each).values()
+        assert urls[name_of(each)] == [f"http://{name_of(each)}:{port}"]
         overlay.get("Service", name_of(each))
 
 

@@ -15,8 +15,8 @@ REQUEST_ID_HEADER = "x-request-id"
 FALLBACK_REWARDS_HEADER = "x-fallback-rewards"
 #: The most of them that one request reports.
 MAX_FALLBACK_REWARDS = 1_000_000
-#: In a request that a proxy has held: milliseconds since the epoch at which it arrived there.
-REQUEST_START_HEADER = "x-request-start"
+#: In a request that a gateway passes on: for how many seconds it has been there.
+HELD_HEADER = "x-request-held"
 #: In a request that a proxy passes on: the `Host` that the caller gave.
 FORWARDED_HOST_HEADER = "x-forwarded-host"
 #: In a request that a proxy passes on: the prefix that it has removed from the path, e.g. `/video`.

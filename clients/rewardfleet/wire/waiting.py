@@ -1,7 +1,6 @@
 """Routes whose clients cannot repeat a request, or lose a reward if they do: requests wait in line.
 
-Services, the gateway of `rewardfleet up` and deploy/Caddyfile use this table; docs/wire-formats.md
-has it as well.
+Services and the gateway use this table; docs/wire-formats.md has it as well.
 """
 
 import re

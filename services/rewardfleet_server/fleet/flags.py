@@ -9,19 +9,14 @@ import click
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
-def network_flags(listener: str) -> Callable[[_FunctionT], _FunctionT]:
+def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_FunctionT], _FunctionT]:
     """Return a decorator that adds the flags to a command.
 
     Args:
         listener: What listens, for the help, e.g. `the gateway`.
+        has_keys: Whether it is given the API keys.
     """
-    flags = [
-        click.option(
-            "--host", metavar="HOST", help=f"Address of {listener}.  [default: 127.0.0.1]"
-        ),
-        click.option(
-            "--port", type=int, metavar="PORT", help=f"Port of {listener}.  [default: 18000]"
-        ),
+    keys = [
         click.option(
             "--api-key-file",
             type=click.Path(path_type=Path),
@@ -34,6 +29,14 @@ def network_flags(listener: str) -> Callable[[_FunctionT], _FunctionT]:
             default=None,
             help="Listen beyond loopback without API keys.",
         ),
+    ]
+    flags = [
+        click.option(
+            "--host", metavar="HOST", help=f"Address of {listener}.  [default: 127.0.0.1]"
+        ),
+        click.option(
+            "--port", type=int, metavar="PORT", help=f"Port of {listener}.  [default: 18000]"
+        ),
         click.option(
             "--allowed-host",
             multiple=True,
@@ -43,6 +46,8 @@ def network_flags(listener: str) -> Callable[[_FunctionT], _FunctionT]:
             "may be repeated, and `*` is any.",
         ),
     ]
+
+    flags += keys if has_keys else []
 
     def add(function: _FunctionT) -> _FunctionT:
         for flag in reversed(flags):

@@ -261,6 +261,7 @@ class Gateway:
                     ],
                 }
                 for name, replicas in self._fleet.items()
+                if replicas  # else no replica has ever been there
             },
         }
 
@@ -271,7 +272,7 @@ class Gateway:
         missing = [
             name
             for name, replicas in self._fleet.items()
-            if not any(each.is_ready for each in replicas)
+            if replicas and not any(each.is_ready for each in replicas)
         ]
         if missing:
             raise Unavailable(f"no replica is ready: {', '.join(missing)}", retry_after=1)
@@ -378,6 +379,7 @@ class Gateway:
         connection = upload = None
         try:
             connection = await self._pool.acquire(replica.url)
+            replica.connections.add(connection)
             connection.begin(is_head=request.is_head)
             upload = asyncio.create_task(request.send_to(connection))
             try:
@@ -395,6 +397,7 @@ class Gateway:
             replica.outstanding -= 1
             self._lines[replica.service].advance()
             if connection is not None and upload is not None:
+                replica.connections.discard(connection)
                 upload.cancel()
                 self._pool.release(replica.url, connection)
 

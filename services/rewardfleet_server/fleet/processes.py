@@ -8,25 +8,20 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-import httpx
-
 from rewardfleet_server.child_process import end_with_parent
 from rewardfleet_server.serve import CANNOT_BE_BOUND
 
+from .health import watch
 from .replicas import Replica
 from .settings import PlannedReplica
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of a replica before and after it is ready, and for one of them.
-_STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
-#: A replica that has been ready and does not answer for so many seconds is killed.
-_SILENCE_SECONDS = 30.0
 #: Seconds before a crashed replica is restarted: the backoff doubles up to a maximum.
 _MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
 #: A replica that ran for so many seconds is restarted after the minimum again.
@@ -52,6 +47,7 @@ class ReplicaProcess:
         replica: Shared with the gateway: whether it may be sent requests.
         log_file: Where its log goes.
         show: Called with the name of the replica and each line of its log; None: not shown.
+        peers: All replicas of its service.
     """
 
     def __init__(
@@ -60,10 +56,11 @@ class ReplicaProcess:
         replica: Replica,
         log_file: Path,
         show: Callable[[str, str], None] | None,
+        peers: Sequence[Replica] = (),
     ) -> None:
         self.planned = planned
         self.replica = replica
-        self.has_been_ready = asyncio.Event()
+        self._peers = peers
         self._show = show
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
@@ -86,7 +83,7 @@ class ReplicaProcess:
                     ports_left -= 1
                     self._move()
                     continue
-                if not self.has_been_ready.is_set():
+                if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
                 if time.monotonic() - started > _STABLE_SECONDS:
@@ -121,7 +118,7 @@ class ReplicaProcess:
             start_new_session=True,  # Ctrl-C is for this process, which ends the others
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
-        checks = asyncio.create_task(self._check(process))
+        checks = asyncio.create_task(watch(self.replica, self._peers, self._kill))
         try:
             await self._copy_log(process)
             return await process.wait()
@@ -146,29 +143,11 @@ class ReplicaProcess:
         if self._show is not None:
             self._show(self.planned.name, line)
 
-    async def _check(self, process: asyncio.subprocess.Process) -> None:
-        """Poll whether the replica is ready; kill it if it stops answering."""
-        last_answer = time.monotonic()
-        was_ready = False
-        async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
-            while True:
-                try:
-                    response = await client.get(f"{self.replica.url}/readyz")
-                    last_answer = time.monotonic()
-                    self.replica.is_ready = is_ready = response.status_code == 200
-                    if is_ready:
-                        was_ready = True
-                        self.has_been_ready.set()
-                    elif was_ready:
-                        self.replica.last_failure = _detail(response)
-                except httpx.HTTPError as error:
-                    self.replica.is_ready = False
-                    if was_ready:
-                        self.replica.last_failure = f"does not answer: {type(error).__name__}"
-                if was_ready and time.monotonic() - last_answer > _SILENCE_SECONDS:
-                    log.warning("%s does not answer and is killed", self.planned.name)
-                    process.kill()
-                await asyncio.sleep(_READY_SECONDS if was_ready else _STARTING_SECONDS)
+    def _kill(self) -> None:
+        log.warning("%s does not answer and is killed", self.planned.name)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     async def _stop(self) -> None:
         """End the process: ask, and after the time that its requests may take, kill it."""
@@ -194,10 +173,3 @@ def _ended(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     return f"was ended by {signal.Signals(-status).name}"
-
-
-def _detail(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["detail"])[:200]
-    except (ValueError, KeyError, TypeError):
-        return f"not ready: HTTP {response.status_code}"

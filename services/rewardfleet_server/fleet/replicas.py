@@ -1,7 +1,10 @@
 """The replicas of the services of a fleet."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .upstream import Connection, UpstreamFailed
 
 
 @dataclass(eq=False)
@@ -16,6 +19,8 @@ class Replica:
         cooling_until: Time of `time.monotonic` before which it gets none, as it was at capacity.
         restarts: How often it was started again.
         last_failure: Why it ended the last time, or is not ready; empty if it never failed.
+        has_been_ready: Set once it has been ready.
+        connections: Those with its outstanding requests.
     """
 
     service: str
@@ -25,6 +30,13 @@ class Replica:
     cooling_until: float = 0.0
     restarts: int = 0
     last_failure: str = ""
+    has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: set[Connection] = field(default_factory=set)
+
+    def abandon(self, reason: str) -> None:
+        """Fail its outstanding requests, so that they are sent to other replicas."""
+        for each in self.connections:
+            each.abort(UpstreamFailed(reason))
 
 
 #: The replicas of each service, by its name.

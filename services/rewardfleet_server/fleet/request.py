@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest
-from rewardfleet.wire.headers import FORWARDED_HOST_HEADER, PREFIX_HEADER, TIMEOUT_HEADER
+from rewardfleet.wire.headers import (
+    FORWARDED_HOST_HEADER,
+    HELD_HEADER,
+    PREFIX_HEADER,
+    TIMEOUT_HEADER,
+)
 from rewardfleet.wire.waiting import Waits
 
 from .upstream import Connection, Headers, UpstreamFailed
@@ -25,6 +30,7 @@ SILENCE_SECONDS = 30.0
 DEFAULT_TIMEOUT_SECONDS, _GRACE_SECONDS = 600.0, 5.0
 _PREFIX = PREFIX_HEADER.encode()
 _FORWARDED_HOST = FORWARDED_HOST_HEADER.encode()
+_HELD = HELD_HEADER.encode()
 #: Headers that concern one connection (RFC 9110, 7.6.1), or that the gateway sets itself.
 NOT_FORWARDED = frozenset(
     {
@@ -40,6 +46,7 @@ NOT_FORWARDED = frozenset(
         b"host",
         _PREFIX,
         _FORWARDED_HOST,
+        _HELD,
     }
 )
 
@@ -137,12 +144,12 @@ class Request:
             raise InvalidRequest("the request contains a line break")
         return head + b"\r\n"
 
-    def _remaining(self) -> bytes:
-        """Return the header with the seconds left, if the client has a timeout that is known."""
-        if self.waits is None or self.waits.answer_s is None or self.given_s < math.inf:
+    def _held(self) -> bytes:
+        """Return the header with the seconds since the request arrived, if it may wait in line."""
+        if self.waits is None:
             return b""
-        left = self.started + self.waits.answer_s - asyncio.get_running_loop().time()
-        return b"%b: %.3f\r\n" % (TIMEOUT_HEADER.encode(), max(left, 0.001))
+        held = asyncio.get_running_loop().time() - self.started
+        return b"%b: %.3f\r\n" % (_HELD, max(held, 0.001))  # services accept no 0
 
     def close(self) -> None:
         """Give back the memory of the body."""
@@ -166,7 +173,7 @@ class Request:
         connection.abort(error)
 
     async def _send_to(self, connection: Connection) -> None:
-        await connection.write(self._head + self._remaining() + b"\r\n")
+        await connection.write(self._head + self._held() + b"\r\n")
         if self._is_large:
             await connection.body_requested()
         for chunk in tuple(self._stored):

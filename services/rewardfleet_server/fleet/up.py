@@ -7,31 +7,26 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from rich.console import Console
 from rich.table import Table
 
 from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.doctor import Diagnosis, check_redis_servers
-from rewardfleet_server.http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
-from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.serve import BACKLOG, bind, raise_descriptor_limit, url_of
+from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
 
 from .gateway import MAX_REQUESTS, Gateway
 from .line import MAX_OUTSTANDING, MAX_WAITING
 from .processes import FleetFailed, ReplicaProcess
 from .replicas import Replica
+from .server import GatewayServer
 from .settings import FleetConfig, PlannedReplica, plan
 
 log = logging.getLogger(__name__)
 
-#: Idle connections to the gateway are kept for so many seconds, as those to services.
-_KEEP_ALIVE_SECONDS = 75
 #: Columns where the output is not a terminal.
 _LOG_WIDTH = 200
 #: Open files besides the connections of requests.
@@ -56,7 +51,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         return 1
     if config.api_key_file is None and not is_loopback(config.host):
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
-    max_waiting = _fitting_line(raise_descriptor_limit(), len(replicas))
+    max_waiting = fitting_line(raise_descriptor_limit(), len(replicas))
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     fleet = _Fleet(
@@ -65,7 +60,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     return asyncio.run(fleet.run())
 
 
-def _fitting_line(open_files: int, replicas: int) -> int:
+def fitting_line(open_files: int, replicas: int) -> int:
     """Return how many requests may wait in line, if so many files may be open."""
     # A request at a replica has a second connection.
     others = 2 * MAX_REQUESTS + MAX_OUTSTANDING * replicas + _OTHER_FILES
@@ -105,15 +100,6 @@ def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
     yield from check_redis_servers((each.settings for each in replicas), unreachable="note")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: the fleet has its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers."""
-        yield
-
-
 class _Fleet:
     """A running fleet."""
 
@@ -130,19 +116,16 @@ class _Fleet:
         self._console = console
         self._listener = listener
         folder = config.data_dir.expanduser() / "logs"
-        self._processes = [
-            ReplicaProcess(
-                each,
-                Replica(each.service, f"http://127.0.0.1:{each.settings.port}"),
-                folder / f"{each.name}.log",
-                self._show_line if show_logs else None,
-            )
-            for each in planned
-        ]
+        self._processes: list[ReplicaProcess] = []
         self._logs = folder
         by_service: dict[str, list[Replica]] = {}
-        for process in self._processes:
-            by_service.setdefault(process.planned.service, []).append(process.replica)
+        for each in planned:
+            replica = Replica(each.service, f"http://127.0.0.1:{each.settings.port}")
+            peers = by_service.setdefault(each.service, [])
+            peers.append(replica)
+            show = self._show_line if show_logs else None
+            process = ReplicaProcess(each, replica, folder / f"{each.name}.log", show, peers)
+            self._processes.append(process)
         self._url = url_of(self._listener)
         hosts = AllowedHosts(
             config.allowed_host,
@@ -157,22 +140,7 @@ class _Fleet:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopped.set)
-        server = _Server(
-            uvicorn.Config(
-                OpenEnvSocket(self._gateway),
-                http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
-                ws="websockets-sansio",
-                ws_max_size=MAX_MESSAGE_BYTES,
-                ws_per_message_deflate=False,  # a small message could become a large one
-                backlog=BACKLOG,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            )
-        )
+        server = GatewayServer(self._gateway)
         serving = asyncio.create_task(server.serve([self._listener]))
         running = [asyncio.create_task(each.run()) for each in self._processes]
         try:
@@ -190,7 +158,7 @@ class _Fleet:
 
     async def _until_stopped(self, running: Sequence[asyncio.Task[None]]) -> int:
         started = time.monotonic()
-        ready = asyncio.gather(*(each.has_been_ready.wait() for each in self._processes))
+        ready = asyncio.gather(*(each.replica.has_been_ready.wait() for each in self._processes))
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             waiting: list[asyncio.Future[Any]] = [ready, stopped, *running]

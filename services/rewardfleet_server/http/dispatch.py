@@ -4,7 +4,6 @@ authenticate → admit, or wait in line → read and decode the body → handler
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,10 +15,10 @@ from rewardfleet.wire.errors import InvalidRequest, Overloaded, RewardFleetError
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
+    HELD_HEADER,
     MAX_FALLBACK_REWARDS,
     PREFIX_HEADER,
     REQUEST_ID_HEADER,
-    REQUEST_START_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
@@ -130,7 +129,8 @@ class Dispatcher:
         context.fallback_rewards = min(reported, MAX_FALLBACK_REWARDS)
         waits = waits_at(route.path)
         if waits is not None and PREFIX_HEADER in headers:
-            context.started -= min(_seconds_at_proxy(headers), self._deadline_s)
+            held_s = self._seconds(headers, HELD_HEADER)
+            context.started -= min(held_s or 0.0, self._deadline_s)
         given_s = self._seconds(headers, TIMEOUT_HEADER)
         limit = self._deadline_s if waits is None else waits.answer_s or self._deadline_s
         context.timeout_s = min(given_s or limit, limit, self._deadline_s)
@@ -258,12 +258,6 @@ def _for_its_client(
     if waits is None or waits.repeats_on is None or is_final:
         return error
     return waits.repeats_on(f"{error.detail}; send it again", retry_after=error.retry_after)
-
-
-def _seconds_at_proxy(headers: Mapping[str, str]) -> float:
-    """Return for how many seconds a proxy has held a request; 0 if it does not say."""
-    arrived_ms = _number(headers.get(REQUEST_START_HEADER, ""))
-    return max(time.time() - arrived_ms / 1000, 0.0) if arrived_ms else 0.0
 
 
 def _number(header: str) -> int:

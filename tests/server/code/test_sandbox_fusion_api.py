@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import pickle
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -484,15 +483,15 @@ def test_the_deadline_applies(path: str, body: dict):
         check_problem(answer, kind)
 
 
-def test_the_time_for_which_a_proxy_has_held_a_request_counts():
+def test_the_time_for_which_a_gateway_has_held_a_request_counts():
     """After 29 s, the 28 s of the route are over."""
-    arrived_ms = {"x-request-start": f"{(time.time() - 29) * 1000:.0f}"}
-    through_proxy = {**arrived_ms, "x-forwarded-prefix": "/code"}
+    held = {"x-request-held": "29"}
+    through_gateway = {**held, "x-forwarded-prefix": "/code"}
     with served_code(sandbox=FakeSandbox()) as service:
-        answer = service.client.post("/run_code", json=RUN, headers=through_proxy)
+        answer = service.client.post("/run_code", json=RUN, headers=through_gateway)
         check_problem(answer, "deadline_exceeded")
-        for headers in (arrived_ms, {**through_proxy, "x-request-start": "soon"}):
-            assert service.client.post("/run_code", json=RUN, headers=headers).status_code == 200
+        answer = service.client.post("/run_code", json=RUN, headers=held)  # of a caller: ignored
+        assert answer.status_code == 200
 
 
 @BOTH

@@ -804,7 +804,7 @@ def test_a_request_that_may_wait_is_answered_when_a_replica_can(front: Front, fi
         assert {each.result().status_code for each in waiting} == {200}
     scope, body = stub.requests[-1]
     assert body == b"x" * 9
-    assert 0 < float(dict(scope["headers"])[b"x-request-timeout"]) < 28
+    assert float(dict(scope["headers"])[b"x-request-held"]) > 0
 
 
 @pytest.mark.parametrize(

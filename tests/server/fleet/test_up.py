@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from rewardfleet import blocking
-from rewardfleet_server.fleet import processes
+from rewardfleet_server.fleet import health
 from rewardfleet_server.fleet.processes import FleetFailed, ReplicaProcess
 from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.fleet.settings import plan, read_config
@@ -148,9 +148,9 @@ def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path)
 async def test_a_replica_that_does_not_answer_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(processes, "_SILENCE_SECONDS", 4)
-    monkeypatch.setattr(processes, "_CHECK_SECONDS", 1)
-    monkeypatch.setattr(processes, "_READY_SECONDS", 0.1)
+    monkeypatch.setattr(health, "_SILENCE_SECONDS", 4)
+    monkeypatch.setattr(health, "_CHECK_SECONDS", 1)
+    monkeypatch.setattr(health, "_READY_SECONDS", 0.1)
     path = tmp_path / "fleet.toml"
     path.write_text("[tools]\nport = 0\n")
     config = read_config(path, {"only": ["tools"], "data_dir": tmp_path})
@@ -160,7 +160,7 @@ async def test_a_replica_that_does_not_answer_is_killed(
     running = asyncio.create_task(process.run())
     try:
         async with asyncio.timeout(150):
-            await process.has_been_ready.wait()
+            await replica.has_been_ready.wait()
             assert process._process is not None
             process._process.send_signal(signal.SIGSTOP)
             while replica.restarts == 0 or not replica.is_ready:
@@ -193,7 +193,7 @@ async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Pa
         running = asyncio.create_task(process.run())
         try:
             async with asyncio.timeout(150):
-                await process.has_been_ready.wait()
+                await replica.has_been_ready.wait()
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""`rewardfleet gateway`: one address for services that run elsewhere."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from rewardfleet_server.allowed_hosts import AllowedHosts
+from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
+
+from .discovery import follow
+from .gateway import Gateway
+from .replicas import Replica
+from .server import GatewayServer
+from .up import fitting_line
+
+log = logging.getLogger(__name__)
+
+#: Replicas for which open files are kept free.
+_REPLICAS = 64
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Where the gateway listens, and what is behind it.
+
+    Attributes:
+        host: Its address.
+        port: Its port.
+        allowed_host: Names by which callers may address it, besides loopback names and, beyond
+            loopback, IP addresses; `*` is any.
+        services: The base URLs of each service by its name.
+    """
+
+    host: str
+    port: int
+    allowed_host: Sequence[str]
+    services: Mapping[str, Sequence[str]]
+
+
+def read_services(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the base URLs of services by name.
+
+    Args:
+        given: Each `NAME=http://HOST:PORT`; one name may have several.
+
+    Raises:
+        ValueError: One is not of this form, or there is none.
+    """
+    services: dict[str, list[str]] = {}
+    for each in given:
+        name, _, url = each.partition("=")
+        parts = urlsplit(url)
+        is_base = parts.scheme == "http" and parts.path in {"", "/"} and not parts.query
+        if not (name.isidentifier() and is_base and parts.hostname):
+            raise ValueError(f"--service {each}: give NAME=http://HOST:PORT")
+        services.setdefault(name, []).append(url)
+    if not services:
+        raise ValueError("give --service NAME=http://HOST:PORT, once or more")
+    return services
+
+
+def run_gateway(config: GatewayConfig) -> int:
+    """Run the gateway until SIGTERM or Ctrl-C; return the exit status.
+
+    Raises:
+        ValueError: Its address cannot be bound.
+    """
+    configure_logging("info")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return asyncio.run(_run(config))
+
+
+async def _run(config: GatewayConfig) -> int:
+    listener = bind(config)
+    hosts = AllowedHosts(config.allowed_host, listens_on=config.host, has_keys=False)
+    fleet: dict[str, list[Replica]] = {name: [] for name in config.services}
+    max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
+    gateway = Gateway(fleet, hosts, max_waiting=max_waiting)
+    server = GatewayServer(gateway)
+
+    def stop() -> None:
+        # Open requests are answered first; a second signal does not wait for them.
+        server.force_exit, server.should_exit = server.should_exit, True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    following = [
+        asyncio.create_task(follow(name, urls, fleet[name]))
+        for name, urls in config.services.items()
+    ]
+    serving = asyncio.create_task(server.serve([listener]))
+    log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))
+    try:
+        await asyncio.wait([serving, *following], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        await serving
+        for each in following:
+            each.cancel()
+        results = await asyncio.gather(*following, return_exceptions=True)
+        await gateway.aclose()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return 0

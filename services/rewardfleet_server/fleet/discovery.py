@@ -1,0 +1,59 @@
+"""Replicas at the addresses of names, which come and go: containers, pods."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from .health import watch
+from .replicas import Replica
+
+#: Seconds between two looks at the addresses of a name.
+_LOOK_SECONDS = 1.0
+
+
+async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> None:
+    """Keep the replicas of a service up to date, and watch them, until this is cancelled.
+
+    Args:
+        service: Its name.
+        urls: Their base URLs. A name with several addresses has a replica at each.
+        replicas: Changed in place. Once it has replicas, it is never empty again: the last ones
+            stay, and are not ready.
+    """
+    watches: dict[Replica, asyncio.Task[None]] = {}
+    try:
+        while True:
+            found = {address for each in urls for address in await _addresses(each)}
+            # One that answers stays while its name cannot be looked up. Another service may get the
+            # address of one that does not.
+            kept = [each for each in watches if each.url in found or (each.is_ready and not found)]
+            new = [Replica(service, url) for url in found - {each.url for each in kept}]
+            for gone in watches.keys() - kept:
+                watches.pop(gone).cancel()
+                if not (kept or new):
+                    gone.is_ready = False
+                    gone.last_failure = "its name has no address"
+            if kept or new:
+                replicas[:] = [*kept, *new]
+            for each in new:
+                watches[each] = asyncio.create_task(watch(each, replicas))
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        for task in watches.values():
+            task.cancel()
+
+
+async def _addresses(url: str) -> set[str]:
+    """Return a URL for each address of the host of a URL; none if it cannot be looked up."""
+    parts = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    for family in (socket.AF_INET, socket.AF_INET6):  # not both: a replica may have one of each
+        with suppress(socket.gaierror):
+            found = await loop.getaddrinfo(
+                parts.hostname, parts.port or 80, family=family, type=socket.SOCK_STREAM
+            )
+            hosts = {f"[{at[0]}]" if family == socket.AF_INET6 else at[0] for *_, at in found}
+            return {f"http://{host}:{parts.port or 80}" for host in hosts}
+    return set()

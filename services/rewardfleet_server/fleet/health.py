@@ -1,0 +1,60 @@
+"""Whether replicas answer: which may be sent requests, and when theirs are sent to others."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from .replicas import Replica
+
+#: Seconds between two checks of a replica before and after it is ready, and for one of them.
+_STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
+#: The requests of a replica that has not answered for so many seconds are sent to another one.
+_MOVE_SECONDS = 5.0
+#: A replica that has been ready and does not answer for so many seconds is frozen.
+_SILENCE_SECONDS = 30.0
+
+
+async def watch(
+    replica: Replica, peers: Sequence[Replica], on_frozen: Callable[[], None] = lambda: None
+) -> None:
+    """Poll whether a replica is ready, until this is cancelled.
+
+    Args:
+        replica: Its `is_ready` and `last_failure` are set.
+        peers: All replicas of its service.
+        on_frozen: Called when it has been ready and has not answered for 30 s, and again until it
+            answers.
+    """
+    last_answer = time.monotonic()
+    was_ready = False
+    async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
+        while True:
+            try:
+                response = await client.get(f"{replica.url}/readyz")
+                last_answer = time.monotonic()
+                replica.is_ready = response.status_code == 200
+                if replica.is_ready:
+                    was_ready = True
+                    replica.has_been_ready.set()
+                elif was_ready:
+                    replica.last_failure = _detail(response)
+            except httpx.HTTPError as error:
+                replica.is_ready = False
+                if was_ready:
+                    replica.last_failure = f"does not answer: {type(error).__name__}"
+            silence = time.monotonic() - last_answer
+            # If no other one answers either, it is the machine that is busy.
+            if silence > _MOVE_SECONDS and any(each.is_ready for each in peers):
+                replica.abandon(f"it has not answered for {silence:.0f} s")
+            if was_ready and silence > _SILENCE_SECONDS:
+                on_frozen()
+            await asyncio.sleep(_READY_SECONDS if was_ready else _STARTING_SECONDS)
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return f"not ready: HTTP {response.status_code}"
