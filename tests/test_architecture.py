@@ -170,7 +170,9 @@ def test_packages_of_the_server_import_in_one_direction():
             return package == imported or str(place) in {FAKES, COMMAND}
         if imported == "http" and package in SERVICES:
             return name.startswith(public_http)
-        return imported != "http" or package == "http" or str(place) in {"serve.py", "fleet/server.py"}
+        return (
+            imported != "http" or package == "http" or str(place) in {"serve.py", "fleet/server.py"}
+        )
 
     assert not violations(files(SERVER), is_allowed)
 

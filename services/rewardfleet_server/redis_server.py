@@ -1,6 +1,34 @@
-"""Whether a Redis server answers, checked before there is an event loop."""
+"""What a Redis server answers: whether it can be used, and why a command failed."""
 
 from collections.abc import Sequence
+from typing import Any
+
+#: The most characters of a server's answer.
+_MAX_ANSWER = 300
+
+
+def client_of(url: str, **options: Any) -> Any:
+    """Return a client for asyncio, for whose failures `reason_of` names the command.
+
+    Args:
+        url: `redis://host:port/number`.
+        options: Those of `redis.asyncio.Redis`.
+
+    Raises:
+        ImportError: The `redis` package is not installed.
+        ValueError: It is not such a URL. The message may contain a part of the password.
+    """
+    import redis.asyncio  # noqa: PLC0415 - an optional package
+
+    class Client(redis.asyncio.Redis):
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            try:
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call] # upstream
+            except (redis.RedisError, OSError) as error:
+                error.add_note(str(args[0]))
+                raise
+
+    return Client.from_url(url, **options)
 
 
 def unreachable_reason(
@@ -29,18 +57,28 @@ def unreachable_reason(
         ) as server:
             server.execute_command(*command)
     except (redis.RedisError, OSError) as error:
+        error.add_note(command[0])
         return reason_of(error)
     return None
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a command failed, without the URL's password.
+    """Return why a command failed: which, if the server answered, and its answer.
+
+    The URL's password is not in it.
 
     Args:
         error: The exception of the `redis` package.
     """
-    # Not its own message: a response may repeat the password, and so may a "host".
-    cause = error.__context__
+    import redis  # noqa: PLC0415 - an optional package
+
+    cause, answer = error.__context__, str(error)[:_MAX_ANSWER]
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
-    return type(error).__name__
+    name = type(error).__name__
+    # Not any other message: it may contain a part of the password, as a "host" may. Nor the answer
+    # to a login, which may repeat it.
+    is_login = any(each in answer.upper() for each in ("AUTH", "HELLO"))
+    if is_login or not isinstance(error, redis.ResponseError | redis.BusyLoadingError):
+        return name
+    return ": ".join((*getattr(error, "__notes__", ()), name, answer))

@@ -81,7 +81,7 @@ class RequestContext:
     """One request: its identity, its deadline, and what its log line reports.
 
     Attributes:
-        path: The route, e.g. `/score`.
+        path: The route, e.g. `/score` or `/budgets/{run}`; empty if there is none.
         request_id: Given by the caller, or new.
         timeout_s: Seconds from `started` to the deadline; None for no deadline.
         call_timeout_s: Seconds of the caller's complete call, of which this request may be a
@@ -252,7 +252,8 @@ class Telemetry:
         PlatformCollector(registry=self._registry)
         requests = self._counter(
             "rewardfleet_requests_total",
-            "Requests answered, by HTTP status and kind of error (empty: none).",
+            "Requests answered, by route, HTTP status and kind of error (empty: none).",
+            "route",
             "status",
             "kind",
         )
@@ -425,7 +426,7 @@ class Telemetry:
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""
     ) -> None:
         """Count one request, write its log line and end its span."""
-        self._requests[str(status), kind or ""].inc()
+        self._requests[context.path, str(status), kind or ""].inc()
         if status == 200:
             if context.path == _BATCH_PATH:
                 self._batches.labels(self.service).observe(context.elapsed_ms / 1000)

@@ -1,5 +1,6 @@
 """A real code service, with its jail, and programs for it."""
 
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -34,9 +35,9 @@ def unused_tcp_port() -> Iterator[int]:
 
 def requests_to(url: str) -> int:
     """Return how many requests to score programs a code service has answered successfully."""
-    line = 'rewardfleet_requests_total{kind="",service="code",status="200"} '
-    metrics = httpx.get(f"{url.rstrip('/')}/metrics", timeout=30, trust_env=False).text.splitlines()
-    return sum(int(float(each.removeprefix(line))) for each in metrics if each.startswith(line))
+    metrics = httpx.get(f"{url.rstrip('/')}/metrics", timeout=30, trust_env=False).text
+    line = r'(?m)^rewardfleet_requests_total\{kind="",.*service="code",status="200"\} (\S+)$'
+    return sum(int(float(each)) for each in re.findall(line, metrics))
 
 
 @pytest.fixture

@@ -353,8 +353,10 @@ def test_metrics_count_requests_results_and_cache(serve: Serve, frames_request):
         client.post("/score", json=frames_request)
     client.post("/score", json={})
     client.post("/score/batch", json={"items": [frames_request, {}]})
-    assert metric(client, 'rewardfleet_requests_total{kind="",service="video",status="200"}') == 3
-    kind = 'rewardfleet_requests_total{kind="invalid",service="video",status="422"}'
+    requests = 'rewardfleet_requests_total{{kind="{}",route="{}",service="video",status="{}"}}'
+    assert metric(client, requests.format("", "/score", 200)) == 2
+    assert metric(client, requests.format("", "/score/batch", 200)) == 1
+    kind = requests.format("invalid", "/score", 422)
     assert metric(client, kind) == 1
     ok = 'rewardfleet_results_total{backend="fake",service="video",status="ok"}'
     assert metric(client, ok) == 3

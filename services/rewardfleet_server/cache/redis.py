@@ -174,7 +174,7 @@ class RedisCache:
         # E.g. because it is full. It still answers lookups.
         refusals = [reply for reply in replies if isinstance(reply, Exception)]
         if refusals:
-            self._refused("the shared cache stores nothing: %s", reason_of(refusals[0]))
+            self._refused("the shared cache stores nothing: SET: %s", reason_of(refusals[0]))
         return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
 
     def _open_circuit(self, error: Exception) -> None:

@@ -15,9 +15,10 @@ from weakref import WeakValueDictionary
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.redis_server import unreachable_reason
+from rewardfleet_server.redis_server import client_of, reason_of, unreachable_reason
 
 from .groups import ABANDONED, ABANDONED_SECONDS, Groups
+from .metrics import RunStateFailures
 from .redis_groups import ABANDON_OLD, GroupKeys, RedisGroups
 from .steps import StepLog
 from .store import (
@@ -121,7 +122,7 @@ class RedisRunState:
             log.warning("calls that need run state fail until Redis can be used: %s", reason)
         self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._connection_error: type[Exception] = redis.ConnectionError
-        self._redis: Any = redis.asyncio.from_url(  # Any: its methods are typed as if synchronous
+        self._redis: Any = client_of(  # Any: its methods are typed as if synchronous
             url,
             max_connections=_CONNECTIONS,
             socket_timeout=_COMMAND_SECONDS,
@@ -139,6 +140,7 @@ class RedisRunState:
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
         self._groups = RedisGroups(self)
+        self.failures = RunStateFailures()
 
     @property
     def groups(self) -> Groups:
@@ -291,7 +293,7 @@ class RedisRunState:
             for raw in old:
                 await self._delete(raw.decode(), oldest)
         except self._failures as error:  # the next call that is due tries again
-            log.warning("old run state could not be deleted: %s of Redis", type(error).__name__)
+            log.warning("old run state could not be deleted: Redis: %s", reason_of(error))
 
     async def _delete(self, run: str, oldest: float) -> None:
         """Delete a run that was changed last before a time."""
@@ -304,16 +306,21 @@ class RedisRunState:
 
     @asynccontextmanager
     async def guarded(self, scope: Scope) -> AsyncIterator[None]:
-        """Limit the time of commands, and report failures of the server."""
+        """Limit the time of commands, and report and count failures of the server."""
+        with self.failures.counting():
+            async with self._reporting(scope):
+                yield
+
+    @asynccontextmanager
+    async def _reporting(self, scope: Scope) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(BUSY_SECONDS):
                 yield
         except self._failures as error:
             if "WRONGTYPE" in str(error):
                 raise Damaged(scope) from error
-            reason = type(error).__name__  # its message may contain a part of the password
             raise Unavailable(
-                f"run state cannot be used now: {reason} of Redis", retry_after=1
+                f"run state cannot be used now: Redis: {reason_of(error)}", retry_after=1
             ) from error
 
 

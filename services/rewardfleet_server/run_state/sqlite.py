@@ -13,6 +13,7 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.sqlite_file import SqliteFile
 
 from .groups import Groups
+from .metrics import RunStateFailures
 from .sqlite_groups import SqliteGroups, abandon_groups, check_groups
 from .sqlite_schema import check_file, create_tables, refuse_lost_pages
 from .sqlite_tables import RunAges, enter_step, load_steps
@@ -76,6 +77,7 @@ class SqliteRunState:
         self._ages = RunAges(max_age_days)
         self._prune_at = self._check_at = 0.0
         self._failure: str | None = None
+        self.failures = RunStateFailures()
         try:
             refuse_lost_pages(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
@@ -148,6 +150,10 @@ class SqliteRunState:
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` as one transaction."""
+        with self.failures.counting():
+            return await self._transact(work)
+
+    async def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._failure is not None:
             raise Unavailable(self._failure)
 

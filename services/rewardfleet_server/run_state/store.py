@@ -8,6 +8,8 @@ from pydantic import JsonValue, TypeAdapter
 
 from rewardfleet.wire.errors import Unavailable
 
+from .metrics import RunStateFailures
+
 if TYPE_CHECKING:  # it imports this module
     from .groups import Groups
 
@@ -72,7 +74,12 @@ class RunState(Protocol):
     lost.
 
     Runs that no call has changed for long are deleted with all their scopes and groups.
+
+    Attributes:
+        failures: Counts `Unavailable`.
     """
+
+    failures: RunStateFailures
 
     @property
     def groups(self) -> "Groups":
