@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from .manifests import GUIDE, ROOT, Manifests, build_text, container_of, name_of, pod_of, quantity
+from .manifests import (
+    GUIDE,
+    ROOT,
+    Manifests,
+    build_text,
+    container_of,
+    name_of,
+    pod_of,
+    quantity,
+)
 from .test_pod_security import violations
 from .test_scaling import faults
 from .test_schemas import validate
@@ -25,6 +34,36 @@ def test_kustomizations_are_valid(text: str, tmp_path: Path):
         replicas = manifests.environment(container_of(workload)).get("REWARDFLEET_REPLICAS")
         assert replicas in {None, str(workload["spec"].get("replicas"))}
     assert bool(manifests.of("Ingress")) is ("$patch: delete" not in text)
+
+
+def _builds(word: str, folder: Path) -> list[Manifests]:
+    """Build the kustomizations with a word."""
+    folders = [(text, folder / str(n)) for n, text in enumerate(KUSTOMIZATIONS) if word in text]
+    for _, each in folders:
+        each.mkdir()
+    return [build_text(text, each) for text, each in folders]
+
+
+def test_a_patch_gives_the_ingress_a_class_and_the_size_of_bodies(tmp_path: Path):
+    (manifests,) = _builds("ingressClassName", tmp_path)
+    (ingress,) = manifests.of("Ingress")
+    assert ingress["spec"]["ingressClassName"] == "nginx"
+    size = ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
+    for workload in manifests.services():
+        settings = manifests.environment(container_of(workload))
+        assert f"{settings['REWARDFLEET_MAX_BODY_MB']}m" == size == "256m"
+
+
+def test_a_patch_keeps_a_judge_during_an_update(tmp_path: Path):
+    (manifests,) = _builds("name: vlm, count", tmp_path)
+    spec = manifests.workload("vlm")["spec"]
+    assert spec["replicas"] == 2
+    # The default: one pod at a time, each once the one before is ready.
+    assert spec.get("updateStrategy", {"type": "RollingUpdate"}) == {"type": "RollingUpdate"}
+    settings = manifests.environment(container_of(manifests.workload("vlm")))
+    hook = container_of(manifests.workload("vlm"))["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert f"serves for {hook} s more" in GUIDE
+    assert f"for at most {settings['REWARDFLEET_SHUTDOWN_TIMEOUT_S']} s. Then" in GUIDE
 
 
 def test_paths_that_are_named_exist():

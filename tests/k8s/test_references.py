@@ -143,6 +143,15 @@ def test_every_workload_with_replicas_may_lose_one_pod_at_a_time(overlay: Manife
     assert all(each["maxUnavailable"] == 1 for each in budgets)
 
 
+def test_no_secret_is_in_an_argument(overlay: Manifests):
+    """`$(NAME)` in an argument is replaced by the kubelet."""
+    for workload in overlay.workloads:
+        container = container_of(workload)
+        secrets = {each["name"] for each in container.get("env", ()) if "secretKeyRef" in str(each)}
+        replaced = re.findall(r"\$\((\w+)\)", str(container.get("args")))
+        assert not secrets & set(replaced), name_of(workload)
+
+
 def test_the_ingress_leads_to_the_proxy(overlay: Manifests):
     (ingress,) = overlay.of("Ingress")
     (rule,) = ingress["spec"]["rules"]
