@@ -309,7 +309,7 @@ async def test_a_transition_whose_response_was_lost_is_found_by_the_next_call(
         while data := await reader.read(2**16):
             server_writer.write(data)
             response = await server_reader.read(2**16)
-            if b"EVAL" in data:
+            if b"read_version" in data:  # the script that writes
                 break
             writer.write(response)
         for each in (server_writer, writer):

@@ -41,10 +41,9 @@ STRAY = 2**53
 
 
 def member(uid: str = "a", size: int = 3, wait_s: float = 60.0, **fields: object) -> NewMember:
-    now = time.time()
-    values = {"max_open": 10, "abandoned_before": now - 60, **fields}
+    values = {"max_open": 10, "abandoned_s": 60, **fields}
     rules = Rules(size=size, options={"b": 1, "a": 2})
-    return NewMember(uid=uid, value={"uid": uid}, rules=rules, until=now + wait_s, **values)
+    return NewMember(uid=uid, value={"uid": uid}, rules=rules, wait_s=wait_s, **values)
 
 
 # Steps
@@ -239,14 +238,14 @@ def truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-TABLES = ("runs", "states", "steps", "transitions", "groups", "members")
+TABLES = ("clock", "runs", "states", "steps", "transitions", "groups", "members")
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "header": lambda path: overwrite(path, 0, b"x" * 100),
     "pages": overwrite_all_pages,
     "truncated": lambda path: truncate(path, path.stat().st_size // 2),
     "truncated within a page": lambda path: truncate(path, 10_000),
     "version": lambda path: execute(path, "PRAGMA user_version = 1"),
-    "newer version": lambda path: execute(path, "PRAGMA user_version = 3"),
+    "newer version": lambda path: execute(path, "PRAGMA user_version = 4"),
     "other program": lambda path: execute(path, "PRAGMA application_id = 7"),
     "table dropped": lambda path: execute(path, "DROP TABLE groups"),
     "index dropped": lambda path: execute(path, "DROP INDEX open_groups"),
@@ -263,6 +262,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "outcome of text": lambda path: execute(path, "UPDATE transitions SET outcome = '{'"),
     "steps": lambda path: execute(path, """UPDATE steps SET log = '{"stored": 5}'"""),
     "negative step": lambda path: execute(path, """UPDATE steps SET log = '{"stored": [-1]}'"""),
+    "no clock": lambda path: execute(path, "DELETE FROM clock"),
+    "clock": lambda path: execute(path, "UPDATE clock SET boot_seconds = 9e999"),
+    "clock of text": lambda path: execute(path, "UPDATE clock SET seconds = 'soon'"),
     "rules": lambda path: execute(path, "UPDATE groups SET rules = '{}'"),
     "size": lambda path: execute(path, "UPDATE groups SET rules = json_set(rules, '$.size', 0)"),
     "until": lambda path: execute(path, "UPDATE groups SET until = 'soon'"),

@@ -57,7 +57,7 @@ def episode_service(
         score_type=EpisodeScore,
         lifespan=lifespan,
         routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
-        collectors=(*metrics.collectors, store.failures),
+        collectors=(*metrics.collectors, store.metrics),
         failure=lambda: store.failure,
         overview={"cache": "none", "run state": describe_run_state(settings)},
     )

@@ -6,7 +6,6 @@ while their group is incomplete, and groups cannot block each other. Everything 
 store, a group and its members apart from all others.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -117,14 +116,13 @@ class GroupCollector:
 
 
 def _new_member(request: GroupMemberRequest) -> NewMember:
-    now = _now()
     return NewMember(
         uid=request.item.uid,
         value=request.item.model_dump(mode="json", exclude_unset=True),
         rules=Rules(size=request.group_size, options=request.options.model_dump(mode="json")),
-        until=now + request.wait_s,
+        wait_s=request.wait_s,
         max_open=MAX_OPEN,
-        abandoned_before=now - _ABANDONED_SECONDS,
+        abandoned_s=_ABANDONED_SECONDS,
     )
 
 
@@ -146,12 +144,8 @@ def _missing(group: Group) -> int:
 
 def _retry_after_s(group: Group) -> float | None:
     """Return the seconds until the next request; None if it is time to release the group."""
-    remaining_s = group.until - _now()
+    remaining_s = group.remaining_s
     if _missing(group) <= 0 or remaining_s <= 0:
         return None
     pause_s = min(max(remaining_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
     return round(min(pause_s, remaining_s), 3)
-
-
-def _now() -> float:
-    return time.time()

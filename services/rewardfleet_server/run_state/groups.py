@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, Overloaded
 
@@ -74,17 +74,17 @@ class NewMember(NamedTuple):
         uid: Names the member within the group.
         value: The member.
         rules: The rules that it was sent with.
-        until: When an incomplete group is to be released; seconds since 1970.
+        wait_s: Seconds after which an incomplete group is to be released.
         max_open: Limit on the open groups of the run.
-        abandoned_before: At this limit, open groups are abandoned that were due before this time.
+        abandoned_s: At this limit, open groups are abandoned that were due so many seconds ago.
     """
 
     uid: str
     value: JsonValue
     rules: Rules
-    until: float
+    wait_s: float
     max_open: int
-    abandoned_before: float
+    abandoned_s: float
 
 
 class Group(NamedTuple):
@@ -92,14 +92,14 @@ class Group(NamedTuple):
 
     Attributes:
         rules: What the first member was sent with.
-        until: When it is to be released, complete or not; seconds since 1970.
+        remaining_s: Seconds until it is to be released, complete or not.
         arrived: Number of members that have arrived, of an open group.
         release: None while the group is open.
         result: The result of this member, of a released group.
     """
 
     rules: Rules
-    until: FiniteFloat
+    remaining_s: float
     arrived: int
     release: Release | None
     result: JsonValue

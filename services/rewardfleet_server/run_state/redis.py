@@ -15,16 +15,19 @@ from weakref import WeakValueDictionary
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.cache.warning import RareWarning
 from rewardfleet_server.redis_server import client_of, reason_of, unreachable_reason
 
 from .groups import ABANDONED, ABANDONED_SECONDS, Groups
-from .metrics import RunStateFailures
+from .metrics import RunStateMetrics
+from .redis_clock import OLD_RUNS, TOUCH
 from .redis_groups import ABANDON_OLD, GroupKeys, RedisGroups
 from .steps import StepLog
 from .store import (
     BUSY_SECONDS,
     KEEP_STEPS,
     MAX_AGE_DAYS,
+    MAX_CLOCK_DIFFERENCE_S,
     NO_SHAPES,
     Damaged,
     Scope,
@@ -74,8 +77,9 @@ redis.call('HSET', values, 'state', state, 'version', version)
 return 1
 """
 
-#: When each run was changed last. Each run has a set with the names of its scopes.
-_RUNS = "rewardfleet:run-state:runs"
+#: When each run was changed last, by the clock of `redis_clock`, which the second key has. Each run
+#: has a set with the names of its scopes.
+_RUNS, _CLOCK = "rewardfleet:run-state:runs", "rewardfleet:run-state:clock"
 
 #: Deletes a run, unless it was changed in the meantime: the keys after the first two, and its
 #: groups, which the second key lists.
@@ -135,12 +139,14 @@ class RedisRunState:
         # Transitions of one process take turns, and conflict only with those of other processes.
         self._locks: WeakValueDictionary[Scope, asyncio.Lock] = WeakValueDictionary()
         self._shapes = shapes
-        self._max_age_days = max_age_days
+        self._max_age_s = max_age_days * 86_400
+        self._interval_s = prune_interval_s(max_age_days)
         self._touched: dict[Scope, float] = {}
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
+        self._warning = RareWarning(log)
         self._groups = RedisGroups(self)
-        self.failures = RunStateFailures()
+        self.metrics = RunStateMetrics()
 
     @property
     def groups(self) -> Groups:
@@ -263,51 +269,55 @@ class RedisRunState:
     async def touch(self, scope: Scope) -> None:
         """Record that a run is changed now, at times. At times, delete what is too old."""
         now = time.monotonic()
-        interval_s = prune_interval_s(self._max_age_days)
-        if self._touched.get(scope, -math.inf) <= now - interval_s:
-
-            async def write(redis: Any) -> None:
-                async with redis.pipeline() as pipeline:
-                    pipeline.zadd(_RUNS, {scope.run: time.time()})
-                    pipeline.sadd(_names_key(scope.run), scope.name)
-                    await pipeline.execute()
-
-            await self.run_read(write)
+        if self._touched.get(scope, -math.inf) <= now - self._interval_s:
+            keys = (_CLOCK, _RUNS, _names_key(scope.run))
+            arguments = (self._max_age_s, *scope)
+            reply = await self.run_read(lambda redis: redis.eval(TOUCH, 3, *keys, *arguments))
+            self._compare_clocks(float(reply))
             if len(self._touched) >= _MAX_TOUCHED:
                 self._touched.clear()
             self._touched[scope] = now
         if now >= self._prune_at:
-            self._prune_at = now + interval_s
+            self._prune_at = now + self._interval_s
             self._pruning = asyncio.create_task(self._prune())
+
+    def _compare_clocks(self, store_time: float) -> None:
+        """Report a wall clock of this process that differs from that of the server."""
+        difference_s = time.time() - store_time
+        if abs(difference_s) > MAX_CLOCK_DIFFERENCE_S:
+            self.metrics.clock_jumps += 1
+            self._warning(
+                "the wall clock differs by %+.0f s from that of Redis; nothing in the run state "
+                "depends on it",
+                difference_s,
+            )
 
     async def _prune(self) -> None:
         """Delete abandoned runs and groups."""
-        now = time.time()
-        oldest = now - self._max_age_days * 86_400
         try:
             for raw in await self.run_read(lambda redis: redis.zrange(_RUNS, 0, -1)):
-                run = raw.decode()
-                keys, before = GroupKeys(run), repr(now - ABANDONED_SECONDS)
-                await self.run_script(ABANDON_OLD, [keys.open], [keys.prefix, before, ABANDONED])
-            old = await self.run_read(lambda redis: redis.zrangebyscore(_RUNS, "-inf", oldest))
+                keys = GroupKeys(raw.decode())
+                arguments = [keys.prefix, ABANDONED_SECONDS, ABANDONED]
+                await self.run_script(ABANDON_OLD, [keys.open], arguments)
+            oldest, *old = await self.run_script(OLD_RUNS, [_CLOCK, _RUNS], [self._max_age_s])
             for raw in old:
                 await self._delete(raw.decode(), oldest)
         except self._failures as error:  # the next call that is due tries again
             log.warning("old run state could not be deleted: Redis: %s", reason_of(error))
 
-    async def _delete(self, run: str, oldest: float) -> None:
+    async def _delete(self, run: str, oldest: bytes) -> None:
         """Delete a run that was changed last before a time."""
         names_key, group_keys = _names_key(run), GroupKeys(run)
         names = await self.run_read(lambda redis: redis.smembers(names_key))
         keys = [_RUNS, group_keys.groups, group_keys.open, group_keys.steps, names_key]
         for name in names:
             keys += _keys(Scope(run, name.decode()))
-        await self.run_script(_DELETE_RUN, keys, [run, repr(oldest), group_keys.prefix])
+        await self.run_script(_DELETE_RUN, keys, [run, oldest, group_keys.prefix])
 
     @asynccontextmanager
     async def guarded(self, scope: Scope) -> AsyncIterator[None]:
         """Limit the time of commands, and report and count failures of the server."""
-        with self.failures.counting():
+        with self.metrics.counting_failures():
             async with self._reporting(scope):
                 yield
 

@@ -20,26 +20,35 @@ from .groups import (
     late,
     too_many,
 )
+from .redis_clock import TIME
 from .steps import StepLog
 from .store import Damaged, Scope, dump, load
 
-#: The hash of a group has `rules` and `until`; `release` once it is released; and per member a
-#: field that starts with `m:`, with its value, or its result in a released group. Of each run there
-#: are a string with its steps, a sorted set of its groups by step, and one of its open groups by
-#: the time of their release.
+#: The hash of a group has `rules` and `until`, by the server's clock. Before it is released, it has
+#: `wait`, the seconds until then at first; afterwards, `release`. Per member it has a field that
+#: starts with `m:`, with its value, or its result in a released group. Of each run there are a
+#: string with its steps, a sorted set of its groups by step, and one of its open groups by the time
+#: of their release.
 
-#: Adds a member, unless the group is released, complete or has other rules.
-_ADD = """
+#: Adds a member, unless the group is released, complete or has other rules. A group that would wait
+#: longer than at first, as the server's clock was set back, begins to wait again.
+_ADD = f"""{TIME}
 local group = KEYS[1]
 local field, value, rules, size = unpack(ARGV)
-local found = redis.call('HMGET', group, 'rules', 'until', 'release', field)
-local count = redis.call('HLEN', group) - 2
+local found = redis.call('HMGET', group, 'rules', 'until', 'release', field, 'wait')
+local count = redis.call('HLEN', group) - 3
 local added = 0
 if found[1] == rules and not found[3] and not found[4] and count < tonumber(size) then
     redis.call('HSET', group, field, value)
     count, added = count + 1, 1
 end
-return {found[1], found[2], found[3], found[4], count, added}
+local remaining = (tonumber(found[2]) or 0) - now()
+local wait = tonumber(found[5])
+if wait and remaining > wait then
+    remaining = wait
+    redis.call('HSET', group, 'until', text(now() + wait))
+end
+return {{found[1], found[2], found[3], found[4], count, added, text(remaining)}}
 """
 
 #: Ends an open group without a result.
@@ -57,10 +66,11 @@ end
 
 #: Opens a group, unless the steps are no longer those that were read; returns the number of open
 #: groups if there are too many. Deletes the groups of the last arguments, which are steps.
-_OPEN = f"""{_ABANDON_FUNCTION}
+_OPEN = f"""{TIME}{_ABANDON_FUNCTION}
 local open, groups, steps, group = unpack(KEYS)
-local prefix, name, step, read_steps, new_steps, rules, release_at = unpack(ARGV)
-local max_open, before, release = tonumber(ARGV[8]), ARGV[9], ARGV[10]
+local prefix, name, step, read_steps, new_steps, rules, wait = unpack(ARGV)
+local max_open, before, release = tonumber(ARGV[8]), text(now() - ARGV[9]), ARGV[10]
+local release_at = text(now() + wait)
 if (redis.call('GET', steps) or '') ~= read_steps then
     return -1
 end
@@ -84,7 +94,7 @@ for index = 11, #ARGV do
     redis.call('ZREMRANGEBYSCORE', groups, ARGV[index], ARGV[index])
 end
 redis.call('SET', steps, new_steps)
-redis.call('HSET', group, 'rules', rules, 'until', release_at)
+redis.call('HSET', group, 'rules', rules, 'until', release_at, 'wait', wait)
 redis.call('ZADD', open, release_at, name)
 redis.call('ZADD', groups, step, name)
 return 0
@@ -106,11 +116,12 @@ redis.call('ZREM', open, ARGV[1])
 return 1
 """
 
-#: Ends the open groups of a run that were due before a time.
-ABANDON_OLD = f"""{_ABANDON_FUNCTION}
+#: Ends the open groups of a run that were due so many seconds ago.
+ABANDON_OLD = f"""{TIME}{_ABANDON_FUNCTION}
 local open = KEYS[1]
-local prefix, before, release = unpack(ARGV)
-for _, each in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', '(' .. before)) do
+local prefix, seconds, release = unpack(ARGV)
+local before = '(' .. text(now() - seconds)
+for _, each in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', before)) do
     abandon(open, prefix, each, release)
 end
 return 0
@@ -168,17 +179,18 @@ class RedisGroups:
                 if reply[:2] != [None, None]:
                     break
                 await self._open(key, member)
-        *found, stored, count, added = reply
-        group_rules, until, release = _parsed(key.scope, *found)
+        *found, stored, count, added, remaining = reply
+        group_rules, release = _parsed(key.scope, *found)
+        remaining_s = float(remaining)
         if release is not None:
             if stored is None:
                 raise late(key, member.uid, "was released without it")
-            return Group(group_rules, until, 0, release, load(key.scope, stored))
+            return Group(group_rules, remaining_s, 0, release, load(key.scope, stored))
         if stored is None and not added:
             raise (
                 disagrees() if found[0] != rules.encode() else late(key, member.uid, "is complete")
             )
-        return Group(group_rules, until, count, None, None)
+        return Group(group_rules, remaining_s, count, None, None)
 
     async def _open(self, key: GroupKey, member: NewMember) -> None:
         """Open a group that is not there, unless another process just did.
@@ -209,8 +221,8 @@ class RedisGroups:
             entered, deleted = log.with_step(key.run, key.step, KEEP_GROUP_STEPS)
             arguments = [
                 *(keys.prefix, name, key.step, steps or "", entered.model_dump_json()),
-                *(member.rules.dump(), repr(member.until), member.max_open),
-                *(repr(member.abandoned_before), ABANDONED, *deleted),
+                *(member.rules.dump(), member.wait_s, member.max_open),
+                *(member.abandoned_s, ABANDONED, *deleted),
             ]
             count = await self._connection.run_script(
                 _OPEN, [keys.open, keys.groups, keys.steps, group], arguments
@@ -254,14 +266,12 @@ def _group_key(key: GroupKey) -> str:
 
 def _parsed(
     scope: Scope, rules: bytes | None, until: bytes | None, release: bytes | None
-) -> tuple[Rules, float, Release | None]:
+) -> tuple[Rules, Release | None]:
     try:
-        seconds = float(until or b"")
-        if rules is None or not math.isfinite(seconds):
+        if rules is None or not math.isfinite(float(until or b"")):
             raise Damaged(scope)
         return (
             Rules.model_validate_json(rules),
-            seconds,
             None if release is None else Release.model_validate_json(release),
         )
     except ValueError as error:  # pydantic's is one

@@ -13,7 +13,8 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.sqlite_file import SqliteFile
 
 from .groups import Groups
-from .metrics import RunStateFailures
+from .metrics import RunStateMetrics
+from .sqlite_clock import FileClock
 from .sqlite_groups import SqliteGroups, abandon_groups, check_groups
 from .sqlite_schema import check_file, create_tables, refuse_lost_pages
 from .sqlite_tables import RunAges, enter_step, load_steps
@@ -74,10 +75,12 @@ class SqliteRunState:
         self, path: Path, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
     ) -> None:
         self._shapes = shapes
-        self._ages = RunAges(max_age_days)
+        self.metrics = RunStateMetrics()
+        self._clock = FileClock(self.metrics)
+        self._ages = RunAges(self._clock, max_age_days)
+        self._prune_interval_s = prune_interval_s(max_age_days)
         self._prune_at = self._check_at = 0.0
         self._failure: str | None = None
-        self.failures = RunStateFailures()
         try:
             refuse_lost_pages(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
@@ -89,7 +92,7 @@ class SqliteRunState:
         except (sqlite3.DatabaseError, Damaged) as error:
             self._file.close()
             raise _unusable(error) from error
-        self._groups = SqliteGroups(self._call, self._begin)
+        self._groups = SqliteGroups(self._call, self._begin, self._clock)
 
     @property
     def groups(self) -> Groups:
@@ -150,7 +153,7 @@ class SqliteRunState:
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` as one transaction."""
-        with self.failures.counting():
+        with self.metrics.counting_failures():
             return await self._transact(work)
 
     async def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -185,13 +188,14 @@ class SqliteRunState:
         db.execute("BEGIN IMMEDIATE")
         self._ages.touch(db, run)
         if time.monotonic() >= self._prune_at:
-            self._prune_at = time.monotonic() + prune_interval_s(self._ages.max_age_days)
-            abandon_groups(db)
+            self._prune_at = time.monotonic() + self._prune_interval_s
+            abandon_groups(db, self._clock.read(db))
             self._ages.delete_old(db)
 
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise an error if anything in the file is damaged."""
         check_file(db)
+        self._clock.read(db)
         for run, name, state in db.execute("SELECT run, name, state FROM states"):
             shape = self._shapes.get(name)
             load(Scope(run, name), state, shape and shape.state)

@@ -2,7 +2,6 @@
 
 import math
 import sqlite3
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from .groups import (
     late,
     too_many,
 )
+from .sqlite_clock import FileClock
 from .sqlite_tables import enter_step
 from .store import Damaged, Scope, dump, load
 
@@ -37,24 +37,30 @@ class SqliteGroups:
     Args:
         call: Runs a function on the thread of the file, as one transaction.
         begin: Begins to write on behalf of a run.
+        clock: Of the file.
     """
 
-    def __init__(self, call: _Call, begin: Callable[[sqlite3.Connection, str], None]) -> None:
+    def __init__(
+        self, call: _Call, begin: Callable[[sqlite3.Connection, str], None], clock: FileClock
+    ) -> None:
         self._call = call
         self._begin = begin
+        self._clock = clock
 
     async def add(self, key: GroupKey, member: NewMember) -> Group:
         def work(db: sqlite3.Connection) -> Group:
-            row = _find(db, key)
-            known = _known(db, key, row, member.uid)
+            row, now = _find(db, key), self._clock.read(db)
+            known = _known(db, key, row, member.uid, now)
             if known is not None:  # most calls ask for a group that is not complete yet
                 return known
             self._begin(db, key.run)
-            row = _find(db, key)
-            known = _known(db, key, row, member.uid)
+            row, now = _find(db, key), self._clock.read(db)
+            known = _known(db, key, row, member.uid, now)
             if known is not None:
                 return known
-            row = row or _opened(db, key, member)
+            if row is None:
+                row = _opened(db, key, member, now)
+                self._clock.note(db, now)
             if row.rules != member.rules:
                 raise disagrees()
             count = _count(db, row)
@@ -62,7 +68,7 @@ class SqliteGroups:
                 raise late(key, member.uid, "is complete")
             value = (row.id, member.uid, dump(member.value))
             db.execute("INSERT INTO members VALUES (?, ?, ?)", value)
-            return Group(row.rules, row.until, count + 1, None, None)
+            return Group(row.rules, row.until - now, count + 1, None, None)
 
         return await self._call(work)
 
@@ -123,7 +129,9 @@ def _row(scope: Scope, row: tuple[Any, ...]) -> _Row:
         raise Damaged(scope) from error
 
 
-def _known(db: sqlite3.Connection, key: GroupKey, row: _Row | None, uid: str) -> Group | None:
+def _known(
+    db: sqlite3.Connection, key: GroupKey, row: _Row | None, uid: str, now: float
+) -> Group | None:
     """Return the group of a member that has been added before; None if it is new.
 
     Raises:
@@ -136,8 +144,8 @@ def _known(db: sqlite3.Connection, key: GroupKey, row: _Row | None, uid: str) ->
     if row.release is not None:
         if found is None:
             raise late(key, uid, "was released without it")
-        return Group(row.rules, row.until, 0, row.release, load(key.scope, found[0]))
-    return None if found is None else Group(row.rules, row.until, _count(db, row), None, None)
+        return Group(row.rules, row.until - now, 0, row.release, load(key.scope, found[0]))
+    return None if found is None else Group(row.rules, row.until - now, _count(db, row), None, None)
 
 
 def _count(db: sqlite3.Connection, row: _Row) -> int:
@@ -147,11 +155,11 @@ def _count(db: sqlite3.Connection, row: _Row) -> int:
     return count
 
 
-def _opened(db: sqlite3.Connection, key: GroupKey, member: NewMember) -> _Row:
+def _opened(db: sqlite3.Connection, key: GroupKey, member: NewMember, now: float) -> _Row:
     """Open a group."""
     deleted = enter_step(db, key.scope, key.step, KEEP_GROUP_STEPS)
     if _open_groups(db, key.run) >= member.max_open:
-        _abandon(db, "run = ? AND until < ?", (key.run, member.abandoned_before))
+        _abandon(db, "run = ? AND until < ?", (key.run, now - member.abandoned_s))
         if (count := _open_groups(db, key.run)) >= member.max_open:
             raise too_many(count)
     for step in deleted:
@@ -160,10 +168,11 @@ def _opened(db: sqlite3.Connection, key: GroupKey, member: NewMember) -> _Row:
         db.execute(query, (key.run, step))
         db.execute(f"DELETE FROM groups WHERE {where}", (key.run, step))  # noqa: S608 - a constant
     query = "INSERT INTO groups (run, step, name, rules, until) VALUES (?, ?, ?, ?, ?)"
-    row = (*key, member.rules.dump(), member.until)
+    until = now + member.wait_s
+    row = (*key, member.rules.dump(), until)
     number = db.execute(query, row).lastrowid
     assert number is not None  # noqa: S101 - a row was inserted
-    return _Row(number, member.rules, member.until, None)
+    return _Row(number, member.rules, until, None)
 
 
 def _open_groups(db: sqlite3.Connection, run: str) -> int:
@@ -173,9 +182,9 @@ def _open_groups(db: sqlite3.Connection, run: str) -> int:
     return count
 
 
-def abandon_groups(db: sqlite3.Connection) -> None:
+def abandon_groups(db: sqlite3.Connection, now: float) -> None:
     """End the open groups that nobody has requested for long."""
-    _abandon(db, "until < ?", (time.time() - ABANDONED_SECONDS,))
+    _abandon(db, "until < ?", (now - ABANDONED_SECONDS,))
 
 
 def _abandon(db: sqlite3.Connection, where: str, values: tuple[str | float, ...]) -> None:

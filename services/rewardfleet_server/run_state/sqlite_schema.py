@@ -1,15 +1,25 @@
 """The tables of a run-state file, and whether a file has them undamaged."""
 
 import sqlite3
+import time
 from pathlib import Path
 
 #: Marks run-state files, so that no other file is taken for one: "rfrs" in ASCII.
 _APPLICATION_ID = 0x72667273
 #: Changes with the tables or with what they store.
-_VERSION = 2
+_VERSION = 3
 
-#: `members` has the values of members of open groups, and the results of those of released ones.
+#: Times are seconds of `clock`, whose only row was written with the last of them: at `wall` by the
+#: wall clock, and `boot_seconds` after the start of the machine that `boot` names. `members` has
+#: the values of members of open groups, and the results of those of released ones.
 _TABLES = (
+    """CREATE TABLE clock (
+        id INTEGER PRIMARY KEY,
+        seconds REAL NOT NULL,
+        boot_seconds REAL NOT NULL,
+        wall REAL NOT NULL,
+        boot TEXT NOT NULL
+    )""",
     """CREATE TABLE runs (
         run TEXT PRIMARY KEY,
         changed_at REAL NOT NULL
@@ -78,6 +88,7 @@ def create_tables(db: sqlite3.Connection) -> None:
         if _is_new(db):  # otherwise another process has just created them
             for statement in _TABLES:
                 db.execute(statement)
+            db.execute("INSERT INTO clock VALUES (0, 0.0, 0.0, ?, '')", (time.time(),))
             db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {_VERSION}")
 

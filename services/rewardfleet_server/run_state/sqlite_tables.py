@@ -1,34 +1,38 @@
 """What the features and the groups of a run-state file share: steps, and the age of runs."""
 
 import sqlite3
-import time
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from .sqlite_clock import FileClock
 from .steps import StepLog
 from .store import Damaged, Scope, prune_interval_s
 
 
-class RunAges(NamedTuple):
+class RunAges:
     """When runs were changed last.
 
-    Attributes:
+    Args:
+        clock: Of the file.
         max_age_days: Days after which a run that no call has changed is deleted.
     """
 
-    max_age_days: float
+    def __init__(self, clock: FileClock, max_age_days: float) -> None:
+        self._clock = clock
+        self._max_age_s = max_age_days * 86_400
+        self._interval_s = prune_interval_s(max_age_days)
 
     def touch(self, db: sqlite3.Connection, run: str) -> None:
         """Record that a run is changed now: at times, as it costs a page of the file."""
-        now = time.time()
+        now = self._clock.read(db)
         row = db.execute("SELECT changed_at FROM runs WHERE run = ?", (run,)).fetchone()
-        if row is None or row[0] < now - prune_interval_s(self.max_age_days):
+        if row is None or row[0] < now - self._interval_s:
+            self._clock.note(db, now)
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (run, now))
 
     def delete_old(self, db: sqlite3.Connection) -> None:
         """Delete the runs that are too old."""
-        oldest = time.time() - self.max_age_days * 86_400
+        oldest = self._clock.read(db) - self._max_age_s
         for run in db.execute("SELECT run FROM runs WHERE changed_at < ?", (oldest,)).fetchall():
             query = "DELETE FROM members WHERE id IN (SELECT id FROM groups WHERE run = ?)"
             db.execute(query, run)

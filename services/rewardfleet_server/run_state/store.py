@@ -8,7 +8,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from rewardfleet.wire.errors import Unavailable
 
-from .metrics import RunStateFailures
+from .metrics import RunStateMetrics
 
 if TYPE_CHECKING:  # it imports this module
     from .groups import Groups
@@ -49,6 +49,10 @@ MAX_AGE_DAYS = 30.0
 _PRUNE_SECONDS = 3600.0
 
 
+#: Seconds by which a wall clock may differ from that of the store before it is reported.
+MAX_CLOCK_DIFFERENCE_S = 10.0
+
+
 def prune_interval_s(max_age_days: float) -> float:
     """Return the seconds between two deletions of old runs."""
     return min(_PRUNE_SECONDS, max_age_days * 8640)
@@ -76,10 +80,10 @@ class RunState(Protocol):
     Runs that no call has changed for long are deleted with all their scopes and groups.
 
     Attributes:
-        failures: Counts `Unavailable`.
+        metrics: Counts `Unavailable`, and wall clocks that differ.
     """
 
-    failures: RunStateFailures
+    metrics: RunStateMetrics
 
     @property
     def groups(self) -> "Groups":

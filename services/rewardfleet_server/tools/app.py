@@ -64,7 +64,7 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
             *ToolsApi(engine, budgets, metrics).routes(),
             *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],
-        collectors=(*metrics.collectors, store.failures),
+        collectors=(*metrics.collectors, store.metrics),
         failure=lambda: store.failure,
         overview={"cache": "none", "run state": describe_run_state(settings)},
     )

@@ -1,0 +1,196 @@
+"""Wall clocks that are wrong, jump, or differ between replicas: nothing is deleted or released."""
+
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rewardfleet_server.run_state import GroupKey, RunState, Scope, SqliteRunState
+from rewardfleet_server.run_state.redis import RedisRunState
+from rewardfleet_server.testing import wait_until
+
+from .conftest import RedisServer
+from .processes import service_process
+from .test_requests import metric
+from .test_run_state import add_one
+from .test_run_state_damage import member
+
+#: Runs a command of Python whose wall clock is ahead by the seconds in a file, as it is now.
+SHIFTED = """
+import sys, time, runpy
+file, now, now_ns = sys.argv[1], time.time, time.time_ns
+seconds = lambda: float(open(file).read())
+time.time, time.time_ns = lambda: now() + seconds(), lambda: now_ns() + int(seconds() * 1e9)
+sys.argv = sys.argv[4:]  # without `python -m rewardfleet_server`
+runpy.run_module("rewardfleet_server", run_name="__main__")
+"""
+DAY = 86_400
+#: Ahead by so many seconds, or behind: the year is 1972.
+SKEWS = [60 * DAY, 120, -120, -1_700_000_000]
+
+
+class Clock:
+    """The wall clock of one replica.
+
+    Args:
+        file: Has the seconds by which it is ahead.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.set_ahead(0)
+
+    def set_ahead(self, seconds: float) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(str(seconds))
+        new.replace(self.file)
+
+
+@contextmanager
+def replica(clock: Clock, *flags: str) -> Iterator[httpx.Client]:
+    """Start the episode service with a clock of its own."""
+    prefix = (sys.executable, "-c", SHIFTED, str(clock.file))
+    with (
+        service_process("episode", *flags, prefix=prefix) as (_, url),
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """Return the flags of replicas that share a store."""
+    if request.param == "sqlite":
+        return "--run-state-file", str(tmp_path / "runs.sqlite")
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return "--run-state-url", server.url
+
+
+def post(service: httpx.Client, path: str, body: dict) -> dict:
+    response = service.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def step(service: httpx.Client, run: str) -> dict:
+    adapt = {"run": run, "step": 1, "success_rate": 0.8, "target_success_rate": 0.5}
+    return post(service, "/temperatures", {"n": 2, "adapt": adapt})
+
+
+def add(service: httpx.Client, group: str, uid: str, wait_s: float) -> dict:
+    item = {"uid": uid, "group": group, "success": True, "steps": 1, "max_steps": 5}
+    body = {"run": "r", "step": 1, "group_size": 3, "item": item, "wait_s": wait_s}
+    return post(service, "/groups/members", body)
+
+
+@pytest.mark.slow
+def test_replicas_with_wrong_clocks_delete_nothing_and_groups_wait_as_long_as_they_should(
+    store: tuple[str, ...], tmp_path: Path
+):
+    right_clock, clock = Clock(tmp_path / "right"), Clock(tmp_path / "wrong")
+    with replica(right_clock, *store) as right:
+        first = step(right, "a")
+        add(right, "of all", "a", 600)
+        for ahead_s in SKEWS:
+            clock.set_ahead(ahead_s)
+            # It looks for old runs with its first change, and sees a jump with its second.
+            with replica(clock, *store) as wrong:
+                step(wrong, f"b {ahead_s}")
+                assert step(right, "a") == step(wrong, "a") == first
+                assert metric(wrong, "rewardfleet_clock_jumps_total") >= 1
+                for opener, other in ((right, wrong), (wrong, right)):
+                    group = f"{ahead_s} {opener is right}"
+                    assert add(opener, group, "a", 600)["missing"] == 2
+                    assert add(other, group, "b", 600)["missing"] == 1
+                    assert not add(opener, group, "a", 600)["released"]
+                    short = f"{group} short"
+                    add(opener, short, "a", 0.2)
+                    wait_until(lambda: add(other, short, "a", 0.2)["released"])  # noqa: B023
+            assert not add(right, "of all", "a", 600)["released"]
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_while_a_service_runs_changes_nothing(
+    store: tuple[str, ...], tmp_path: Path
+):
+    clock = Clock(tmp_path / "clock")
+    with replica(clock, *store) as service:
+        first = step(service, "a")
+        add(service, "g", "a", 600)
+        assert metric(service, "rewardfleet_clock_jumps_total") == 0
+        for jumps, ahead_s in enumerate(SKEWS, 1):
+            clock.set_ahead(ahead_s)
+            step(service, f"new {jumps}")
+            assert step(service, "a") == first
+            assert not add(service, "g", "a", 600)["released"]
+            assert metric(service, "rewardfleet_clock_jumps_total") >= jumps
+
+
+OLD, NEW, GROUP = Scope("old", "count"), Scope("new", "count"), GroupKey("new", 1, "g")
+
+
+async def is_kept(store: RunState) -> bool:
+    """Change another run, so that old ones are deleted; return whether one is still there."""
+    await store.update(NEW, add_one)
+    if isinstance(store, RedisRunState):
+        await store._pruning
+    return await store.read(OLD) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "kept", "remaining_s"),
+    [
+        ("boot_seconds = boot_seconds - :days", False, 0),
+        ("wall = wall - :days", True, 60),
+        ("wall = wall + :days", True, 60),
+        ("boot = 'another', boot_seconds = :days, wall = wall - :days", True, 60),
+        ("boot = 'another', boot_seconds = 0.0, wall = wall + :days", True, 60),
+    ],
+    ids=["not used for long", "ahead", "behind", "restarted", "restarted with a wrong clock"],
+)
+async def test_ages_in_a_file_are_those_of_the_machines_clock_since_its_start(
+    tmp_path: Path, change: str, kept: bool, remaining_s: float
+):
+    path = tmp_path / "runs.sqlite"
+    store = SqliteRunState(path)
+    await store.update(OLD, add_one)
+    await store.groups.add(GROUP, member(wait_s=60))
+    await store.aclose()
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE clock SET {change}", {"days": 60.0 * DAY})
+    db.close()
+    store = SqliteRunState(path)
+    group = await store.groups.add(GROUP, member(wait_s=60))
+    assert remaining_s - 50 < max(group.remaining_s, 0) <= remaining_s
+    assert await is_kept(store) is kept
+    await store.aclose()
+
+
+async def test_a_clock_of_redis_that_jumps_makes_no_run_old_and_no_group_wait_for_long(
+    redis_server: RedisServer,
+):
+    store = RedisRunState(redis_server.url)
+    await store.update(OLD, add_one)
+    await store.groups.add(GROUP, member(wait_s=60))
+    await store.aclose()
+    kept = []
+    for days in (-60, 60, *[-60] * 9):  # as if the clock of the server had jumped since
+        redis_server.client.hset("rewardfleet:run-state:clock", "time", time.time() + days * DAY)
+        store = RedisRunState(redis_server.url)
+        kept.append(await is_kept(store))
+        await store.aclose()
+    # Each time counts for a tenth of the maximum age.
+    assert kept[:8] == [True] * 8 and not kept[-1]
+    store = RedisRunState(redis_server.url)
+    redis_server.client.hset(
+        'rewardfleet:run-state:{"new"}:group:[1, "g"]', "until", time.time() + 60 * DAY
+    )
+    for _ in range(2):
+        group = await store.groups.add(GROUP, member(wait_s=1))
+        assert (group.arrived, group.remaining_s) == (1, pytest.approx(60, abs=50))
+    await store.aclose()
