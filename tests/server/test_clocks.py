@@ -77,8 +77,8 @@ def post(service: httpx.Client, path: str, body: dict) -> dict:
     return response.json()
 
 
-def step(service: httpx.Client, run: str) -> dict:
-    adapt = {"run": run, "step": 1, "success_rate": 0.8, "target_success_rate": 0.5}
+def step(service: httpx.Client, run: str, number: int = 1) -> dict:
+    adapt = {"run": run, "step": number, "success_rate": 0.8, "target_success_rate": 0.5}
     return post(service, "/temperatures", {"n": 2, "adapt": adapt})
 
 
@@ -94,14 +94,15 @@ def test_replicas_with_wrong_clocks_delete_nothing_and_groups_wait_as_long_as_th
 ):
     right_clock, clock = Clock(tmp_path / "right"), Clock(tmp_path / "wrong")
     with replica(right_clock, *store) as right:
-        first = step(right, "a")
+        step(right, "a")
+        second = step(right, "a", 2)  # which depends on the first
         add(right, "of all", "a", 600)
         for ahead_s in SKEWS:
             clock.set_ahead(ahead_s)
             # It looks for old runs with its first change, and sees a jump with its second.
             with replica(clock, *store) as wrong:
                 step(wrong, f"b {ahead_s}")
-                assert step(right, "a") == step(wrong, "a") == first
+                assert step(right, "a", 2) == step(wrong, "a", 2) == second
                 assert metric(wrong, "rewardfleet_clock_jumps_total") >= 1
                 for opener, other in ((right, wrong), (wrong, right)):
                     group = f"{ahead_s} {opener is right}"
@@ -120,13 +121,14 @@ def test_a_clock_that_jumps_while_a_service_runs_changes_nothing(
 ):
     clock = Clock(tmp_path / "clock")
     with replica(clock, *store) as service:
-        first = step(service, "a")
+        step(service, "a")
+        second = step(service, "a", 2)
         add(service, "g", "a", 600)
         assert metric(service, "rewardfleet_clock_jumps_total") == 0
         for jumps, ahead_s in enumerate(SKEWS, 1):
             clock.set_ahead(ahead_s)
             step(service, f"new {jumps}")
-            assert step(service, "a") == first
+            assert step(service, "a", 2) == second
             assert not add(service, "g", "a", 600)["released"]
             assert metric(service, "rewardfleet_clock_jumps_total") >= jumps
 
