@@ -17,6 +17,16 @@ T = TypeVar("T")
 _OPEN_SECONDS = 5.0
 
 
+#: What follows the name of a file in those of its log, and of the index of the log.
+_COMPANIONS = ("-wal", "-shm")
+#: What names a file: its device and its number there. None: there is none.
+_Identity = tuple[int, int] | None
+
+
+class Lost(sqlite3.DatabaseError):
+    """The file was deleted or replaced while it was open. What was written since then is lost."""
+
+
 class SqliteFile:
     """One database file in WAL mode: no committed row is lost if the process crashes.
 
@@ -32,11 +42,15 @@ class SqliteFile:
 
     def __init__(self, path: Path, schema: str, *, busy_s: float) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
+        is_file = str(path) != ":memory:"
+        # By path. The log and its index exist from the first read on.
+        self._opened: dict[str, _Identity] = dict.fromkeys(_paths(path)) if is_file else {}
         try:
             connecting = self._thread.submit(
                 _reporting_damage, lambda: self._open(path, schema, busy_s)
             )
             self._db = connecting.result()
+            self.check_place()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -71,26 +85,76 @@ class SqliteFile:
         return db
 
     async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the file's thread."""
-        return await run_in_thread(self._thread, lambda: _reporting_damage(lambda: work(self._db)))
+        """Run `work` on the file's thread.
+
+        Raises:
+            Lost: The file is not the one that was opened: what was written is lost.
+            sqlite3.DatabaseError: It is damaged.
+        """
+        return await run_in_thread(self._thread, lambda: self._run(work))
 
     def call_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` and block; for startup, when there is no event loop to block."""
-        return self._thread.submit(_reporting_damage, lambda: work(self._db)).result()
+        return self._thread.submit(self._run, work).result()
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        result = _reporting_damage(lambda: work(self._db))
+        self.check_place()  # afterwards, so that nothing is acknowledged that is lost already
+        return result
+
+    def check_place(self) -> None:
+        """Check that the file is still the one that was opened, which takes microseconds.
+
+        Raises:
+            Lost: It is not.
+            sqlite3.DatabaseError: Its log, or the index of the log, is not.
+        """
+        for path, opened in self._opened.items():
+            found = _identity(path, opened)
+            if opened is None:
+                self._opened[path] = found
+            elif found != opened:
+                error = sqlite3.DatabaseError if path.endswith(_COMPANIONS) else Lost
+                raise error(f"{Path(path).name} was deleted or replaced while it was in use")
 
     def close(self) -> None:
         """Finish pending work and close the file."""
+        self._opened = {}  # the log is deleted with the last connection
         self._thread.submit(self._db.close)
         self._thread.shutdown()
+
+    @staticmethod
+    def remove_rest(path: Path) -> None:
+        """Remove companions of a file that was deleted: a new one would get them."""
+        file, *companions = _paths(path)
+        if not os.path.exists(file):
+            for each in companions:
+                Path(each).unlink(missing_ok=True)
 
     @staticmethod
     def set_aside(path: Path) -> Path:
         """Rename a damaged file and its companions; return the new name of the file."""
         aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
-        for suffix in ("", "-wal", "-shm"):
+        for old, new in zip(_paths(path), _paths(aside), strict=True):
             with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+                os.replace(old, new)
         return aside
+
+
+def _paths(path: Path) -> list[str]:
+    """Return the paths of a file and of its companions."""
+    return [f"{path}{suffix}" for suffix in ("", *_COMPANIONS)]
+
+
+def _identity(path: str, otherwise: _Identity) -> _Identity:
+    """Return what names the file at a path; `otherwise` if that cannot be found out now."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return otherwise
+    return status.st_dev, status.st_ino
 
 
 def _reporting_damage(work: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,34 @@ async def test_a_file_that_becomes_corrupt_in_use_is_renamed(
     assert await cache.get("a") == b"1"
     assert "renamed" in caplog.text
     await cache.aclose()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_file_that_is_deleted_or_replaced_is_opened_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, is_replaced: bool
+):
+    one, other = sqlite_cache(tmp_path), sqlite_cache(tmp_path)
+    await one.put("a", b"1")
+    file = tmp_path / f"cache.sqlite{suffix}"
+    if is_replaced:
+        new = tmp_path / "new"
+        new.write_bytes(file.read_bytes())
+        new.replace(file)
+    else:
+        file.unlink()
+    for _ in range(3):  # each may open what the other has renamed since
+        for cache in (one, other):
+            await cache.get("unknown")
+    assert f"{file.name} was deleted or replaced" in caplog.text
+    caplog.clear()
+    await one.put("b", b"2")
+    assert await other.get("b") == b"2"
+    assert not caplog.text
+    for cache in (one, other):
+        await cache.aclose()
+    with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 async def test_opening_waits_for_a_process_that_is_creating_the_file(tmp_path: Path):

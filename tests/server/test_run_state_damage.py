@@ -289,14 +289,16 @@ async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callab
         open_run_state(settings, SHAPES)
 
 
-async def test_an_emptied_file_is_refused_while_its_log_is_there(tmp_path: Path):
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_lost_file_is_refused_while_its_log_is_there(tmp_path: Path, is_there: bool):
     path = tmp_path / "runs.sqlite"
     store = SqliteRunState(path)
     await store.apply_once(SCOPE, 1, "a", add_one)
     copy = tmp_path / "copy.sqlite"
-    copy.touch()
     copy.with_name("copy.sqlite-wal").write_bytes(path.with_name("runs.sqlite-wal").read_bytes())
-    with pytest.raises(Unavailable, match="it is empty, although it was written"):
+    if is_there:
+        copy.touch()
+    with pytest.raises(Unavailable, match="missing or empty, although it was written"):
         SqliteRunState(copy)
     await store.aclose()
 
@@ -327,6 +329,36 @@ async def test_a_file_that_is_damaged_while_it_is_used_is_never_used_again(tmp_p
     await other.aclose()
     with pytest.raises(Unavailable, match="restore it from a backup"):
         SqliteRunState(path)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("change", ["deleted", "replaced", "folder"])
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_a_file_that_is_deleted_or_replaced_is_never_used_again(
+    tmp_path: Path, suffix: str, change: str, is_used: bool
+):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    path = await written(folder / "runs.sqlite")
+    store = SqliteRunState(path)
+    assert store.failure is None
+    companion = path.with_name(path.name + suffix)
+    if change == "folder":
+        folder.rename(tmp_path / "moved")
+    elif change == "deleted":
+        companion.unlink()
+    else:
+        new = tmp_path / "copy"
+        new.write_bytes(companion.read_bytes())
+        new.replace(companion)
+    if is_used:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"deleted or replaced .*; restore it from a bac"):
+                await store.apply_once(SCOPE, 1, "a", add_one)
+    assert "cannot be used" in str(store.failure)
+    with pytest.raises(Unavailable, match="deleted or replaced"):
+        await store.read(SCOPE)
+    await store.aclose()
 
 
 async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(tmp_path: Path):

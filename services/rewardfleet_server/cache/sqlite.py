@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from rewardfleet_server.sqlite_file import SqliteFile
+from rewardfleet_server.sqlite_file import Lost, SqliteFile
 
 from .entry import EntryFormat
 from .memory import MemoryCache
@@ -61,8 +61,9 @@ class _Connections:
 class SqliteCache:
     """A cache in a file that survives the process, `kill -9` included. Evicts the oldest entries.
 
-    A file that SQLite reports as corrupt is renamed with a warning and a new one is created. If
-    the disk is full or read-only, entries are not stored; nothing else fails.
+    A file that SQLite reports as corrupt is renamed with a warning and a new one is created. One
+    that is deleted or replaced is opened again. If the disk is full or read-only, entries are not
+    stored; nothing else fails.
 
     Args:
         path: The database file; its folder must exist.
@@ -180,7 +181,11 @@ class SqliteCache:
     def _replace(self, file: _Connections, error: sqlite3.DatabaseError) -> None:
         file.close()
         try:
-            self._set_aside(error)
+            if isinstance(error, Lost):
+                SqliteFile.remove_rest(self._path)
+                log.warning("the cache file is opened again: %s", error)
+            else:
+                self._set_aside(error)
             self._file = self._open()
         except (OSError, sqlite3.Error) as second:
             log.error("the cache file is switched off: %s", second)  # noqa: TRY400 - the message has the reason

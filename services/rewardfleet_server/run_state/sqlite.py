@@ -16,7 +16,7 @@ from .groups import Groups
 from .metrics import RunStateMetrics
 from .sqlite_clock import FileClock
 from .sqlite_groups import SqliteGroups, abandon_groups, check_groups
-from .sqlite_schema import check_file, create_tables, refuse_lost_pages
+from .sqlite_schema import check_file, create_tables, refuse_lost_log
 from .sqlite_tables import RunAges, enter_step, load_steps
 from .store import (
     BUSY_SECONDS,
@@ -82,7 +82,7 @@ class SqliteRunState:
         self._prune_at = self._check_at = 0.0
         self._failure: str | None = None
         try:
-            refuse_lost_pages(path)
+            refuse_lost_log(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise _unusable(error) from error
@@ -100,6 +100,11 @@ class SqliteRunState:
 
     @property
     def failure(self) -> str | None:
+        if self._failure is None:
+            try:
+                self._file.check_place()  # also while there are no calls
+            except sqlite3.DatabaseError as error:
+                self._fail(error)
         return self._failure
 
     async def read(self, scope: Scope) -> JsonValue:
@@ -178,9 +183,14 @@ class SqliteRunState:
                 raise Unavailable(
                     f"run state cannot be used now: {error}", retry_after=1
                 ) from error
+            raise Unavailable(self._fail(error)) from error
+
+    def _fail(self, error: sqlite3.Error) -> str:
+        """Never use the file again; return why."""
+        if self._failure is None:
             self._failure = _unusable(error).detail
-            log.error("%s", self._failure)  # noqa: TRY400 - the message has the reason
-            raise Unavailable(self._failure) from error
+            log.error("%s", self._failure)
+        return self._failure
 
     def _begin(self, db: sqlite3.Connection, run: str) -> None:
         """Begin to write on behalf of a run. At times, delete what is too old."""

@@ -68,15 +68,18 @@ class DamagedFile(sqlite3.DatabaseError):
     """The file has something that no service has written."""
 
 
-def refuse_lost_pages(path: Path) -> None:
-    """Refuse a file that was emptied while services used it: SQLite would discard the rest.
+def refuse_lost_log(path: Path) -> None:
+    """Refuse a log whose file was deleted or emptied while services used it.
+
+    SQLite would discard it, and begin from nothing.
 
     Raises:
         DamagedFile: It is such a file.
     """
     wal = path.with_name(f"{path.name}-wal")
-    if path.is_file() and not path.stat().st_size and wal.is_file() and wal.stat().st_size:
-        raise DamagedFile("it is empty, although it was written")
+    has_content = path.is_file() and path.stat().st_size
+    if not has_content and wal.is_file() and wal.stat().st_size:
+        raise DamagedFile(f"it is missing or empty, although it was written: {wal.name} is there")
 
 
 def create_tables(db: sqlite3.Connection) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.run_state import open_run_state
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import RedisServer
@@ -198,6 +200,28 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
         for step, status in ((4, 422), (stray - 1, 422), (5, 200)):
             response = service.post("/budgets/a/update", json={"step": step, "costs": [1]})
             assert response.status_code == status, response.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_service_ends_when_its_file_is_deleted_and_does_not_start_again(
+    tmp_path: Path, is_used: bool
+):
+    file = tmp_path / "runs.sqlite"
+    arguments = ("--run-state-file", str(file))
+    with (
+        service_process("episode", *arguments) as (process, url),
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as service,
+    ):
+        assert use_everything(service)[0].status_code == 200
+        file.unlink()
+        if is_used:
+            assert {each.status_code for each in use_everything(service)} == {503}
+            assert service.get("/readyz").status_code == 503
+        wait_until(lambda: process.poll() is not None)
+        assert process.returncode == 1
+    with pytest.raises(ValueError, match=r"--run-state-file .* although it was written"):
+        open_run_state(EpisodeSettings(run_state_file=file))
 
 
 @pytest.mark.slow
