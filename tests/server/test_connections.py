@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from rewardfleet_server.fleet.gateway import Gateway
+from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import protocol
 from rewardfleet_server.http.protocol import HttpProtocol
@@ -26,6 +28,7 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import image_base64
+from ..gateways import LOOPBACK
 from ..measure import Stopwatch
 from .processes import idle_seconds, service_process, watched
 
@@ -65,7 +68,7 @@ def response(connection: socket.socket) -> tuple[int, bytes]:
     length = int(re.search(rb"content-length: (\d+)", start, re.IGNORECASE)[1])
     while len(content) < length:
         content += connection.recv(65536)
-    return int(start.split()[1]), content
+    return int(start.split()[1]), content[:length]
 
 
 def has_ended(connection: socket.socket) -> bool:
@@ -207,6 +210,72 @@ def test_headers_that_do_not_arrive_end_the_connection(
         assert has_ended(connection)
         ended.set()
     assert watch.seconds < 10
+
+
+KIB = 1024
+START = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+LARGE_HEADS = {
+    "one header": START + b"X: " + b"y" * 300 * KIB + b"\r\n\r\n",
+    "one header that never ends": START + b"X: " + b"y" * 300 * KIB,
+    "a name": START + b"y" * 300 * KIB + b": x\r\n\r\n",
+    "many headers": START + b"X: yyyyy\r\n" * 30_000 + b"\r\n",
+    "empty headers": START + b"X:\r\n" * 15_000 + b"\r\n",
+    "little too many": START + b"X: " + b"y" * 64 * KIB + b"\r\n\r\n",
+    "target": b"GET /" + b"y" * 300 * KIB + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "target and headers": b"GET /%b HTTP/1.1\r\nX: %b\r\n\r\n" % ((b"y" * 33 * KIB,) * 2),
+    "method": b"P" * 300 * KIB,
+    "trailers": head(None) + chunk(b"{}") + b"0\r\n" + b"X: yyyyy\r\n" * 30_000 + b"\r\n",
+    "a trailer": head(None) + chunk(b"{}") + b"0\r\nX: " + b"y" * 300 * KIB + b"\r\n\r\n",
+    "chunk extension": head(None) + b"2;x=" + b"y" * 300 * KIB + b"\r\n{}\r\n0\r\n\r\n",
+    "offer": START + b"Connection: Upgrade\r\nUpgrade: h2c\r\nX: " + b"y" * 300 * KIB + b"\r\n\r\n",
+}
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    with (
+        serving(create_app(VideoSettings(), {"fake": FakeJudge()}), HttpProtocol) as url,
+        serving(Gateway({"video": [Replica("video", url, True)]}, LOOPBACK), HttpProtocol) as url,
+    ):
+        yield url
+
+
+@pytest.mark.parametrize("server", ["url", "gateway"])
+@pytest.mark.parametrize("name", LARGE_HEADS)
+def test_headers_of_more_than_64_kib_are_refused(
+    request: pytest.FixtureRequest, server: str, name: str
+):
+    url = request.getfixturevalue(server)
+    for is_first in (True, False):
+        with connect_to(url) as connection:
+            if not is_first:
+                connection.sendall(START + b"\r\n")
+                assert response(connection)[0] == 200
+            path = b"/video/score" if server == "gateway" else b"/score"
+            connection.sendall(LARGE_HEADS[name].replace(b"/score", path, 1))
+            assert response(connection)[0] == (400 if name == "method" else 431)
+            assert has_ended(connection)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_headers_of_less_than_64_kib_are_accepted(connect: Connect, is_slow: bool):
+    request = START + b"X: " + b"y" * 63 * KIB + b"\r\n\r\n"
+    connection = connect()
+    for _ in range(3):
+        for part in (request[:100], request[100:-2], request[-2:]) if is_slow else (request,):
+            connection.sendall(part)
+        assert response(connection)[0] == 200
+
+
+def test_large_headers_behind_other_requests_do_not_take_their_responses(
+    connect: Connect, item: bytes
+):
+    for large in (LARGE_HEADS["one header"], LARGE_HEADS["many headers"]):
+        connection = connect()
+        connection.sendall(head(len(item)) + item + large)
+        status, content = response(connection)
+        assert (status, json.loads(content)["status"]) == (200, "ok")
+        assert has_ended(connection)
 
 
 @pytest.mark.slow

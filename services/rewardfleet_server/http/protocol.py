@@ -5,12 +5,15 @@ from typing import Any, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 #: Seconds from the first byte of a request until its headers are complete.
 _HEADER_SECONDS = 10
-#: Limit on the bytes of one request's headers, and the most bytes that one read returns, of which
-#: the end may belong to the body.
+#: Limit on the bytes of a request's target, headers and trailers. What one read returns at most.
 _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
 #: What one read returns at most until the headers are complete: the body of a request that waits in
 #: line stays in the buffers of the kernel.
@@ -35,7 +38,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     uvicorn drops its body. Such a request is parsed again without the offer.
     """
 
-    _header_bytes = 0  # since the start of a request, or since the last part of its body
+    _unparsed_bytes = 0  # since the start of a request, its headers, or the last part of its body
+    _header_bytes = 0  # of the target, and of the headers and trailers that are complete
+    _is_refused = False
     _discarded_bytes = 0
     _in_headers = True
     reads_body = False  # whether the headers of a request are complete, and its body is not
@@ -52,24 +57,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, unless there is too much of it that is not the body of a request."""
+        """Parse the data, and refuse it if there is too much that is not the body of a request."""
         if self._discard_timer is not None:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > _DISCARD_BYTES:
                 self._close()
                 return
-        self._header_bytes += len(data)
-        if self._header_bytes > _MAX_HEADER_BYTES + _READ_BYTES:
-            # Headers, or lengths and trailers of a chunked body that has no chunks.
-            self.send_400_response("Headers too large.")
+        if self._is_refused:
             return
+        self._unparsed_bytes += len(data)
         had_headers = self.reads_body
         try:
             self._parse(data)
         except httptools.HttpParserError:
-            self.logger.warning(message := "Invalid HTTP request received.")
-            self.send_400_response(message)
-        if self.reads_body and not had_headers:
+            if self._header_bytes <= _MAX_HEADER_BYTES:
+                self._refuse(400, "Invalid HTTP request received.")
+        # The first are incomplete: also lengths and trailers of a chunked body without chunks.
+        if max(self._unparsed_bytes, self._header_bytes) > _MAX_HEADER_BYTES:
+            self._refuse(431, f"Headers of more than {_MAX_HEADER_BYTES} bytes.")
+        elif self.reads_body and not had_headers:
             self.flow.pause_reading()  # until the application asks for the body
 
     def _parse(self, data: bytes) -> None:
@@ -106,11 +112,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the limits on the headers of a request."""
         super().on_message_begin()
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers, self._unparsed_bytes, self._header_bytes = True, 0, 0
         self._start_header_timer()
+
+    def on_url(self, url: bytes) -> None:
+        """Add a part of the target."""
+        self._count(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; trailers after a chunked body are dropped."""
+        self._count(len(name) + len(value) + len(": \r\n"))
         if self._in_headers:
             super().on_header(name, value)
 
@@ -127,21 +139,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise ValueError("unsupported transfer coding")
-        self._in_headers, self.reads_body = False, True
+        self._in_headers, self.reads_body, self._unparsed_bytes = False, True, 0
         self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
-        self._header_bytes = 0
+        self._unparsed_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that the body is complete; if the response was earlier, the next may follow."""
         if self._has_ignored_offer():
             return
-        self.reads_body, self._header_bytes = False, 0
+        self.reads_body, self._unparsed_bytes = False, 0
         self._cancel(self._discard_timer)
         self._discard_timer = None
         super().on_message_complete()
@@ -183,6 +195,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            raise ValueError("headers too large")  # which ends the parser
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, and close the connection.
+
+        What still arrives is dropped for some time: the caller would lose the answer otherwise.
+        """
+        self.logger.warning("%s", message)
+        self._is_refused = True
+        self._cancel(self._header_timer)
+        running = self._running
+        if running is not None and not running.response_complete:
+            if running.response_started or not (running is self.cycle and self.reads_body):
+                running.keep_alive = False  # the response to an earlier request comes first
+                self.pipeline.clear()
+                return
+            running.disconnected = True
+            running.message_event.set()
+        content = [STATUS_LINE[status], b"content-type: text/plain; charset=utf-8\r\n"]
+        content.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(message))
+        self.transport.write(b"".join([*content, message.encode("ascii")]))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._discarded_bytes = 0
+        self._discard_timer = self.loop.call_later(_DISCARD_SECONDS, self._close)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
