@@ -41,7 +41,7 @@ class _TerminalFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        shown = ("path", "status", "kind", "detail", "items", "cached", "total_ms")
+        shown = ("path", "status", "kind", "detail", "items", "cached", "failed", "total_ms")
         extra = {name: getattr(record, name, None) for name in shown}
         pairs = " ".join(f"{name}={value}" for name, value in extra.items() if value)
         head, newline, traceback = line.partition("\n")

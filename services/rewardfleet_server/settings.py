@@ -101,6 +101,7 @@ class ServerSettings(BaseSettings):
     cache_signing_key_file: FilePath | None = setting(None, "File with a secret, not an API key. Scores in --cache-url and --cache-file are signed with it, and others are computed again.", group="Cache")
     cache_audit_rate: float = setting(0.001, "Share of cache hits that are computed again and compared, counted by rewardfleet_cache_audits_total. Scores that differ are evicted.", ge=0, le=1, group="Cache")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe log lines to write. `warning` drops the line that each request writes.", group="Logging")
+    log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure that are written. Those about failures always are.", ge=0, le=1, group="Logging")
     # fmt: on
 
     @model_validator(mode="after")

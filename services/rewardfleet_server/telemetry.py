@@ -6,6 +6,7 @@ loaded backends). A run, task or path never becomes a label.
 
 import logging
 import math
+import random
 import re
 import time
 import uuid
@@ -90,6 +91,7 @@ class RequestContext:
         backends: The backends that scored its items.
         items: How many items have a result.
         cached: How many of them came from the cache.
+        failed: How many of them are errors.
         parameters: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
         stage: What happens to it while it has no samples: `line`, `body` or `response`.
         is_patient: Whether it waits in line rather than being refused.
@@ -106,6 +108,7 @@ class RequestContext:
     backends: set[str] = field(default_factory=set)
     items: int = 0
     cached: int = 0
+    failed: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
     stage: str = "body"
     is_patient: bool = False
@@ -227,6 +230,7 @@ class Telemetry:
         admission: Its counts are read whenever metrics are scraped.
         collectors: Metrics of the service itself.
         deadline_s: Seconds for a request, `--deadline-s`.
+        log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
 
     Attributes:
         service: As above.
@@ -241,7 +245,9 @@ class Telemetry:
         collectors: Sequence[Collector] = (),
         *,
         deadline_s: float = math.inf,
+        log_sample_rate: float = 1.0,
     ) -> None:
+        self._log_sample_rate = log_sample_rate
         self.service = service
         self.deadline_s = deadline_s
         self.metrics: list[Metric] = []
@@ -348,6 +354,7 @@ class Telemetry:
         """Count the result of one item and the time of its stages, and end its span."""
         context.items += 1
         context.cached += score.cached
+        context.failed += score.status is Status.ERROR
         if score.backend:
             context.backends.add(score.backend)
         self._results[score.backend, score.status].inc()
@@ -381,6 +388,7 @@ class Telemetry:
             backend: Which backend failed; empty if none was chosen yet.
         """
         context.items += 1
+        context.failed += 1
         self._results[backend, Status.ERROR].inc()
         self._observe_stages(Timing(total=context.elapsed_ms), ("total",))
 
@@ -409,8 +417,10 @@ class Telemetry:
             timing: The stages of the batch.
         """
         items = sum(statuses.values())
-        computed = items - statuses.get(Status.ERROR, 0)
+        failed = statuses.get(Status.ERROR, 0)
+        computed = items - failed
         context.items += items
+        context.failed += failed
         context.backends.add(backend)
         for status, count_of in statuses.items():
             self._results[backend, status].inc(count_of)
@@ -434,6 +444,9 @@ class Telemetry:
                 self._fallbacks.labels(self.service).inc(context.fallback_rewards)
         if context.span is not None:
             self._end_span(context, context.span, status, kind)
+        has_failed = status != 200 or context.failed > 0
+        if not has_failed and random.random() >= self._log_sample_rate:  # noqa: S311 - no secret
+            return
         log.log(
             logging.INFO if status < 500 else logging.WARNING,
             "request",
@@ -445,6 +458,7 @@ class Telemetry:
                 "backends": sorted(context.backends),
                 "items": context.items,
                 "cached": context.cached,
+                "failed": context.failed,
                 "total_ms": round(context.elapsed_ms, 3),
             },
         )

@@ -18,7 +18,7 @@ from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
 
 from ..server.processes import descendants
-from .conftest import Stack, request, status
+from .conftest import PROJECT, Stack, request, status
 from .engine import HERE, ROOT, Engine
 
 LIBERO = ROOT / "tests/data/libero"
@@ -115,6 +115,7 @@ def test_containers_are_confined_and_publish_loopback_ports_only(stack: Stack):
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], service
         assert host["CapAdd"] is None, service
         assert "no-new-privileges:true" in host["SecurityOpt"], service
+        assert host["LogConfig"]["Config"] == {"max-file": "5", "max-size": "100m"}, service
         assert host["Memory"] and host["NanoCpus"] and host["PidsLimit"], service
         assert stack.api_key not in json.dumps(each), service
         published = each["NetworkSettings"]["Ports"].values()
@@ -321,6 +322,22 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         await fleet.code.score(unseen, SUM)
         stack.up("--no-build", "--force-recreate", "--no-deps", "code")
         assert (await fleet.code.score(unseen, SUM)).cached
+
+
+def test_make_down_ends_the_stack_although_its_network_is_in_use(stack: Stack):
+    network = f"{PROJECT}_services"
+    other = stack.engine.docker(
+        *("run", "--rm", "--detach", f"--network={network}", "python:3.13-slim"),
+        *("python", "-c", "import time; time.sleep(600)"),
+    )
+    try:
+        subprocess.run(
+            ["make", "down"], cwd=ROOT, env=stack.engine.environment, check=True, timeout=180
+        )
+        assert stack.containers() == []
+        assert PROJECT not in stack.engine.docker("network", "ls")
+    finally:
+        stack.engine.docker("kill", other)
 
 
 def _state(stack: Stack, container: str) -> Any:

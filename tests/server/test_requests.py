@@ -347,6 +347,27 @@ def test_the_request_id_is_the_callers_or_a_new_one(serve: Serve, frames_request
     assert evil.headers["x-request-id"] == evil.json()["request_id"] != 'a"b<script>'
 
 
+def test_lines_about_requests_can_be_sampled_but_not_those_about_failures(
+    serve: Serve, frames_request, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "rewardfleet_server.request")
+
+    def logged(rate: float) -> list[tuple[str, int, int]]:
+        client = serve(FakeJudge(0.9), log_sample_rate=rate)
+        caplog.clear()
+        client.post("/score", json=frames_request)
+        client.post("/score/batch", json={"items": [frames_request] * 2})
+        client.post("/score/batch", json={"items": [frames_request, {}]})
+        client.post("/score", json={})
+        client.get("/readyz")
+        lines = [each for each in caplog.records if each.name == "rewardfleet_server.request"]
+        return [(each.path, each.status, each.failed) for each in lines]
+
+    failures = [("/score/batch", 200, 1), ("/score", 422, 1)]
+    assert logged(1.0) == [("/score", 200, 0), ("/score/batch", 200, 0), *failures]
+    assert logged(0.0) == failures
+
+
 def test_metrics_count_requests_results_and_cache(serve: Serve, frames_request):
     client = serve(FakeJudge(0.9))
     for _ in range(2):

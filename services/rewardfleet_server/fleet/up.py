@@ -1,12 +1,16 @@
 """`rewardfleet up`: all services on this machine, below one address."""
 
 import asyncio
+import fcntl
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +41,8 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     """Start the fleet, and run it until Ctrl-C or SIGTERM; return the exit status.
 
     Raises:
-        ValueError: A setting is not valid, or the address of the gateway cannot be bound.
+        ValueError: A setting is not valid, the address of the gateway cannot be bound, or another
+            fleet uses the data folder.
         OSError: The data folder cannot be made.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
@@ -54,10 +59,33 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     max_waiting = fitting_line(raise_descriptor_limit(), len(replicas))
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    fleet = _Fleet(
-        config, listener, replicas, console, show_logs=show_logs, max_waiting=max_waiting
-    )
-    return asyncio.run(fleet.run())
+    with _locked(folder):
+        fleet = _Fleet(
+            config, listener, replicas, console, show_logs=show_logs, max_waiting=max_waiting
+        )
+        return asyncio.run(fleet.run())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other fleets out of a data folder, whose logs and state they would mix with these.
+
+    Raises:
+        ValueError: Another fleet uses it.
+    """
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released if this process is killed
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"--data-dir {folder}: the fleet of process {file.read(20)} uses it; give another "
+                "folder, or end that fleet"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def fitting_line(open_files: int, replicas: int) -> int:

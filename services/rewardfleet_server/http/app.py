@@ -91,7 +91,11 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         max_waiting=settings.max_waiting,
     )
     telemetry = Telemetry(
-        service.name, admission, service.collectors, deadline_s=settings.deadline_s
+        service.name,
+        admission,
+        service.collectors,
+        deadline_s=settings.deadline_s,
+        log_sample_rate=settings.log_sample_rate,
     )
     cache = open_cache(settings)
     engine = Engine(

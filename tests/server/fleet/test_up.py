@@ -120,6 +120,21 @@ def test_a_crashed_replica_starts_again_and_all_end_with_their_parent(tmp_path: 
         wait_until(lambda: not any(map(is_running, pids)))
 
 
+def test_two_fleets_with_one_data_folder_are_refused(tmp_path: Path):
+    with up(tmp_path) as fleet:
+        fleet.wait_until_ready()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "data").symlink_to(tmp_path / "data")
+        with up(tmp_path / "other") as other:
+            assert other.process.wait(150) == 2
+            assert f"the fleet of process {fleet.process.pid} uses it" in other.log
+        assert len(fleet.pids()) == 3
+        fleet.process.kill()
+        fleet.process.wait(60)
+        with up(tmp_path / "other") as other:  # a fleet that was killed keeps no lock
+            other.wait_until_ready()
+
+
 def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
