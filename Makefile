@@ -136,25 +136,15 @@ example-learning: install-trainers  ## a small model learns to write programs, t
 # Files, because environment variables are shown by `docker inspect`. Containers read them as another
 # user, so only the folder is closed to others on this machine.
 SECRETS ?= deploy/secrets
-# The name in docker-compose.yml, unless compose's own variable gives another one.
-PROJECT := $(or $(COMPOSE_PROJECT_NAME),rewardfleet)
 
 up: secrets  ## all services in containers, at http://127.0.0.1:18000: see docs/deployment.md
 	docker compose build
 	SECRETS=$(abspath $(SECRETS)) docker compose up --detach --wait
 
 down:  ## end them; caches, run state and metrics stay in volumes
-	@# The engine reports a container as removed before it has left its network, and keeps the ends of
-	@# those that died: it then refuses to remove the network.
-	@for attempt in 1 2 3 4 5; do \
-		docker compose --profile '*' down && exit; \
-		for network in $$(docker network ls --quiet --filter label=com.docker.compose.project=$(PROJECT)); do \
-			for end in $$(docker network inspect --format '{{range .Containers}}{{.Name}} {{end}}' $$network); do \
-				docker network disconnect --force $$network $$end; \
-			done; \
-		done; \
-		sleep 1; \
-	done; exit 1
+	@# The engine reports a container as removed before it has left its network, and until then refuses
+	@# to remove the network ("has active endpoints").
+	@for attempt in $$(seq 30); do docker compose --profile '*' down && exit; sleep 1; done; exit 1
 
 secrets:
 	@mkdir -p $(SECRETS) && chmod 700 $(SECRETS)
