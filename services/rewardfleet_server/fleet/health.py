@@ -1,12 +1,15 @@
 """Whether replicas answer: which may be sent requests, and when theirs are sent to others."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 import httpx
 
 from .replicas import Replica
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two checks of a replica before and after it is ready, and for one of them.
 _STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
@@ -31,6 +34,7 @@ async def watch(
     was_ready = False
     async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
         while True:
+            could_be_sent = replica.is_ready
             try:
                 response = await client.get(f"{replica.url}/readyz")
                 last_answer = time.monotonic()
@@ -44,6 +48,9 @@ async def watch(
                 replica.is_ready = False
                 if was_ready:
                     replica.last_failure = f"does not answer: {type(error).__name__}"
+            if could_be_sent and not replica.is_ready:
+                name, reason = replica.service, replica.last_failure
+                log.warning("%s at %s gets no requests: %s", name, replica.url, reason)
             silence = time.monotonic() - last_answer
             # If no other one answers either, it is the machine that is busy.
             if silence > _MOVE_SECONDS and any(each.is_ready for each in peers):

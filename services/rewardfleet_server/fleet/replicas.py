@@ -1,10 +1,13 @@
 """The replicas of the services of a fleet."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .upstream import Connection, UpstreamFailed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -35,6 +38,9 @@ class Replica:
 
     def abandon(self, reason: str) -> None:
         """Fail its outstanding requests, so that they are sent to other replicas."""
+        if self.connections:
+            text = "%d requests at %s of %s are sent to others: %s"
+            log.warning(text, len(self.connections), self.url, self.service, reason)
         for each in self.connections:
             each.abort(UpstreamFailed(reason))
 
