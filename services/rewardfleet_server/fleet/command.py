@@ -79,7 +79,8 @@ async def _run(config: GatewayConfig) -> int:
     hosts = AllowedHosts(config.allowed_host, listens_on=config.host, has_keys=False)
     fleet: dict[str, list[Replica]] = {name: [] for name in config.services}
     max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
-    gateway = Gateway(fleet, hosts, max_waiting=max_waiting)
+    # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
+    gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
     server = GatewayServer(gateway)
 
     def stop() -> None:

@@ -102,12 +102,19 @@ class Gateway:
             when a replica cannot be reached.
         hosts: The names by which callers may address it.
         max_waiting: The most requests that wait in line, or are at a replica after it.
+        reports_all: Whether services without replicas are reported as well.
     """
 
     def __init__(
-        self, fleet: Fleet, hosts: AllowedHosts, *, max_waiting: int = MAX_WAITING
+        self,
+        fleet: Fleet,
+        hosts: AllowedHosts,
+        *,
+        max_waiting: int = MAX_WAITING,
+        reports_all: bool = True,
     ) -> None:
         self._fleet = fleet
+        self._reports_all = reports_all
         self._hosts = hosts
         self._max_waiting = max_waiting
         self._pool = Pool()
@@ -260,10 +267,12 @@ class Gateway:
                         for each in replicas
                     ],
                 }
-                for name, replicas in self._fleet.items()
-                if replicas  # else no replica has ever been there
+                for name, replicas in self._reported()
             },
         }
+
+    def _reported(self) -> list[tuple[str, Sequence[Replica]]]:
+        return [each for each in self._fleet.items() if each[1] or self._reports_all]
 
     def _health(self) -> dict[str, Any]:
         return {"status": "ok"}
@@ -271,8 +280,8 @@ class Gateway:
     def _readiness(self) -> dict[str, Any]:
         missing = [
             name
-            for name, replicas in self._fleet.items()
-            if replicas and not any(each.is_ready for each in replicas)
+            for name, replicas in self._reported()
+            if not any(each.is_ready for each in replicas)
         ]
         if missing:
             raise Unavailable(f"no replica is ready: {', '.join(missing)}", retry_after=1)

@@ -67,7 +67,8 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
             for number in range(2)
         ]
         urls = [url for _, url in running]
-        url = stack.enter_context(gateway(*(f"code={each}" for each in urls)))
+        absent = "vlm=http://rewardfleet.invalid:8080"
+        url = stack.enter_context(gateway(*(f"code={each}" for each in urls), absent))
         wait_until(lambda: all(_is_ready(url, each) for each in urls))
         frozen = running[0][0].pid
         try:
@@ -91,6 +92,8 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
                 assert not load.done()
                 assert await load == [(200, 1.0)] * 100
             assert not _is_ready(url, urls[0])
+            assert _status(f"{url}/readyz") == 200
+            assert _status(f"{url}/vlm/readyz") == 503
             async with RewardFleet(url) as fleet:
                 assert (await fleet.code.score("print(1)", tests)).score == 1.0
         finally:
