@@ -20,6 +20,7 @@ from rich.table import Table
 from rewardfleet import __version__
 
 from .flags import unknown_variable_warnings
+from .graceful_server import GracefulServer
 from .http.app import RewardApp
 from .http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
 from .http.protocol import HttpProtocol
@@ -95,7 +96,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
+class Server(GracefulServer):
     """uvicorn, which on the first signal drains the application before it stops listening.
 
     Meanwhile `/readyz` fails and new requests get 503, rather than a closed port. A second signal

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from rewardfleet_server.graceful_server import GracefulServer
 from rewardfleet_server.http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
 from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.serve import BACKLOG
@@ -15,7 +16,7 @@ from .gateway import Gateway
 _KEEP_ALIVE_SECONDS = 75
 
 
-class GatewayServer(uvicorn.Server):
+class GatewayServer(GracefulServer):
     """uvicorn without signal handlers: its owner sets `should_exit`.
 
     Args:

@@ -26,6 +26,8 @@ _OFFERS = frozenset({b"upgrade", b"http2-settings"})
 #: Seconds for which a caller may read nothing of a response that does not fit into the buffers,
 #: and for which the last bytes of a closed connection may take.
 _WRITE_SECONDS = 30
+#: At the end of the service: seconds for the next request of a connection, and for its first one.
+_LAST_SECONDS, _ONLY_SECONDS = 0.1, 1.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -41,12 +43,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _unparsed_bytes = 0  # since the start of a request, its headers, or the last part of its body
     _header_bytes = 0  # of the target, and of the headers and trailers that are complete
     _is_refused = False
+    _is_ending = False
     _discarded_bytes = 0
     _in_headers = True
     reads_body = False  # whether the headers of a request are complete, and its body is not
     _header_timer: asyncio.TimerHandle | None = None
     _discard_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _end_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # `cycle` is the one that was read last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's type
@@ -143,6 +147,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
+        if self._is_ending and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
@@ -185,9 +191,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._cancel(self._write_timer)
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """Close the connection with its next response, or after some time without a request.
+
+        A request may be on its way, and the caller would not learn whether it was received.
+        """
+        self._is_ending = True
+        if self._is_idle():
+            seconds = _LAST_SECONDS if self.cycle is not None else _ONLY_SECONDS
+            self._end_timer = self.loop.call_later(seconds, self._end)
+        else:
+            self.cycle.keep_alive = False
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _end(self) -> None:
+        if self._is_idle():
+            self._close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End the time limits."""
-        for timer in (self._header_timer, self._discard_timer, self._write_timer):
+        for timer in (
+            self._header_timer,
+            self._discard_timer,
+            self._write_timer,
+            self._end_timer,
+        ):
             self._cancel(timer)
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -241,7 +271,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(_HEADER_SECONDS, self._on_header_timeout)
 
     def _on_header_timeout(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:  # else they wait for the response
+        if self._is_idle():  # else they wait for the response
             self._close()
 
     def _close(self) -> None:

@@ -1,0 +1,67 @@
+"""uvicorn's server, which answers every connection that the kernel has accepted before it ends."""
+
+import asyncio
+import ctypes
+import select
+import socket
+import struct
+from contextlib import suppress
+
+import uvicorn
+
+#: Seconds in which handshakes may be completed that have begun, and all that may be waited for.
+_HANDSHAKE_SECONDS, _BACKLOG_SECONDS = 0.05, 2.0
+#: Seconds between two looks at the backlog.
+_TURN_SECONDS = 0.01
+#: `SO_ATTACH_FILTER` of Linux, which Python does not name.
+_ATTACH_FILTER = 26
+#: Drops segments with the flag SYN, which is in byte 13 of the header of TCP: load it, test it,
+#: drop, keep. Each instruction is a code, two jumps and a number (linux/filter.h).
+_NO_SYN = struct.pack(
+    "=HBBIHBBIHBBIHBBI",
+    *(0x30, 0, 0, 13),
+    *(0x45, 0, 1, 0x02),
+    *(0x06, 0, 0, 0),
+    *(0x06, 0, 0, 0xFFFFFFFF),
+)
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn, which stops listening when no accepted connection waits.
+
+    The kernel resets connections that wait in the backlog when a listener is closed, although
+    their callers have sent a request already.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept what waits, then stop listening and end all connections."""
+        for listener in sockets or []:
+            _refuse_new(listener)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
+        # The event loop accepts them, and does not say when.
+        while _has_backlog(sockets or []) and loop.time() < started + _BACKLOG_SECONDS:  # noqa: ASYNC110
+            await asyncio.sleep(_TURN_SECONDS)
+        await asyncio.sleep(_TURN_SECONDS)  # the last ones get their protocols
+        await super().shutdown(sockets)
+
+
+def _refuse_new(listener: socket.socket) -> None:
+    """Drop what opens further connections: else one could come between the last and the end.
+
+    Its caller tries again after a second, and is refused or reaches the next process.
+    """
+    program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
+    count = len(_NO_SYN) // struct.calcsize("=HBBI")
+    with suppress(OSError):  # not Linux, or a sandbox without filters
+        listener.setsockopt(
+            socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("@HP", count, ctypes.addressof(program))
+        )
+
+
+def _has_backlog(listeners: list[socket.socket]) -> bool:
+    poll = select.poll()
+    for each in listeners:
+        poll.register(each, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,103 @@
+"""A server that is ended: every connection that the kernel has accepted gets its answer."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from rewardfleet_server.testing import wait_until
+
+from .processes import service_process
+from .test_connections import connect_to, has_ended, response
+
+pytestmark = pytest.mark.slow
+
+REQUEST = b"GET /tools/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+Ended = tuple[subprocess.Popen[str], str]
+
+
+@contextmanager
+def fleet(folder: Path) -> Iterator[Ended]:
+    """Start `rewardfleet up` with one service; yield the process and the URL of the gateway."""
+    config, log = folder / "fleet.toml", folder / "log"
+    config.write_text("port = 0\n[tools]\nport = 0\n")
+    command = [sys.executable, "-m", "rewardfleet_server", "up", "--only", "tools"]
+    command += ["--config", str(config), "--data-dir", str(folder / "data")]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stderr=output, text=True, env=environment)
+    try:
+        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 150)
+        yield process, log.read_text().partition("Ready after")[2].split()[2].rstrip(".")
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.fixture(params=["service", "gateway"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ended]:
+    started = service_process("tools") if request.param == "service" else fleet(tmp_path)
+    with started as running:
+        yield running
+
+
+async def ask(url: str) -> str:
+    """Send one request on a connection of its own; return its status, or how it failed."""
+    address = urlsplit(url)
+    try:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    except ConnectionRefusedError:
+        return "refused"
+    try:
+        writer.write(REQUEST)
+        start = await reader.readline()
+        return start.split()[1].decode() if start else "closed"
+    except ConnectionResetError:
+        return "reset"
+    finally:
+        writer.close()
+
+
+async def test_no_connection_is_reset_that_was_accepted(server: Ended):
+    process, url = server
+    calls: list[asyncio.Task[str]] = []
+    while process.poll() is None:
+        is_burst = len(calls) < 500
+        calls += [asyncio.create_task(ask(url)) for _ in range(50 if is_burst else 10)]
+        if len(calls) == 500:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.002 if is_burst else 0.05)
+    outcomes = Counter(await asyncio.gather(*calls))
+    assert process.returncode == 0
+    assert outcomes.keys() <= {"200", "404", "503", "refused"} and outcomes.total() > 500, outcomes
+
+
+def test_connections_that_are_idle_get_one_more_answer_and_end(server: Ended):
+    process, url = server
+    with connect_to(url) as used, connect_to(url) as unused, connect_to(url) as silent:
+        used.sendall(REQUEST)
+        assert response(used)[0] in {200, 404}
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_listening(url))
+        unused.sendall(REQUEST)
+        assert response(unused)[0] in {200, 404, 503}
+        assert has_ended(unused) and has_ended(used) and has_ended(silent)
+        assert process.wait(60) == 0
+
+
+def is_listening(url: str) -> bool:
+    """Return whether a connection is accepted; within a second, the kernel may not answer."""
+    try:
+        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=0.05):
+            return True
+    except OSError:
+        return False
