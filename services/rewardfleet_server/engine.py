@@ -483,6 +483,7 @@ class Engine(Generic[RequestT, ScoreT]):
             or score.backend != backend
             or not policy.is_valid(score)
         ):
+            self._telemetry.record_damaged_entry()
             self._warning("a cached score is not valid and is computed again")
             return None
         score.cached = True

@@ -302,6 +302,11 @@ class Telemetry:
             "Cached scores that were computed again, by result: agree or disagree.",
             "result",
         )
+        self._damaged_entries = self._counter(
+            "rewardfleet_cache_damaged_entries_total",
+            "Entries of the cache that were damaged, not signed with the key, or no score of their "
+            "item. Their scores are computed again.",
+        )
         gauges = {
             "rewardfleet_admitted_requests": "Requests admitted and not answered yet.",
             "rewardfleet_in_flight_items": "Items at the backend; --max-in-flight is the limit.",
@@ -345,6 +350,10 @@ class Telemetry:
     def record_lookup(self, *, hit: bool) -> None:
         """Count one cache lookup."""
         self._lookups["hit" if hit else "miss",].inc()
+
+    def record_damaged_entry(self) -> None:
+        """Count an entry of the cache that cannot be used."""
+        self._damaged_entries.labels(self.service).inc()
 
     def record_audit(self, *, agrees: bool) -> None:
         """Count one audit."""

@@ -1,18 +1,20 @@
 """The caches, and the single flight."""
 
 import asyncio
+import math
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from rewardfleet_server.cache import Cache
+from rewardfleet_server.cache.entry import EntryFormat
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.cache.sqlite import SqliteCache
@@ -65,7 +67,7 @@ async def test_entries_that_are_replaced_take_no_further_bytes(tmp_path: Path):
 
 @pytest.mark.slow
 async def test_processes_that_share_a_file_share_its_limit(tmp_path: Path):
-    caches = [sqlite_cache(tmp_path), sqlite_cache(tmp_path)]
+    caches = [sqlite_cache(tmp_path, 65_536) for _ in range(2)]
     for index in range(300):
         for cache in caches:
             await cache.put(f"{index:03}", b"x" * 97)
@@ -96,6 +98,7 @@ async def test_sqlite_survives_kill_9(tmp_path: Path):
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
+from rewardfleet_server.cache.entry import EntryFormat
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.cache.sqlite import SqliteCache
 async def main():
@@ -142,6 +145,52 @@ async def test_a_file_that_becomes_corrupt_in_use_is_renamed(
     await cache.put("a", b"1")
     assert await cache.get("a") == b"1"
     assert "renamed" in caplog.text
+    await cache.aclose()
+
+
+async def test_no_flipped_bit_of_an_entry_in_a_file_changes_its_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cache = sqlite_cache(tmp_path)
+    value = b'{"score": 0.99}'
+    await cache.put("key", value)
+    await cache.aclose()
+    path = tmp_path / "cache.sqlite"
+    content = path.read_bytes()
+    end = content.index(value) + len(value)
+    start = content.rindex(b"key", 0, end) - 16  # with the lengths in front of the row
+    entries, kept = EntryFormat(None), 0
+
+    def flip(position: int) -> None:
+        changed = bytearray(content)
+        changed[position // 8] ^= 1 << position % 8
+        path.write_bytes(changed)
+
+    for position in range(8 * start, 8 * (end + 8)):  # with the expiry behind it
+        flip(position)
+        with closing(sqlite3.connect(path)) as db, suppress(sqlite3.DatabaseError):
+            for entry in db.execute("SELECT value FROM entries WHERE key = 'key'"):
+                found = entries.unpack("key", *entry)
+                assert found in {(value, math.inf), None}, position
+                kept += found is not None
+    assert kept < 200, "no bits but those of what is not used"
+    flip(8 * content.index(b"0.99") + 16)  # it is 0.89
+    cache = sqlite_cache(tmp_path)
+    assert await cache.get("key") is None
+    assert "is damaged, or not signed" in caplog.text
+    await cache.put("key", value)
+    assert await cache.get("key") == value
+    await cache.aclose()
+
+
+async def test_entries_that_have_changed_places_are_misses(tmp_path: Path):
+    cache = sqlite_cache(tmp_path)
+    for key in "ab":
+        await cache.put(key, key.encode())
+    with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as db, db:
+        db.execute("UPDATE entries SET key = CASE key WHEN 'a' THEN 'b ' ELSE 'a' END")
+        db.execute("UPDATE entries SET key = 'b' WHERE key = 'b '")
+    assert [await cache.get(key) for key in "ab"] == [None, None]
     await cache.aclose()
 
 

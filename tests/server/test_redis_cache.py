@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import secrets
 import threading
 import time
@@ -30,9 +31,10 @@ from ..conftest import Serve, client_of
 from ..measure import Stopwatch
 from .conftest import RedisServer
 from .processes import service_process
+from .test_requests import metric
 
-#: The bytes in front of the JSON of an entry that is not signed.
-_HEADER = 9
+#: The bytes in front of the JSON of an entry.
+_HEADER = 49
 #: Starts one code service. Its sandbox echoes: programs pass if input and output are equal.
 ServeCode = Callable[..., httpx.Client]
 
@@ -97,7 +99,13 @@ def change(server: RedisServer, **fields: object) -> None:
     for key in stored_keys(server):
         entry = server.client.get(key)
         stored = {**json.loads(entry[_HEADER:]), **fields}
-        server.client.set(key, entry[:_HEADER] + json.dumps(stored).encode())
+        server.client.set(key, packed(key, json.dumps(stored).encode()))
+
+
+def packed(key: bytes, value: bytes) -> bytes:
+    """Return an entry with its checksum, which anybody can compute."""
+    name = key.decode().removeprefix("rewardfleet:")
+    return EntryFormat(None).pack(name, value, 1000.0)
 
 
 def test_a_batch_is_looked_up_with_one_command(serve_code: ServeCode, redis_server: RedisServer):
@@ -247,20 +255,13 @@ def test_a_score_that_cannot_be_one_of_the_item_is_computed_again(
         assert score(client, expected="other")["cached"], "it is stored again"
 
 
-#: An expiry in the far future.
-LATER = b"\x7f\xef" + b"\xff" * 6
-DAMAGED = [
+DAMAGED = [b"", b"c", b"s" * 100, b"c" * 100, b"{}", b"null", b"\xff" * 200]
+#: Values with a valid checksum.
+WRONG_VALUES = [
     b"",
-    b"p",
-    b"s" * 100,
-    b"p" + b"\x7f\xf8" + bytes(6) + b"{}",  # expires at NaN
-    b"pnan",
-    b"{}",
-    b"null",
-    b"\xff" * 200,
-    b"p" + LATER + b"[" * 100_000,
-    b"p" + LATER + b'{"score": "\\ud800"}',
-    b"p" + LATER + b'{"score": 1e999, "status": "ok"}',
+    b"[" * 100_000,
+    b'{"score": "\\ud800"}',
+    b'{"score": 1e999, "status": "ok"}',
 ]
 
 
@@ -268,11 +269,13 @@ def test_damaged_entries_are_computed_again(serve_code: ServeCode, redis_server:
     client = serve_code()
     score(client)
     (key,) = stored_keys(redis_server)
-    for entry in DAMAGED:
+    entries = [*DAMAGED, *(packed(key, value) for value in WRONG_VALUES)]
+    for count, entry in enumerate(entries, 1):
         redis_server.client.set(key, entry)
         again = score(client)
         assert (again["score"], again["cached"]) == (1.0, False), entry[:50]
         assert score(client)["cached"], "it is stored again"
+        assert metric(client, "rewardfleet_cache_damaged_entries_total") == count
 
 
 def test_a_forged_score_of_a_video_is_computed_again(
@@ -323,15 +326,16 @@ def test_what_was_not_signed_with_the_key_is_computed_again(
     assert not score(unsigned, expected="other")["cached"]
 
 
-def test_every_byte_of_a_signed_entry_and_its_key_are_signed(
-    serve_code: ServeCode, redis_server: RedisServer, key_file: Path
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_every_byte_of_an_entry_and_its_key_are_checked(
+    serve_code: ServeCode, redis_server: RedisServer, key_file: Path, is_signed: bool
 ):
-    client = serve_code(cache_signing_key_file=key_file)
+    client = serve_code(cache_signing_key_file=key_file if is_signed else None)
     score(client, number=1)
     (key,) = stored_keys(redis_server)
     entry = redis_server.client.get(key)
-    # Its kind, its signature, its expiry, and the first and last byte of its value.
-    for position in (0, 1, 32, 33, 40, 41, len(entry) - 1):
+    # Its kind, its signature or checksum, its times, and the first and last byte of its value.
+    for position in (0, 1, 32, 33, 40, 41, 48, 49, len(entry) - 1):
         changed = bytearray(entry)
         changed[position] ^= 1
         redis_server.client.set(key, bytes(changed))
@@ -345,12 +349,29 @@ def test_every_byte_of_a_signed_entry_and_its_key_are_signed(
 
 def test_expired_signed_entries_are_not_accepted_again():
     entries = EntryFormat(b"k" * 32)
-    entry = entries.pack("key", b"value", time.time() - 1)
+    entry = entries.pack("key", b"value", -1)
     assert entries.unpack("key", entry) is None
-    later = entries.pack("key", b"value", time.time() + 100)
+    later = entries.pack("key", b"value", 100)
     assert entries.unpack("key", later)[0] == b"value"
     assert entries.unpack("key", entry[:33] + later[33:]) is None
     assert entries.unpack("ke", later) is None
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "remaining_s"),
+    [(0, 100), (50, 50), (101, None), (10**9, None), (-50, 100), (-101, None), (-(10**9), None)],
+)
+def test_an_entry_lives_for_its_time_although_clocks_differ(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float, remaining_s: float | None
+):
+    """A reader whose clock is far from that of the writer does not know how old an entry is."""
+    entries, now = EntryFormat(None), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    entry, unlimited = (entries.pack("key", b"value", ttl_s) for ttl_s in (100, math.inf))
+    monkeypatch.setattr(time, "time", lambda: now + ahead_s)
+    found = entries.unpack("key", entry)
+    assert (found and found[1]) == (remaining_s and pytest.approx(remaining_s))
+    assert entries.unpack("key", unlimited) == (b"value", math.inf)
 
 
 def test_the_service_and_the_version_of_scores_are_part_of_the_key(

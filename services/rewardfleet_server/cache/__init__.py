@@ -4,7 +4,7 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from rewardfleet_server.extras import require
@@ -47,8 +47,12 @@ class Cache(Protocol):
         """Release files, connections and threads."""
 
 
-def open_cache(settings: ServerSettings) -> Cache:
+def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache:
     """Open the cache that the settings describe.
+
+    Args:
+        settings: The settings.
+        on_damage: Called for each entry that is damaged, or not signed with the signing key.
 
     Raises:
         ValueError: The file cannot be opened, the URL is wrong, the signing key is none, or the
@@ -59,7 +63,7 @@ def open_cache(settings: ServerSettings) -> Cache:
     signing_key = None
     if settings.cache_signing_key_file is not None:
         signing_key = read_signing_key(settings.cache_signing_key_file, settings.api_key_file)
-    entry_format = EntryFormat(signing_key)
+    entry_format = EntryFormat(signing_key, on_damage)
     if settings.cache_url is not None:
         return _open_redis(settings.cache_url, memory, entry_format)
     if settings.cache_file is None:

@@ -1,18 +1,19 @@
-"""Entries of shared stores: a value with its expiry, signed if there is a key."""
+"""Entries of shared stores: a value with its expiry and a checksum, signed if there is a key."""
 
 import hashlib
 import hmac
 import logging
-import math
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .warning import RareWarning
 
-#: The kinds of entries, which are their first byte.
-_PLAIN, _SIGNED = b"p", b"s"
-_EXPIRES_AT = struct.Struct("!d")
+#: The kinds of entries, which are their first byte: with a checksum, or signed.
+_CHECKED, _SIGNED = b"c", b"s"
+#: When an entry was stored, in seconds since the epoch, and its time to live in seconds.
+_TIMES = struct.Struct("!dd")
 _LENGTH = struct.Struct("!Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 #: Characters of a signing key below which it is reported as short.
@@ -24,58 +25,59 @@ log = logging.getLogger(__name__)
 class EntryFormat:
     """Packs values into entries of a shared store, and checks what the store returns.
 
-    A signed entry is an HMAC-SHA256 of its key, its expiry and its value, followed by the latter
-    two. The key names the service and the version of its scores.
+    An entry is an HMAC-SHA256 of its key, its times and its value, followed by the latter two. The
+    key of an entry names the service and the version of its scores. Without a signing key, the HMAC
+    is a checksum: it notices damage, and entries that have changed places.
 
     Args:
         signing_key: Signs entries; others are then not accepted. None: entries are not signed.
+        on_damage: Called for each entry that is not accepted.
     """
 
-    def __init__(self, signing_key: bytes | None) -> None:
-        self._signing_key = signing_key
+    def __init__(
+        self, signing_key: bytes | None, on_damage: Callable[[], None] = lambda: None
+    ) -> None:
+        self._signing_key = signing_key or b""
+        self._kind = _CHECKED if signing_key is None else _SIGNED
+        self._on_damage = on_damage
         self._warning = RareWarning(log)
 
-    def pack(self, key: str, value: bytes, expires_at: float) -> bytes:
+    def pack(self, key: str, value: bytes, ttl_s: float) -> bytes:
         """Return the entry of a value.
 
         Args:
             key: The key it is stored under.
             value: The value.
-            expires_at: When it expires, in seconds since the epoch; infinity for never.
+            ttl_s: Its time to live in seconds; infinity for no limit.
         """
-        content = _EXPIRES_AT.pack(expires_at) + value
-        if self._signing_key is None:
-            return _PLAIN + content
-        return _SIGNED + _digest(self._signing_key, key, content) + content
+        content = _TIMES.pack(time.time(), ttl_s) + value
+        return self._kind + _digest(self._signing_key, key, content) + content
 
     def unpack(self, key: str, entry: object) -> tuple[bytes, float] | None:
         """Return an entry's value and its remaining seconds; None if it is invalid or expired."""
         content = self._content(key, entry)
         if content is None:
+            self._on_damage()
             self._warning(
                 "an entry of the cache is damaged, or not signed with this service's key; its "
                 "score is computed again"
             )
             return None
-        (expires_at,) = _EXPIRES_AT.unpack_from(content)
-        seconds_left = expires_at - time.time()
-        return (content[_EXPIRES_AT.size :], seconds_left) if seconds_left > 0 else None
+        stored_at, ttl_s = _TIMES.unpack_from(content)
+        age_s = time.time() - stored_at
+        # Below 0, clocks differ or were set back. An entry never lives longer than twice its time.
+        if not -ttl_s <= age_s < ttl_s:
+            return None
+        return content[_TIMES.size :], ttl_s - max(age_s, 0.0)
 
     def _content(self, key: str, entry: object) -> bytes | None:
-        """Return the expiry and the value of an entry, None if it is invalid."""
-        if not isinstance(entry, bytes):
+        """Return the times and the value of an entry, None if it is invalid."""
+        if not isinstance(entry, bytes) or entry[:1] != self._kind:
             return None
-        kind, content = entry[:1], entry[1:]
-        if self._signing_key is not None:
-            digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            expected = _digest(self._signing_key, key, content)
-            if not hmac.compare_digest(digest, expected):
-                return None
-        if kind != (_PLAIN if self._signing_key is None else _SIGNED):
+        digest, content = entry[1 : 1 + _DIGEST_BYTES], entry[1 + _DIGEST_BYTES :]
+        if not hmac.compare_digest(digest, _digest(self._signing_key, key, content)):
             return None
-        if len(content) <= _EXPIRES_AT.size or math.isnan(_EXPIRES_AT.unpack_from(content)[0]):
-            return None
-        return content
+        return content if len(content) > _TIMES.size else None
 
 
 def _digest(signing_key: bytes, key: str, content: bytes) -> bytes:

@@ -113,7 +113,7 @@ class RedisCache:
         await self._memory.put(key, value, ttl_s)
         seconds = min(ttl_s or math.inf, _MAX_TTL_SECONDS)
         # The time is part of the entry: front caches must not store it longer than Redis does.
-        content = self._format.pack(key, value, time.time() + seconds)
+        content = self._format.pack(key, value, seconds)
         await self._execute(_Command(entries=[_Entry(key, content, math.ceil(seconds * 1000))]))
 
     async def delete(self, key: str) -> None:

@@ -124,8 +124,9 @@ class SqliteCache:
 
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
         await self._memory.put(key, value, ttl_s)
-        expires_at = math.inf if ttl_s is None else time.time() + ttl_s
-        entry = self._format.pack(key, value, expires_at)
+        seconds = math.inf if ttl_s is None else ttl_s
+        entry = self._format.pack(key, value, seconds)
+        expires_at = time.time() + seconds  # for people who look at the file
 
         def write(db: sqlite3.Connection) -> None:
             with db:

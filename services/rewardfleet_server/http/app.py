@@ -97,7 +97,7 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         deadline_s=settings.deadline_s,
         log_sample_rate=settings.log_sample_rate,
     )
-    cache = open_cache(settings)
+    cache = open_cache(settings, telemetry.record_damaged_entry)
     engine = Engine(
         service.scorer,
         service.score_type,
