@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 
+from .mp4_header import ContradictionError, check_header, frame_sizes
+
 #: The advice in error messages about files of another type.
 ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 
 _CHUNK = 1 << 20
 #: The most reads of a file: they take a second. One with 20,000 frames and sound needs 150,000.
 _MAX_READS = 200_000
+#: The longest header of an mp4 file. One with 20,000 frames and an hour of sound has 2 MiB.
+_MAX_HEADER_BYTES = 16 << 20
 
 
 def check_container(fd: int, label: str, *, max_bytes: int) -> None:
@@ -54,6 +58,14 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
     except (_DamagedError, RecursionError) as error:
         reason = "its parts are nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidRequest(f"{label} is damaged and cannot be decoded: {reason}") from None
+
+
+def stated_frame_sizes(path: str) -> set[tuple[int, int]]:
+    """Return the width and the height of each video track of a checked mp4 or mov file."""
+    with open(path, "rb") as content:
+        file = _File(content.fileno(), os.fstat(content.fileno()).st_size)
+        moov = next(box for box in _boxes(file, 0, file.size) if box.name == b"moov")
+        return frame_sizes(file.read(moov.end - moov.content, moov.content))
 
 
 class _TruncatedError(Exception):
@@ -129,10 +141,21 @@ def _check_mp4(file: _File) -> None:
         raise _DamagedError("it has no index (the box moov)")
     for box in boxes:
         _check_box(file, box)
+        if box.name == b"moov":
+            _check_header(file, box)
     fragments = {box.start for box in boxes if box.name == b"moof"}
     if fragments:
         _check_fragments(file, boxes, fragments)
         _check_fragment_times(file, boxes)
+
+
+def _check_header(file: _File, moov: _Part) -> None:
+    if moov.end - moov.content > _MAX_HEADER_BYTES:
+        raise _DamagedError("its header is too long")
+    try:
+        check_header(file.read(moov.end - moov.content, moov.content))
+    except ContradictionError as error:
+        raise _DamagedError(str(error)) from None
 
 
 def _boxes(file: _File, start: int, end: int) -> Iterator[_Part]:

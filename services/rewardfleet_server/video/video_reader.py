@@ -10,13 +10,16 @@ from typing import cast
 import av
 import numpy as np
 from av import CodecContext, Packet, VideoCodecContext, VideoFrame, VideoStream
+from av.bitstream import BitStreamFilterContext
 from av.codec import codecs_available
 from av.container import InputContainer
-from av.error import FFmpegError
+from av.error import FFmpegError, InvalidDataError
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from rewardfleet.wire.errors import InvalidRequest
+
+from .containers import stated_frame_sizes
 
 #: Seconds that the demuxer may wait for the file, e.g. on a network that does not respond.
 _READ_TIMEOUT_S = 10.0
@@ -32,6 +35,8 @@ _ERROR_DETECTION = "crccheck+bitstream+buffer+explode"
 _VP9_DECODER = "libvpx-vp9"
 #: Packets of MPEG-4 up to this size may be "not coded": the frame before is repeated.
 _MPEG4_NOT_CODED_BYTES = 20
+#: They parse all of the parameter sets.
+_METADATA_FILTERS = {"h264": "h264_metadata", "hevc": "hevc_metadata"}
 _FORBIDDEN_CODES = (b"\0\0\0", b"\0\0\1", b"\0\0\2")
 
 
@@ -139,8 +144,11 @@ def open_video(path: str) -> Iterator[VideoReader]:
             stream = _best_stream(container)
             if stream.codec_context is None:
                 raise InvalidRequest("the video cannot be decoded: its codec is not known")
-            if container.format.name == _MP4_FORMAT and len(stream.index_entries) < stream.frames:
-                _check_index(path)
+            if container.format.name == _MP4_FORMAT:
+                if len(stream.index_entries) < stream.frames:
+                    _check_index(path)
+                _check_size(path, stream)
+            _check_parameter_sets(stream)
             yield VideoReader(container, stream)
     except FFmpegError as error:
         os.close(os.dup(0))  # raises OSError if the process ran out of file descriptors
@@ -176,6 +184,25 @@ def _check_index(path: str) -> None:
         ends_late = bool(stream.duration and entries and entries[-1].timestamp >= stream.duration)
         if len(entries) < stream.frames or ends_late:
             raise InvalidRequest("the video is damaged: its index does not locate all frames")
+
+
+def _check_size(path: str, stream: VideoStream) -> None:
+    """Check that the parameter sets of H.264 and H.265 state the size that the container states."""
+    size = stream.width, stream.height
+    if stream.codec_context.name in _METADATA_FILTERS and size not in stated_frame_sizes(path):
+        raise InvalidRequest("the video is damaged: its headers have different frame sizes")
+
+
+def _check_parameter_sets(stream: VideoStream) -> None:
+    """Check that the parameter sets of H.264 and H.265 have no other content than they may have.
+
+    Decoders ignore what follows their last field, which damage may have moved.
+    """
+    if _nal_prefix(stream.codec_context):
+        try:
+            BitStreamFilterContext(_METADATA_FILTERS[stream.codec_context.name], stream)
+        except InvalidDataError:
+            raise InvalidRequest("the video is damaged: its parameter sets are invalid") from None
 
 
 def _damaged_frame(index: int) -> InvalidRequest:

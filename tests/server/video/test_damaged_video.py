@@ -30,7 +30,7 @@ from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import Clip, as_mp4, decode_images, decode_video
 
 from ...conftest import DATA, LONG_CLIP, served
-from ...videos import CODECS, encode, encode_cached, scene
+from ...videos import CODECS, FPS, encode, encode_cached, scene
 
 TASK = "put the bowl on the plate"
 FRAMES = 40
@@ -209,15 +209,19 @@ def test_a_file_cut_without_encoding_is_decoded(codec, options):
     assert 20 <= clip.total <= 33
 
 
-def test_an_edit_list_selects_the_frames():
+@pytest.mark.parametrize(("first", "last"), [(15, 40), (0, 30), (15, 30)])
+def test_an_edit_list_selects_the_frames(first, last):
     video = bytearray(encode("mp4", "h264", codec_options={"bf": "0"}))
-    media_time = video.index(b"elst") + 4 + 8 + 4
+    length = (last - first) * 1000 // FPS  # in ticks of the movie
+    edit, track = video.index(b"elst") + 12, video.index(b"tkhd") + 24
     with av.open(io.BytesIO(video)) as file:
-        start = round(Fraction(15, 20) / file.streams.video[0].time_base)
-    video[media_time : media_time + 4] = start.to_bytes(4, "big")
+        start = round(Fraction(first, FPS) / file.streams.video[0].time_base)
+    video[edit : edit + 8] = length.to_bytes(4, "big") + start.to_bytes(4, "big")
+    video[track : track + 4] = length.to_bytes(4, "big")
     clip = decode(bytes(video))
-    assert clip.total == FRAMES - 15
-    assert np.abs(clip.frames[0].astype(int) - scene(15, 96, 64)).mean() < 20
+    assert clip.total == last - first
+    for index, frame in zip(clip.indices, clip.frames, strict=True):
+        assert np.abs(frame.astype(int) - scene(first + index, 96, 64)).mean() < 20
 
 
 def test_a_rotated_video_is_shown_upright():

@@ -1,0 +1,367 @@
+"""Check that the fields of an mp4 header (the box moov) agree: one that is damaged is noticed.
+
+Decoders believe each field. A damaged one makes them leave out frames, so that the judge gets a
+frame in the middle of the rollout as the last one. Times are in ticks of the media's clock.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardfleet.wire.errors import TooLarge
+
+_Ticks = NDArray[np.int64]
+
+#: The boxes that a box must have once: ISO/IEC 14496-12, 6.2.3.
+_REQUIRED = {
+    b"trak": {b"tkhd", b"mdia"},
+    b"mdia": {b"mdhd", b"hdlr", b"minf"},
+    b"minf": {b"stbl"},
+    b"edts": {b"elst"},
+    b"stbl": {b"stsd", b"stts", b"stsc", b"stsz", b"stco"},
+}
+_SAME = {b"stz2": b"stsz", b"co64": b"stco"}
+#: Boxes that may be missing. A damaged name of one is not that of another box.
+_OPTIONAL = {b"trak": b"edts", b"stbl": b"ctts"}
+_OTHERS = {b"stts"}
+#: Bytes of a box by its version: ISO/IEC 14496-12, 8.2.2, 8.3.2, 8.4.2.
+_LENGTHS = {b"mvhd": (100, 112), b"tkhd": (84, 96), b"mdhd": (24, 36)}
+#: What a change of one byte does to a number: its lowest bit, or all its bits, change.
+_CHANGES = tuple(mask << shift for mask, shift in product((1, 0xFF), (0, 8, 16, 24)))
+#: Three times as many as a video may show: checks take a second.
+_MAX_SAMPLES = 1 << 16
+#: With more frames that are shown for another time than most, the rate is variable.
+_MOST_UNEVEN = 8
+#: Timescales of movies that are no multiples of 25.
+_MOVIE_TIMESCALES = {24, 30, 48, 60, 120, 240, 600}
+
+
+class ContradictionError(Exception):
+    """Two fields of a header contradict each other."""
+
+
+def check_header(moov: bytes) -> None:
+    """Check the video tracks of a file.
+
+    Args:
+        moov: The content of the box, whose boxes fill it.
+
+    Raises:
+        ContradictionError: Its fields contradict each other.
+        TooLarge: A track has too many samples.
+    """
+    movie = list(_boxes(moov))
+    names = [name for name, _ in movie]
+    if names.count(b"mvhd") != 1:
+        raise ContradictionError("the box mvhd is missing")
+    header = dict(movie)[b"mvhd"]
+    wide = _version(b"mvhd", header)
+    _check_matrix(header, 48 if wide else 36)
+    timescale = _number(header, 20 if wide else 12)
+    for name, content in movie:
+        if name == b"trak":
+            track = _track(content, timescale)
+            if track is not None and b"mvex" not in names:  # fragments have further samples
+                _check_times(track)
+
+
+def frame_sizes(moov: bytes) -> set[tuple[int, int]]:
+    """Return the width and the height that the video tracks of a checked header state."""
+    sizes = set()
+    for name, content in _boxes(moov):
+        if name == b"trak":
+            media = _children(b"mdia", _children(b"trak", content)[b"mdia"])
+            if media[b"hdlr"][8:12] == b"vide":
+                entry = _children(b"stbl", _children(b"minf", media[b"minf"])[b"stbl"])[b"stsd"]
+                sizes.add((_number(entry, 40, 2), _number(entry, 42, 2)))
+    return sizes
+
+
+# The fields
+
+
+@dataclass(frozen=True)
+class _Track:
+    """The times of a video track with samples, in ticks of its media unless stated otherwise.
+
+    Attributes:
+        movie_scale: Ticks of the movie per second.
+        scale: Ticks of the media per second.
+        duration: As the media's header states it; None if unknown.
+        shown: Ticks of the movie that the track's header states; None if unknown.
+        edits: For each part that the edit list shows: its length in ticks of the movie, and where
+            it starts; -1 for an empty part.
+        decoded: When each sample is decoded.
+        lengths: Of each sample.
+        offsets: From the time when a sample is decoded until it is shown, as `[runs, 2]`: a number
+            of samples, and their offset.
+    """
+
+    movie_scale: int
+    scale: int
+    duration: int | None
+    shown: int | None
+    edits: tuple[tuple[int, int], ...]
+    decoded: _Ticks
+    lengths: _Ticks
+    offsets: _Ticks
+
+
+def _track(trak: bytes, movie_scale: int) -> _Track | None:
+    """Read a track; None if it has no video, or no samples here."""
+    boxes = _children(b"trak", trak)
+    media = _children(b"mdia", boxes[b"mdia"])
+    if media[b"hdlr"][8:12] != b"vide":
+        return None
+    table = _children(b"stbl", _children(b"minf", media[b"minf"])[b"stbl"])
+    head, media_head = boxes[b"tkhd"], media[b"mdhd"]
+    wide, wide_media = _version(b"tkhd", head), _version(b"mdhd", media_head)
+    _check_matrix(head, 52 if wide else 40)
+    edits: list[tuple[int, int]] = []
+    if b"edts" in boxes:
+        edits = _edits(_children(b"edts", boxes[b"edts"])[b"elst"])
+    times, samples = _rows(b"stts", table[b"stts"], 2), _number(table[b"stsz"], 8)
+    if samples > _MAX_SAMPLES:
+        raise TooLarge(f"the video has {samples} frames; {_MAX_SAMPLES} are too many to be checked")
+    offsets = np.array([[samples, 0]])
+    if b"ctts" in table:
+        offsets = _rows(b"ctts", table[b"ctts"], 2)
+        offsets[:, 1] = (offsets[:, 1] + (1 << 31)) % (1 << 32) - (1 << 31)  # may be negative
+    if _count(times) != samples or _count(offsets) != samples:
+        raise ContradictionError("its tables have different numbers of samples")
+    _check_chunks(table, samples)
+    if not samples:
+        return None
+    lengths = np.repeat(times[:, 1], times[:, 0])
+    return _Track(
+        movie_scale=movie_scale,
+        scale=_number(media_head, 20 if wide_media else 12),
+        duration=_duration(media_head, 24 if wide_media else 16, wide=wide_media),
+        shown=_duration(head, 28 if wide else 20, wide=wide),
+        edits=tuple(edits),
+        decoded=np.concatenate([[0], np.cumsum(lengths)[:-1]]),
+        lengths=lengths,
+        offsets=offsets,
+    )
+
+
+def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    position = 0
+    while position + 8 <= len(content):
+        length, start = _number(content, position), position + 8
+        if length == 1:
+            length, start = _number(content, position + 8, 8), position + 16
+        if position + length < start:
+            return
+        yield content[position + 4 : position + 8], content[start : position + length]
+        position += length
+
+
+def _children(parent: bytes, content: bytes) -> dict[bytes, bytes]:
+    """Return the boxes in a box by name; check that none of those that matter is missing."""
+    boxes = [(_SAME.get(name, name), inner) for name, inner in _boxes(content)]
+    names = [name for name, _ in boxes]
+    for name in _REQUIRED[parent]:
+        if names.count(name) != 1:
+            raise ContradictionError(f"the box {name.decode()} is missing")
+    optional = _OPTIONAL.get(parent)
+    if optional is not None and optional not in names:
+        for name in set(names) - _OTHERS:
+            if sum(a != b for a, b in zip(name, optional, strict=True)) == 1:
+                raise ContradictionError(f"the name of the box {optional.decode()} is damaged")
+    return dict(boxes)
+
+
+def _version(name: bytes, content: bytes) -> bool:
+    """Return whether a box has numbers of 64 bits."""
+    narrow, wide = _LENGTHS[name]
+    if len(content) != (wide if content[:1] == b"\x01" else narrow):
+        raise ContradictionError(f"the box {name.decode()} has another length than its version")
+    return len(content) == wide
+
+
+def _rows(name: bytes, content: bytes, columns: int) -> _Ticks:
+    """Return a table of 32-bit numbers, `[rows, columns]`."""
+    rows, width = _number(content, 4), 4 * columns
+    if len(content) != 8 + rows * width:
+        raise ContradictionError(f"the box {name.decode()} has another length than its table")
+    return np.frombuffer(content, ">u4", offset=8).reshape(rows, columns).astype(np.int64)
+
+
+def _edits(content: bytes) -> list[tuple[int, int]]:
+    width = 8 if content[:1] == b"\x01" else 4
+    count, row = _number(content, 4), 2 * width + 4
+    if len(content) != 8 + count * row:
+        raise ContradictionError("the box elst has another length than its table")
+    starts = range(8, len(content), row)
+    return [
+        (
+            _number(content, start, width),
+            int.from_bytes(content[start + width : start + 2 * width], "big", signed=True),
+        )
+        for start in starts
+    ]
+
+
+def _duration(content: bytes, position: int, *, wide: bool) -> int | None:
+    """Return a duration; None if it is unknown, which is all zeros or all ones."""
+    length = 8 if wide else 4
+    value = _number(content, position, length)
+    return None if value in {0, (1 << 8 * length) - 1} else value
+
+
+def _count(runs: _Ticks) -> int:
+    return int(runs[:, 0].sum())
+
+
+def _number(content: bytes, position: int, length: int = 4) -> int:
+    return int.from_bytes(content[position : position + length], "big")
+
+
+# The checks
+
+
+def _check_matrix(content: bytes, position: int) -> None:
+    """Check that a display matrix rotates, mirrors or scales, and does no more; 0 is none."""
+    values = np.frombuffer(content, ">i4", 9, position).astype(float)
+    (a, b, u), (c, d, v), (*_, w) = values.reshape(3, 3)
+    rows = np.hypot([a, c], [b, d]) / (1 << 16)
+    skew = abs(a * c + b * d) / (1 << 32)
+    sane = ((rows >= 1 / 16) & (rows <= 16)).all() and skew <= 1 / 64 * rows[0] * rows[1]
+    if any((a, b, c, d)) and not (sane and w > 0 and abs(u) < w / 64 and abs(v) < w / 64):
+        raise ContradictionError("its display matrix is not a rotation")
+
+
+def _check_chunks(table: dict[bytes, bytes], samples: int) -> None:
+    """Check that the chunks of a track have as many samples as the track."""
+    runs = _rows(b"stsc", table[b"stsc"], 3)
+    first = np.append(runs[:, 0], _number(table[b"stco"], 4) + 1)
+    chunks = np.diff(first)
+    if (chunks < 0).any() or int((chunks * runs[:, 1]).sum()) != samples:
+        raise ContradictionError("its chunks have another number of samples than its tables")
+
+
+def _check_times(track: _Track) -> None:
+    if not track.scale or not track.movie_scale:
+        raise ContradictionError("a timescale is 0")
+    shown, total, tick = _shown_at(track), int(track.lengths.sum()), _tick(track)
+    end = int((shown + track.lengths).max())
+    # Some writers leave out the frames before the first keyframe of a file that was cut.
+    possible = total, end - int(shown.min()), end - int(shown[0])
+    stated = total if track.duration is None else track.duration
+    frame = min(min(total, stated) / len(shown), float(np.median(track.lengths)))
+    if not _is_near(stated, possible, frame + tick):
+        raise ContradictionError("its samples have another duration than it states")
+    parts = [edit for edit in track.edits if edit[1] >= 0]
+    if any(start < -1 for _, start in track.edits):
+        raise ContradictionError("its edit list starts before its first frame")
+    if track.shown is not None and not parts:
+        if not _is_near(_media(track, track.shown), possible, frame + tick):
+            raise ContradictionError("its samples have another duration than the track")
+        return
+    lengths = (sum(length for length, _ in track.edits), sum(length for length, _ in parts))
+    if track.shown is not None and all(lengths) and not _is_near(track.shown, lengths, 2):
+        raise ContradictionError("its edit list has another duration than the track")
+    if len(parts) == 1 and parts[0][0]:
+        _check_edit(track, frame)
+
+
+def _check_edit(track: _Track, frame: float) -> None:
+    """Check that an edit list which hides frames is not the result of a damaged byte."""
+    shown, (first, last), tick = _shown_at(track), _edit(track), _tick(track)
+    begin, end = shown.min(), (shown + track.lengths).max()
+    before, after = shown[shown < first], shown[shown >= last]
+    if last > end + (tick if before.size else frame + tick):
+        raise ContradictionError("its edit list ends after its last frame")
+    if before.size and first - before.max() <= tick:
+        raise ContradictionError("its edit list hides a frame by less than a tick")
+    if after.size and first < begin - tick:
+        raise ContradictionError("its edit list starts before its first frame")
+    if (before.size or after.size) and any(_is_better(other, track) for other in _undamaged(track)):
+        raise ContradictionError("one damaged byte is the reason why it hides frames")
+    if after.size and not (
+        track.movie_scale % 25 == 0
+        or track.movie_scale in _MOVIE_TIMESCALES
+        or track.movie_scale == track.scale
+    ):
+        raise ContradictionError("the timescale of the movie is damaged")
+
+
+def _undamaged(track: _Track) -> Iterator[_Track]:
+    """Yield the tracks of which a change of one byte may have made this one."""
+    for change in _CHANGES:
+        yield replace(track, movie_scale=max(track.movie_scale ^ change, 1))
+        yield replace(track, scale=max(track.scale ^ change, 1))
+        edits = (edit if edit[1] < 0 else (edit[0], edit[1] ^ change) for edit in track.edits)
+        yield replace(track, edits=tuple(edits))
+    for run, change in product(_suspects(track), _CHANGES):
+        offsets = track.offsets.copy()
+        # As 32 bits with a sign.
+        offsets[run, 1] = ((int(offsets[run, 1]) ^ change) + (1 << 31)) % (1 << 32) - (1 << 31)
+        yield replace(track, offsets=offsets)
+
+
+def _suspects(track: _Track) -> set[int]:
+    """Return the runs of offsets whose frames may be shown at a wrong time, if they are few."""
+    shown, (first, last) = _shown_at(track), _edit(track)
+    runs = np.repeat(np.arange(len(track.offsets)), track.offsets[:, 0])
+    hidden = set(runs[(shown < first) | (shown >= last)].tolist())
+    suspects = hidden if len(hidden) == 1 else set()
+    uneven = np.flatnonzero(_uneven(track))
+    if len(uneven) <= _MOST_UNEVEN:
+        beside = np.argsort(shown, kind="stable")[np.concatenate([uneven, uneven + 1])]
+        suspects |= set(runs[beside].tolist())
+    return suspects
+
+
+def _is_better(track: _Track, other: _Track) -> bool:
+    """Return whether the edit list of a track fits its frames better than that of another."""
+    uneven, more = int(_uneven(track).sum()), int(_uneven(other).sum())
+    if not uneven and _ends_with_media(track) and _starts_with_media(track):
+        return True
+    if _ends_with_media(track) and not _ends_with_media(other):
+        return track.offsets is other.offsets or uneven < more
+    return uneven <= more - 2
+
+
+def _uneven(track: _Track) -> NDArray[np.bool_]:
+    """Return which frames are not shown for as long as most."""
+    gaps = np.diff(np.sort(_shown_at(track)))
+    return abs(gaps - np.median(gaps)) * 4 > np.median(gaps) if gaps.size else gaps > 0
+
+
+def _starts_with_media(track: _Track) -> bool:
+    return bool(abs(_edit(track)[0] - _shown_at(track).min()) <= _tick(track))
+
+
+def _ends_with_media(track: _Track) -> bool:
+    shown, (first, last) = _shown_at(track), _edit(track)
+    starts_before = first < shown.min() - _tick(track)
+    return not starts_before and bool(abs(last - (shown + track.lengths).max()) <= _tick(track))
+
+
+def _shown_at(track: _Track) -> _Ticks:
+    return track.decoded + np.repeat(track.offsets[:, 1], track.offsets[:, 0])
+
+
+def _edit(track: _Track) -> tuple[int, float]:
+    """Return where the only part that the edit list shows starts and ends."""
+    length, start = next(edit for edit in track.edits if edit[1] >= 0)
+    return start, start + _media(track, length)
+
+
+def _media(track: _Track, ticks: int) -> float:
+    """Convert ticks of the movie to those of the media."""
+    return ticks * track.scale / track.movie_scale
+
+
+def _tick(track: _Track) -> float:
+    """Return by how much times may differ that are rounded to ticks of the movie."""
+    return 1 + track.scale / track.movie_scale
+
+
+def _is_near(value: float, others: tuple[float, ...], most: float) -> bool:
+    return any(abs(value - other) <= most for other in others)
