@@ -19,8 +19,9 @@ _OPEN_SECONDS = 5.0
 
 #: What follows the name of a file in those of its log, and of the index of the log.
 _COMPANIONS = ("-wal", "-shm")
-#: What names a file: its device and its number there. None: there is none.
-_Identity = tuple[int, int] | None
+#: What names a file: its device, its number there, and whether a folder has it, which ends although
+#: the path stays if the file alone is mounted in a container. None: there is none.
+_Identity = tuple[int, int, bool] | None
 
 
 class Lost(sqlite3.DatabaseError):
@@ -154,7 +155,7 @@ def _identity(path: str, otherwise: _Identity) -> _Identity:
         return None
     except OSError:
         return otherwise
-    return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, status.st_nlink > 0
 
 
 def _reporting_damage(work: Callable[[], T]) -> T:
