@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, with limits on what a connection may hold without progress."""
 
 import asyncio
+import threading
 from typing import Any, cast
 
 import httptools
@@ -43,6 +44,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _unparsed_bytes = 0  # since the start of a request, its headers, or the last part of its body
     _header_bytes = 0  # of the target, and of the headers and trailers that are complete
     _is_refused = False
+    _is_upgraded = False
     _is_ending = False
     _discarded_bytes = 0
     _in_headers = True
@@ -67,18 +69,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._discarded_bytes > _DISCARD_BYTES:
                 self._close()
                 return
-        if self._is_refused:
-            return
+        # In parts: what follows the last byte of a body in a part is not counted.
+        for start in range(0, len(data), _READ_HEADER_BYTES):
+            if self._is_refused or self._is_upgraded:
+                return
+            self._receive(data[start : start + _READ_HEADER_BYTES])
+
+    def _receive(self, data: bytes) -> None:
         self._unparsed_bytes += len(data)
         had_headers = self.reads_body
         try:
             self._parse(data)
+            is_valid = True
         except httptools.HttpParserError:
-            if self._header_bytes <= _MAX_HEADER_BYTES:
-                self._refuse(400, "Invalid HTTP request received.")
+            is_valid = False
         # The first are incomplete: also lengths and trailers of a chunked body without chunks.
         if max(self._unparsed_bytes, self._header_bytes) > _MAX_HEADER_BYTES:
             self._refuse(431, f"Headers of more than {_MAX_HEADER_BYTES} bytes.")
+        elif not is_valid:
+            self._refuse(400, "Invalid HTTP request received.")
         elif self.reads_body and not had_headers:
             self.flow.pause_reading()  # until the application asks for the body
 
@@ -87,7 +96,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():  # to a WebSocket
-                self.reads_body = False
+                self.reads_body, self._is_upgraded = False, True
                 self.handle_websocket_upgrade()
                 return
             if not self._has_ignored_offer():  # CONNECT
@@ -286,6 +295,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             timer.cancel()
 
 
+class _Buffer(threading.local):
+    """Where all connections of an event loop are read to: it is emptied at once."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_READ_BYTES))
+
+
 class HttpProtocol(asyncio.BufferedProtocol):
     """A `BoundedHttpProtocol` that is given little more than the headers until they are complete.
 
@@ -293,7 +309,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         arguments: Of uvicorn.
     """
 
-    _buffer = memoryview(bytearray(_READ_BYTES))  # of all connections: it is emptied at once
+    _buffer = _Buffer()
 
     def __init__(self, **arguments: Any) -> None:
         self._http = BoundedHttpProtocol(**arguments)
@@ -304,11 +320,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of the interface
         """Return where the next bytes are read to."""
-        return self._buffer[: _READ_BYTES if self._http.reads_body else _READ_HEADER_BYTES]
+        return self._buffer.view[: _READ_BYTES if self._http.reads_body else _READ_HEADER_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes that were read."""
-        self._http.data_received(bytes(self._buffer[:nbytes]))
+        self._http.data_received(bytes(self._buffer.view[:nbytes]))
 
     def eof_received(self) -> None:
         """Pass it on."""
