@@ -19,6 +19,8 @@ _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
 #: What one read returns at most until the headers are complete: the body of a request that waits in
 #: line stays in the buffers of the kernel.
 _READ_HEADER_BYTES = 2 * 1024
+#: What is parsed at a time. Less costs time, and more is what trailers may have beyond the limit.
+_PART_BYTES = 16 * 1024
 #: What is still read of a body after the response: one that fits leaves the connection usable, and
 #: a proxy that sends it first gets the response, which it would lose if the connection was closed.
 _DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
@@ -70,10 +72,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._close()
                 return
         # In parts: what follows the last byte of a body in a part is not counted.
-        for start in range(0, len(data), _READ_HEADER_BYTES):
+        for start in range(0, len(data), _PART_BYTES):
             if self._is_refused or self._is_upgraded:
                 return
-            self._receive(data[start : start + _READ_HEADER_BYTES])
+            self._receive(data[start : start + _PART_BYTES])
 
     def _receive(self, data: bytes) -> None:
         self._unparsed_bytes += len(data)
