@@ -22,6 +22,7 @@ from PIL import Image
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet.wire.video import sample_indices
 
+from .mp4_header import MAX_SOURCE_FRAMES
 from .video_reader import VideoReader, open_video
 
 # Set before OpenCV is loaded: damaged images are reported to the caller, not on standard error.
@@ -31,8 +32,6 @@ import cv2
 
 #: The most pixels of a frame before scaling: 4096x2304, above 4K and below 8K.
 MAX_SOURCE_PIXELS = 4096 * 2304
-#: The most frames of a source: 16 minutes at 20 frames per second.
-MAX_SOURCE_FRAMES = 20_000
 
 #: One frame, RGB, `[H, W, 3]`, uint8.
 Frame = NDArray[np.uint8]
@@ -60,7 +59,14 @@ class Clip:
     max_pixels: int
 
 
-def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Event) -> Clip:
+def decode_video(
+    path: str,
+    *,
+    count: int,
+    max_pixels: int,
+    stop: threading.Event,
+    memory: int | None = None,
+) -> Clip:
     """Decode `count` evenly spread frames in one sequential pass. Blocks.
 
     Seeking is four to six times slower on rollout clips, because frames depend on others.
@@ -70,13 +76,17 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
         count: Number of frames; all of them if the video has fewer.
         max_pixels: The most pixels per frame; larger frames are scaled down.
         stop: Set when no caller waits any more; decoding ends at the next frame.
+        memory: The most bytes that the decoder may take: the result of `decoder_bytes`.
 
     Raises:
-        InvalidRequest: The file is not a video, or does not decode completely and without errors.
+        InvalidRequest: The file is not a video, or does not decode completely and without errors,
+            or takes more memory than its headers say.
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
     with _opened(path) as video:
+        if memory is not None and video.decoder_bytes > memory:
+            raise InvalidRequest("the video has larger frames than its headers state")
         expected = min(video.stated_frames or _count_packets(path), MAX_SOURCE_FRAMES)
         fps = video.fps
         frames, total = _one_pass(video, set(sample_indices(expected, count)), max_pixels, stop)
@@ -87,6 +97,17 @@ def decode_video(path: str, *, count: int, max_pixels: int, stop: threading.Even
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
     return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
+
+
+def decoder_bytes(path: str) -> int:
+    """Return the most memory that decoding a video takes, from its headers. Blocks shortly.
+
+    Raises:
+        InvalidRequest: The file is not a video.
+        TooLarge: Its frames are too large.
+    """
+    with _opened(path, decodes=False) as video:
+        return video.decoder_bytes
 
 
 def decode_images(
@@ -136,7 +157,7 @@ def _one_pass(
     """Decode the complete video; return the wanted frames and the number of all frames."""
     frames: list[Frame] = []
     total = 0
-    for frame in video.frames(max_pixels=2 * MAX_SOURCE_PIXELS):
+    for frame in video.frames():
         if stop.is_set():
             raise TimeoutError
         if total >= MAX_SOURCE_FRAMES:
@@ -151,8 +172,8 @@ def _one_pass(
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[VideoReader]:
-    with open_video(path) as video:
+def _opened(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
+    with open_video(path, decodes=decodes) as video:
         _check_pixels(video.width, video.height)
         yield video
 
@@ -171,6 +192,18 @@ def _check_png(content: bytes, index: int) -> None:
         if end + 4 > len(content) or zlib.crc32(view[position + 4 : end]) != checksum:
             raise _damaged_image(index)
         position = end + 4
+
+
+def image_pixels(content: bytes) -> int:
+    """Return the pixels to decode of an image, from its header; 0 if it has none.
+
+    Decoding reports that, and that there are too many.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            return min(image.width * image.height, MAX_SOURCE_PIXELS)
+    except (OSError, ValueError, SyntaxError):
+        return 0
 
 
 def _image_size(content: bytes, index: int) -> tuple[int, int]:

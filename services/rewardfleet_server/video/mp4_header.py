@@ -15,6 +15,8 @@ from rewardfleet.wire.errors import TooLarge
 
 _Ticks = NDArray[np.int64]
 
+#: The most frames of a source: 16 minutes at 20 frames per second.
+MAX_SOURCE_FRAMES = 20_000
 #: The boxes that a box must have once: ISO/IEC 14496-12, 6.2.3.
 _REQUIRED = {
     b"trak": {b"tkhd", b"mdia"},
@@ -31,7 +33,7 @@ _OTHERS = {b"stts"}
 _LENGTHS = {b"mvhd": (100, 112), b"tkhd": (84, 96), b"mdhd": (24, 36)}
 #: What a change of one byte does to a number: its lowest bit, or all its bits, change.
 _CHANGES = tuple(mask << shift for mask, shift in product((1, 0xFF), (0, 8, 16, 24)))
-#: Three times as many as a video may show: checks take a second.
+#: An edit list may hide others. Checks of that many take a second.
 _MAX_SAMPLES = 1 << 16
 #: With more frames that are shown for another time than most, the rate is variable.
 _MOST_UNEVEN = 8
@@ -125,7 +127,7 @@ def _track(trak: bytes, movie_scale: int) -> _Track | None:
         edits = _edits(_children(b"edts", boxes[b"edts"])[b"elst"])
     times, samples = _rows(b"stts", table[b"stts"], 2), _number(table[b"stsz"], 8)
     if samples > _MAX_SAMPLES:
-        raise TooLarge(f"the video has {samples} frames; {_MAX_SAMPLES} are too many to be checked")
+        raise TooLarge(f"{samples} frames; at most {MAX_SOURCE_FRAMES} are accepted")
     offsets = np.array([[samples, 0]])
     if b"ctts" in table:
         offsets = _rows(b"ctts", table[b"ctts"], 2)

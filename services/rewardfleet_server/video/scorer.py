@@ -17,7 +17,13 @@ from PIL import Image
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    InvalidRequest,
+    RewardFleetError,
+    TooLarge,
+    Unavailable,
+)
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
 from rewardfleet_server.anonymous_file import AnonymousFile, spool_bytes
@@ -46,6 +52,10 @@ log = logging.getLogger(__name__)
 
 #: Images with more pixels together take about a second of a core to decode.
 _LARGE_PIXELS = 64_000_000
+#: Clips with such a decoder wait for memory.
+_LARGE_DECODER_BYTES = 256 * 2**20
+#: Clips whose decoder's size is remembered.
+_MAX_DECODERS = 4096
 #: A video file of that size takes seconds to decode.
 _LARGE_VIDEO_BYTES = 16 * 2**20
 
@@ -62,37 +72,59 @@ class _Reservations:
 
 
 class FrameMemoryLimiter:
-    """Limits the memory of decoded frames. Requests that do not fit wait.
+    """Limits the memory of decoders and decoded frames. Requests that do not fit wait.
 
-    It counts the most memory that a request can take, in units; a default request needs one, and
-    any of 16 frames at most five, which is small. Large requests get three quarters of the memory,
-    so small ones do not wait for them. While a large request waits, small ones get the remaining
+    It counts the most memory that a request can take, in units; up to ten are small, as for 16
+    frames of an H.264 clip of 1280x720 pixels. Large requests get three quarters of the memory, so
+    small ones do not wait for them. While a large request waits, small ones get the remaining
     quarter only, so it does not wait for those that come later. Small requests wait in order, and
     so do large ones.
     """
 
     _UNIT = 16 * 2**20
     _UNITS = 256  # 4 GiB
-    _SMALL = 5
+    _SMALL = 10
 
     def __init__(self) -> None:
         self._small = _Reservations()
         self._large = _Reservations()
 
     @asynccontextmanager
-    async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserve `size` bytes for the block; a request for more than the limit takes all of it."""
-        units = min(math.ceil(size / self._UNIT), self._UNITS)
+    async def reserve(self, frames: int, decoder: int = 0) -> AsyncIterator[Callable[[], None]]:
+        """Reserve memory for the block.
+
+        Args:
+            frames: Bytes of the decoded frames.
+            decoder: Bytes that are needed until the function that the context gives is called.
+
+        Raises:
+            TooLarge: It is more than the limit.
+        """
+        units, kept = math.ceil((frames + decoder) / self._UNIT), math.ceil(frames / self._UNIT)
+        if units > self._UNITS:
+            raise TooLarge(
+                f"decoding takes up to {(frames + decoder) / 2**30:.1f} GiB; at most "
+                f"{self._UNITS * self._UNIT / 2**30:g} GiB are available: send smaller or fewer "
+                "frames, or another codec"
+            )
         group = self._small if units <= self._SMALL else self._large
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group.waiting.append((units, granted))
         self._grant()
+        held = units
+
+        def close_decoder() -> None:
+            nonlocal held
+            group.used -= held - kept
+            held = kept
+            self._grant()
+
         try:
             await granted
-            yield
+            yield close_decoder
         finally:
             if not granted.cancelled():
-                group.used -= units
+                group.used -= held
             elif (units, granted) in group.waiting:  # `_take_first` may have removed it
                 group.waiting.remove((units, granted))
             self._grant()
@@ -154,6 +186,7 @@ class VideoScorer:
         self._readers = readers
         self._decoders = decoders
         self._frame_memory = FrameMemoryLimiter()
+        self._decoders_by_digest: dict[str, int] = {}
         self._max_video_bytes = max_video_bytes
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance}
@@ -188,15 +221,16 @@ class VideoScorer:
             raise InvalidRequest(
                 "sha256 is not the digest of the content: it was damaged on its way; send it again"
             )
+        memory = await self._decoder_bytes(source, digest)
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
             key = cache_key(name, self._fingerprints[name], digest, request)
             policy = CachePolicy((key,))
         return Plan(
             name,
-            lambda _: self._score(name, request, source, digest),
+            lambda _: self._score(name, request, source, digest, memory),
             policy,
-            is_large=_is_large(source, request.nframes),
+            is_large=memory > _LARGE_DECODER_BYTES or _is_large(source, request.nframes),
         )
 
     @property
@@ -243,12 +277,23 @@ class VideoScorer:
             return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
         return ImagesSource(request.frames_base64 or [], request.fps)
 
+    async def _decoder_bytes(self, source: Source, digest: str) -> int:
+        """Return the most memory that decoding takes besides the frames."""
+        if isinstance(source, ImagesSource):
+            return source.decoder_bytes()  # from one header
+        if digest not in self._decoders_by_digest:
+            memory = await _in_thread(self._readers, source.decoder_bytes)
+            if len(self._decoders_by_digest) >= _MAX_DECODERS:
+                self._decoders_by_digest.clear()
+            self._decoders_by_digest[digest] = memory
+        return self._decoders_by_digest[digest]
+
     async def _score(
-        self, name: str, request: VideoRequest, source: Source, digest: str
+        self, name: str, request: VideoRequest, source: Source, digest: str, memory: int
     ) -> VideoScore:
         judge = self._judges[name]
         turn = Turn(self._decoders)
-        spec = DecodeSpec(digest, request.nframes, request.max_pixels, turn)
+        spec = DecodeSpec(digest, request.nframes, request.max_pixels, turn, memory)
         try:
             if isinstance(judge, FileJudge):
                 return await self._score_file(name, judge, request, source, spec, turn=turn)
@@ -275,8 +320,9 @@ class VideoScorer:
                 return source.clip(spec)
 
         with queue:
-            async with self._frame_memory.reserve(spec.count * spec.max_pixels * 3):
+            async with self._frame_memory.reserve(_frame_bytes(spec), spec.memory) as close_decoder:
                 clip = await _in_thread(self._decoders, partial(turn.run, decode))
+                close_decoder()
                 with stage(timing, "backend"):
                     judging = judge.judge(request.task_text, clip, request.backend_kwargs)
                     judgment = await _checked(name, judging)
@@ -295,7 +341,11 @@ class VideoScorer:
         """Let the judge read the file and select the frames."""
         timing = Timing()
         with stage(timing, "decode") as decoding:
-            async with self._file(source, spec, turn) as path:
+            async with (
+                self._frame_memory.reserve(_frame_bytes(spec), spec.memory) as close_decoder,
+                self._file(source, spec, turn) as path,
+            ):
+                close_decoder()
                 decoding.stop()
                 with stage(timing, "backend"):
                     judging = judge.judge_file(
@@ -325,6 +375,10 @@ class VideoScorer:
             yield path
         finally:
             _leave(file)
+
+
+def _frame_bytes(spec: DecodeSpec) -> int:
+    return spec.count * spec.max_pixels * 3
 
 
 def _is_large(source: Source, count: int) -> bool:

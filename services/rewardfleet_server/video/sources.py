@@ -20,7 +20,7 @@ from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet_server.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
-from .frames import Clip, as_mp4, decode_images, decode_video
+from .frames import Clip, as_mp4, decode_images, decode_video, decoder_bytes, image_pixels
 
 #: The digest of a file that changed more recently is not stored: the file may change again within
 #: the resolution of its time stamp.
@@ -47,12 +47,14 @@ class DecodeSpec:
         count: Number of frames, evenly spread.
         max_pixels: The most pixels per frame.
         stop: Set when no caller waits any more.
+        memory: The result of `Source.decoder_bytes`.
     """
 
     digest: str
     count: int
     max_pixels: int
     stop: threading.Event
+    memory: int
 
 
 class Source(Protocol):
@@ -70,6 +72,13 @@ class Source(Protocol):
 
     def digest_of(self, sha256: str) -> str:
         """Return what `digest` returns if the SHA-256 of the content is `sha256`, in hex."""
+
+    def decoder_bytes(self) -> int:
+        """Return the most memory that decoding takes besides the frames, from headers.
+
+        Raises:
+            RewardFleetError: See `VideoFiles.open` and `frames.decoder_bytes`.
+        """
 
     def clip(self, spec: DecodeSpec) -> Clip:
         """Decode frames.
@@ -142,16 +151,22 @@ class VideoFiles:
             InvalidRequest: It is not a regular file, or not a complete video container.
             TooLarge: It has more than `max_bytes`.
         """
-        with _opened(self._resolve(path), path) as fd:
-            # Symlinks may have changed since the path was resolved: check the open file itself.
-            if not self._is_inside(os.readlink(_path_of(fd))):
-                raise self._outside(path)
+        with self.open_unread(path) as fd:
             status = os.fstat(fd)
-            _check_regular(status, path)
             check_container(fd, f"video_path {path!r}", max_bytes=self._max_bytes)
             digest = _sha256(fd)
             self._store(path, status, digest)
             yield OpenFile(_path_of(fd), digest)
+
+    @contextlib.contextmanager
+    def open_unread(self, path: str) -> Iterator[int]:
+        """Open the file that a caller names, and do not read it. See `open`."""
+        with _opened(self._resolve(path), path) as fd:
+            # Symlinks may have changed since the path was resolved: check the open file itself.
+            if not self._is_inside(os.readlink(_path_of(fd))):
+                raise self._outside(path)
+            _check_regular(os.fstat(fd), path)
+            yield fd
 
     def _resolve(self, path: str) -> str:
         if "\0" in path:
@@ -234,6 +249,10 @@ class PathSource:
     def digest_of(self, sha256: str) -> str:
         return sha256
 
+    def decoder_bytes(self) -> int:
+        with self.files.open_unread(self.path) as fd:
+            return decoder_bytes(_path_of(fd))
+
     def clip(self, spec: DecodeSpec) -> Clip:
         with self._unchanged(spec) as file:
             return _decoded(file.path, spec)
@@ -277,6 +296,9 @@ class AnonymousSource:
     def digest_of(self, sha256: str) -> str:
         return sha256
 
+    def decoder_bytes(self) -> int:
+        return decoder_bytes(self.video.path)
+
     def clip(self, spec: DecodeSpec) -> Clip:
         return _decoded(self.video.path, spec)
 
@@ -314,6 +336,10 @@ class ImagesSource:
         parts = [self.fps, [len(image) for image in self.images], sha256]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
+    def decoder_bytes(self) -> int:
+        # One at a time: coefficients of progressive JPEG, the pixels, and a copy.
+        return 12 * image_pixels(self.images[0])
+
     def clip(self, spec: DecodeSpec) -> Clip:
         return decode_images(
             self.images,
@@ -330,7 +356,13 @@ class ImagesSource:
 
 
 def _decoded(path: str, spec: DecodeSpec) -> Clip:
-    return decode_video(path, count=spec.count, max_pixels=spec.max_pixels, stop=spec.stop)
+    return decode_video(
+        path,
+        count=spec.count,
+        max_pixels=spec.max_pixels,
+        stop=spec.stop,
+        memory=spec.memory,
+    )
 
 
 def _path_of(fd: int) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rewardfleet.wire.errors import InvalidRequest
 
 from .containers import stated_frame_sizes
+from .decoder_memory import EDGES, bytes_per_pixel, decoder_bytes
 
 #: Seconds that the demuxer may wait for the file, e.g. on a network that does not respond.
 _READ_TIMEOUT_S = 10.0
@@ -29,6 +30,7 @@ _DEMUXER_OPTIONS = {
     "format_whitelist": f"{_MP4_FORMAT},matroska,webm,avi",
     "protocol_whitelist": "file",
 }
+_DECODE_NOTHING = {"skip_frame": "all"}
 #: Errors end decoding. By default decoders replace what they cannot decode by earlier content.
 _ERROR_DETECTION = "crccheck+bitstream+buffer+explode"
 #: Of VP9 with 8 bits. FFmpeg's own decoder does not notice most changed bytes.
@@ -48,6 +50,7 @@ class VideoReader:
         height: Rows, as the container states it.
         fps: Frames per second; 0 if unknown.
         stated_frames: The number of frames in the container's index; 0 if there is none.
+        decoder_bytes: The most memory that decoding takes; see `decoder_memory`.
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream) -> None:
@@ -57,23 +60,22 @@ class VideoReader:
         self.width, self.height = stream.width, stream.height
         self.fps = float(stream.average_rate or stream.base_rate or 0)
         self.stated_frames = stream.frames
+        self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
     def count_packets(self, limit: int) -> int:
         """Count the packets that become frames, up to `limit`. It takes 5 % of decoding's time."""
         shown = (p for p in self._container.demux(self._stream) if p.size and not p.is_discard)
         return sum(1 for _ in islice(shown, limit))
 
-    def frames(self, *, max_pixels: int) -> Iterator[VideoFrame]:
-        """Decode all frames in order.
-
-        Args:
-            max_pixels: The most pixels of a frame, with padding.
+    def frames(self) -> Iterator[VideoFrame]:
+        """Decode all frames in order. No later frame takes more memory than the headers say.
 
         Raises:
             InvalidRequest: Frames are missing or damaged.
             FFmpegError: The file cannot be read or decoded; `open_video` handles it.
         """
-        decoder = self._decoder(max_pixels)
+        decoder = self._decoder()
+        most_bits = 8 * bytes_per_pixel(self._stream.codec_context)
         prefix = _nal_prefix(decoder)
         read = shown = decoded = 0
         first: int | None = None
@@ -90,6 +92,8 @@ class VideoReader:
             for frame in decoder.decode(packet):
                 if frame.is_corrupt:
                     raise _damaged_frame(decoded)
+                if frame.format.padded_bits_per_pixel > most_bits:
+                    raise InvalidRequest("the video has another pixel format than it states")
                 # With B-frames, files that were converted from avi have other times.
                 if frame.pts is not None and not decoder.has_b_frames:
                     if frame.pts < latest:
@@ -118,7 +122,7 @@ class VideoReader:
         turns = round(frame.rotation / 90) % 4
         return np.ascontiguousarray(np.rot90(rgb, turns)) if turns else rgb
 
-    def _decoder(self, max_pixels: int) -> VideoCodecContext:
+    def _decoder(self) -> VideoCodecContext:
         decoder = self._stream.codec_context
         eight_bits = decoder.format is not None and decoder.format.components[0].bits == 8
         if decoder.name == "vp9" and eight_bits and _VP9_DECODER in codecs_available:
@@ -128,19 +132,26 @@ class VideoReader:
         # One decoding thread per clip: with many clips at once that has the best throughput per
         # core, and on clips as small as rollouts it is faster even for a single one.
         decoder.thread_type, decoder.thread_count = "NONE", 1
-        decoder.options = {"err_detect": _ERROR_DETECTION, "max_pixels": str(max_pixels)}
+        # The decoder of MPEG-4 counts a buffer for 280 rows.
+        most = (self.width + 2 * EDGES) * (self.height + 3 * EDGES)
+        decoder.options = {"err_detect": _ERROR_DETECTION, "max_pixels": str(most)}
         return decoder
 
 
 @contextmanager
-def open_video(path: str) -> Iterator[VideoReader]:
+def open_video(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
     """Open a video file for the block.
+
+    Args:
+        path: The file.
+        decodes: Whether pictures are decoded, which tells how they are to be shown. Opening a file
+            decodes the first ones. Without them, it takes no memory and a millisecond.
 
     Raises:
         InvalidRequest: It is not a video, or cannot be read or decoded, also within the block.
     """
     try:
-        with _opened(path) as container:
+        with _opened(path, **({} if decodes else _DECODE_NOTHING)) as container:
             stream = _best_stream(container)
             if stream.codec_context is None:
                 raise InvalidRequest("the video cannot be decoded: its codec is not known")

@@ -140,7 +140,7 @@ async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
         blocked.cancel()
         release.set()
     assert len(order) == 20
-    async with asyncio.timeout(1), limiter.reserve(10**12):
+    async with asyncio.timeout(1), limiter.reserve(4 * 2**30):
         pass  # all of it is free again
 
 
@@ -148,16 +148,16 @@ async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_no
     limiter = FrameMemoryLimiter()
 
     async def hold() -> None:
-        async with limiter.reserve(10**12):
+        async with limiter.reserve(4 * 2**30):
             raise AssertionError("it was cancelled before")
 
-    async with limiter.reserve(10**12):
+    async with limiter.reserve(4 * 2**30):
         waiting = asyncio.create_task(hold())
         await asyncio.sleep(0)
         waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    async with asyncio.timeout(1), limiter.reserve(10**12):
+    async with asyncio.timeout(1), limiter.reserve(4 * 2**30):
         pass  # all of it is free again
 
 
