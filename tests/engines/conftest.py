@@ -121,7 +121,7 @@ def serving_video(log: Path, *flags: object) -> Iterator[RunningService]:
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [*command, "--video-root", VIDEOS, "--enforce-eager", *map(str, flags)],
+            [*command, "--video-root", VIDEOS, *map(str, flags)],
             stderr=stream,
             stdout=stream,
             text=True,
@@ -164,7 +164,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Itera
     with serving_video(
         log,
         *(flag for name in backends for flag in ("--backend", name)),
-        *("--model-path", checkpoint, "--max-model-len", 8192, "--cache-mb", 0),
+        *("--model-path", checkpoint, "--max-model-len", 8192, "--cache-mb", 0, "--enforce-eager"),
         *("--primo-max-model-len", 8192, "--primo-max-tokens", 48, "--device", "cpu"),
     ) as running:
         yield running

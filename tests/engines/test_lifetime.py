@@ -48,7 +48,7 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     """Qwen3-VL at a temperature gives mean and spread. Then the service is killed."""
     with serving_video(
         tmp_path / "log",
-        *("--model-path", checkpoint3, "--max-model-len", 4096),
+        *("--model-path", checkpoint3, "--max-model-len", 4096, "--enforce-eager"),
         *("--temperature", 1.5, "--top-p", 1.0, "--readout", "constrained"),
     ) as running:
         answer, again = (
