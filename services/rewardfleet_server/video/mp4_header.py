@@ -33,10 +33,12 @@ _OTHERS = {b"stts"}
 _LENGTHS = {b"mvhd": (100, 112), b"tkhd": (84, 96), b"mdhd": (24, 36)}
 #: What a change of one byte does to a number: its lowest bit, or all its bits, change.
 _CHANGES = tuple(mask << shift for mask, shift in product((1, 0xFF), (0, 8, 16, 24)))
+#: The same, and that any other of its bits changes.
+_MORE_CHANGES = {*_CHANGES, *(1 << bit for bit in range(32))}
 #: An edit list may hide others. Checks of that many take a second.
 _MAX_SAMPLES = 1 << 16
 #: With more frames that are shown for another time than most, the rate is variable.
-_MOST_UNEVEN = 8
+_MOST_UNEVEN = 6
 #: Timescales of movies that are no multiples of 25.
 _MOVIE_TIMESCALES = {24, 30, 48, 60, 120, 240, 600}
 
@@ -284,26 +286,58 @@ def _check_edit(track: _Track, frame: float) -> None:
         raise ContradictionError("its edit list starts before its first frame")
     if (before.size or after.size) and any(_is_better(other, track) for other in _undamaged(track)):
         raise ContradictionError("one damaged byte is the reason why it hides frames")
-    if after.size and not (
-        track.movie_scale % 25 == 0
-        or track.movie_scale in _MOVIE_TIMESCALES
-        or track.movie_scale == track.scale
-    ):
+    if after.size and not _is_round(track.movie_scale) and track.movie_scale != track.scale:
         raise ContradictionError("the timescale of the movie is damaged")
 
 
 def _undamaged(track: _Track) -> Iterator[_Track]:
     """Yield the tracks of which a change of one byte may have made this one."""
     for change in _CHANGES:
-        yield replace(track, movie_scale=max(track.movie_scale ^ change, 1))
-        yield replace(track, scale=max(track.scale ^ change, 1))
         edits = (edit if edit[1] < 0 else (edit[0], edit[1] ^ change) for edit in track.edits)
         yield replace(track, edits=tuple(edits))
-    for run, change in product(_suspects(track), _CHANGES):
-        offsets = track.offsets.copy()
-        # As 32 bits with a sign.
-        offsets[run, 1] = ((int(offsets[run, 1]) ^ change) + (1 << 31)) % (1 << 32) - (1 << 31)
-        yield replace(track, offsets=offsets)
+    for change in _MORE_CHANGES:
+        if not _is_round(track.movie_scale):
+            yield replace(track, movie_scale=max(track.movie_scale ^ change, 1))
+        if not _is_round(track.scale):
+            yield replace(track, scale=max(track.scale ^ change, 1))
+    for run in _suspects(track):
+        offset = int(track.offsets[run, 1])
+        changed = {_signed(offset ^ change) for change in _MORE_CHANGES}
+        for other in changed | _missing(track, run):
+            offsets = track.offsets.copy()
+            offsets[run, 1] = other
+            yield replace(track, offsets=offsets)
+
+
+def _missing(track: _Track, run: int) -> set[int]:
+    """Return the offsets of a run that differ in one byte and show it where a frame is missing."""
+    runs = np.repeat(np.arange(len(track.offsets)), track.offsets[:, 0])
+    others = np.sort(_shown_at(track)[runs != run])
+    if len(others) < 2:
+        return set()
+    gaps = np.diff(others)
+    usual = int(np.median(gaps))
+    times = {int(others[0]) - usual, int(others[-1]) + usual}
+    times |= {int(others[at]) + usual for at in np.flatnonzero(2 * gaps > 3 * usual)}
+    at = int(track.decoded[np.flatnonzero(runs == run)[0]])
+    offset = int(track.offsets[run, 1])
+    return {time - at for time in times if _is_one_byte(offset, time - at)}
+
+
+def _is_one_byte(number: int, other: int) -> bool:
+    """Return whether two numbers of 32 bits differ in one byte."""
+    change = (number ^ other) % (1 << 32)
+    return sum(byte > 0 for byte in change.to_bytes(4, "big")) == 1
+
+
+def _is_round(timescale: int) -> bool:
+    """Return whether writers use a timescale on purpose: those of a damaged byte are odd."""
+    return timescale % 25 == 0 or timescale in _MOVIE_TIMESCALES
+
+
+def _signed(number: int) -> int:
+    """Return a number of 32 bits as one with a sign."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _suspects(track: _Track) -> set[int]:
