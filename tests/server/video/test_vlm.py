@@ -77,7 +77,7 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
         ("qwen2_5_vl_vllm", {"max_model_len": 100_000}, "takes at most 32768 tokens"),
         ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for --max-tokens 64"),
         ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for --primo-max-tokens 4096"),
-        ("PRIMO-R1", {"readout": "rubric"}, "PRIMO-R1 has the readout text only"),
+        ("PRIMO-R1", {"readout": "rubric"}, "--readout rubric .* is not read by PRIMO-R1"),
         ("PRIMO-R1", {"primo_user_prompt": "{"}, "primo_user_prompt"),
         ("qwen2_5_vl_vllm", {"prompt_template": "how {well}?"}, "{well} is not accepted"),
         ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
@@ -88,8 +88,9 @@ def test_settings_that_cannot_work_are_rejected(
     tmp_path: Path, judge: str, given: dict, message: str
 ):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    path = {} if judge == "openai" else {"model_path": str(tmp_path)}
     with pytest.raises(ValueError, match=message):
-        find_judge(judge, settings(model_path=str(tmp_path), **given))
+        find_judge(judge, settings(backend=[judge], **path, **given))
 
 
 @pytest.mark.parametrize("ids", ["zero", "0,0", "", "0;1", "-1", "0,"])
@@ -310,7 +311,7 @@ UNREADABLE = os.environ
 def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
     file = tmp_path / "primo_prompts.py"
     file.write_text(AUTHORS.replace("UNREADABLE = os.environ", "raise SystemExit"))
-    spec = primo.judge_spec(settings(primo_prompts=file))
+    spec = primo.judge_spec(settings(backend=["PRIMO-R1"], primo_prompts=file))
     assert spec.system is not None and spec.system.render("t") == "Keep to {this} format."
     user = spec.readouts["text"].prompt
     assert user.render("stack the bowls").startswith("QUESTION:\nThe first picture is")
