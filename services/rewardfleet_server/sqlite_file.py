@@ -19,13 +19,14 @@ _OPEN_SECONDS = 5.0
 
 #: What follows the name of a file in those of its log, and of the index of the log.
 _COMPANIONS = ("-wal", "-shm")
-#: What names a file: its device, its number there, and whether a folder has it, which ends although
-#: the path stays if the file alone is mounted in a container. None: there is none.
+#: What names a file: its device, its number there, and whether a folder has it and it is not
+#: emptied. The former ends although the path stays if the file alone is mounted in a container.
+#: None: there is none.
 _Identity = tuple[int, int, bool] | None
 
 
 class Lost(sqlite3.DatabaseError):
-    """The file was deleted or replaced while it was open. What was written since then is lost."""
+    """The file was deleted, replaced or emptied while it was open. What was written is lost."""
 
 
 class SqliteFile:
@@ -116,7 +117,8 @@ class SqliteFile:
                 self._opened[path] = found
             elif found != opened:
                 error = sqlite3.DatabaseError if path.endswith(_COMPANIONS) else Lost
-                raise error(f"{Path(path).name} was deleted or replaced while it was in use")
+                name = Path(path).name
+                raise error(f"{name} was deleted, replaced or emptied while it was in use")
 
     def close(self) -> None:
         """Finish pending work and close the file."""
@@ -155,7 +157,8 @@ def _identity(path: str, otherwise: _Identity) -> _Identity:
         return None
     except OSError:
         return otherwise
-    return status.st_dev, status.st_ino, status.st_nlink > 0
+    has_content = status.st_size > 0 or path.endswith(_COMPANIONS)  # those are empty at times
+    return status.st_dev, status.st_ino, status.st_nlink > 0 and has_content
 
 
 def _reporting_damage(work: Callable[[], T]) -> T:

@@ -211,7 +211,7 @@ async def test_a_file_that_is_deleted_or_replaced_is_opened_again(
     for _ in range(3):  # each may open what the other has renamed since
         for cache in (one, other):
             await cache.get("unknown")
-    assert f"{file.name} was deleted or replaced" in caplog.text
+    assert f"{file.name} was deleted, replaced" in caplog.text
     caplog.clear()
     await one.put("b", b"2")
     assert await other.get("b") == b"2"

@@ -353,11 +353,29 @@ async def test_a_file_that_is_deleted_or_replaced_is_never_used_again(
         new.replace(companion)
     if is_used:
         for _ in range(2):
-            with pytest.raises(Unavailable, match=r"deleted or replaced .*; restore it from a bac"):
+            with pytest.raises(Unavailable, match=r"deleted, replaced .*; restore it from a bac"):
                 await store.apply_once(SCOPE, 1, "a", add_one)
     assert "cannot be used" in str(store.failure)
-    with pytest.raises(Unavailable, match="deleted or replaced"):
+    with pytest.raises(Unavailable, match="deleted, replaced"):
         await store.read(SCOPE)
+    await store.aclose()
+
+
+async def test_a_service_does_not_begin_from_nothing_after_its_file_was_deleted(tmp_path: Path):
+    path = await written(tmp_path / "runs.sqlite")
+    store = SqliteRunState(path)
+    for each in tmp_path.iterdir():
+        each.unlink()
+    assert "deleted" in str(store.failure)
+    await store.aclose()
+    with pytest.raises(Unavailable, match="was deleted while a service used it.*move it away"):
+        SqliteRunState(path)
+    await written(tmp_path / "backup.sqlite")
+    (tmp_path / "backup.sqlite").replace(path)
+    store = SqliteRunState(path)
+    assert store.failure is None
+    truncate(path, 0)
+    assert "emptied" in str(store.failure)
     await store.aclose()
 
 

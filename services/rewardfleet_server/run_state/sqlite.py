@@ -10,13 +10,13 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.sqlite_file import SqliteFile
+from rewardfleet_server.sqlite_file import Lost, SqliteFile
 
 from .groups import Groups
 from .metrics import RunStateMetrics
 from .sqlite_clock import FileClock
 from .sqlite_groups import SqliteGroups, abandon_groups, check_groups
-from .sqlite_schema import check_file, create_tables, refuse_lost_log
+from .sqlite_schema import check_file, create_tables, mark_lost, refuse_lost
 from .sqlite_tables import RunAges, enter_step, load_steps
 from .store import (
     BUSY_SECONDS,
@@ -74,6 +74,7 @@ class SqliteRunState:
     def __init__(
         self, path: Path, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
     ) -> None:
+        self._path = path
         self._shapes = shapes
         self.metrics = RunStateMetrics()
         self._clock = FileClock(self.metrics)
@@ -82,7 +83,7 @@ class SqliteRunState:
         self._prune_at = self._check_at = 0.0
         self._failure: str | None = None
         try:
-            refuse_lost_log(path)
+            refuse_lost(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise _unusable(error) from error
@@ -190,6 +191,8 @@ class SqliteRunState:
         if self._failure is None:
             self._failure = _unusable(error).detail
             log.error("%s", self._failure)
+            if isinstance(error, Lost):
+                mark_lost(self._path)
         return self._failure
 
     def _begin(self, db: sqlite3.Connection, run: str) -> None:

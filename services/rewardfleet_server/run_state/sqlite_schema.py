@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 
 #: Marks run-state files, so that no other file is taken for one: "rfrs" in ASCII.
@@ -64,18 +65,33 @@ _TABLES = (
 )
 
 
+#: What is left where a file was deleted in use.
+_LOST = b"The run-state file that was here was deleted while a service used it.\n"
+
+
 class DamagedFile(sqlite3.DatabaseError):
     """The file has something that no service has written."""
 
 
-def refuse_lost_log(path: Path) -> None:
-    """Refuse a log whose file was deleted or emptied while services used it.
+def mark_lost(path: Path) -> None:
+    """Leave a note in place of a file that was deleted: a new service would begin from nothing."""
+    with suppress(OSError), path.open("xb") as file:  # it is there, or its folder is not
+        file.write(_LOST)
 
-    SQLite would discard it, and begin from nothing.
+
+def refuse_lost(path: Path) -> None:
+    """Refuse a file that was deleted or emptied while services used it.
+
+    It has a note in its place, or its log is there. SQLite would discard that, and begin from
+    nothing.
 
     Raises:
         DamagedFile: It is such a file.
     """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(_LOST)) == _LOST:
+                raise DamagedFile(f"{path.name} was deleted while a service used it")
     wal = path.with_name(f"{path.name}-wal")
     has_content = path.is_file() and path.stat().st_size
     if not has_content and wal.is_file() and wal.stat().st_size:

@@ -207,20 +207,23 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
 def test_a_service_ends_when_its_file_is_deleted_and_does_not_start_again(
     tmp_path: Path, is_used: bool
 ):
-    file = tmp_path / "runs.sqlite"
+    folder = tmp_path / "state"
+    folder.mkdir()
+    file = folder / "runs.sqlite"
     arguments = ("--run-state-file", str(file))
     with (
         service_process("episode", *arguments) as (process, url),
         httpx.Client(base_url=url, timeout=60, trust_env=False) as service,
     ):
         assert use_everything(service)[0].status_code == 200
-        file.unlink()
+        for each in folder.iterdir():
+            each.unlink()
         if is_used:
             assert {each.status_code for each in use_everything(service)} == {503}
             assert service.get("/readyz").status_code == 503
         wait_until(lambda: process.poll() is not None)
         assert process.returncode == 1
-    with pytest.raises(ValueError, match=r"--run-state-file .* although it was written"):
+    with pytest.raises(ValueError, match=r"--run-state-file .* was deleted while a service"):
         open_run_state(EpisodeSettings(run_state_file=file))
 
 
