@@ -154,6 +154,22 @@ def test_a_refusal_is_followed_by_the_next_request_if_the_body_is_small(
     assert response(connection)[0] == 200
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_refusal_that_ends_the_connection_is_not_lost_with_the_body(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, is_complete: bool
+):
+    """A connection that is closed with a part of the body unread is reset."""
+    monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 60 if is_complete else 0.5)
+    size = MIB // 4
+    with connect() as connection:
+        connection.sendall(head(size, "Connection: close", path="/nowhere") + b" " * (size - 9))
+        if is_complete:
+            connection.sendall(b" " * 9)
+        status, content = response(connection)
+        assert (status, json.loads(content)["kind"]) == (404, "not_found")
+        assert connection.recv(1) == b"", "the end, and no reset"
+
+
 def test_a_refused_body_that_stalls_ends_the_connection(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ):

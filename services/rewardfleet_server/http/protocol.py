@@ -48,6 +48,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_refused = False
     _is_upgraded = False
     _is_ending = False
+    _ends_with_body = False  # after the last response, when the body of its request was read
     _discarded_bytes = 0
     _in_headers = True
     reads_body = False  # whether the headers of a request are complete, and its body is not
@@ -158,8 +159,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cancel(self._header_timer)
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
-        if self._is_ending and self.cycle is not None:
-            self.cycle.keep_alive = False
+        if self.cycle is not None:  # else it becomes a WebSocket
+            self.cycle.transport = cast("asyncio.Transport", _LateClose(self))
+            if self._is_ending:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
@@ -174,6 +177,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._cancel(self._discard_timer)
         self._discard_timer = None
         super().on_message_complete()
+        if self._ends_with_body:
+            self._is_refused = True  # what follows
+            self._close()
 
     def on_response_complete(self) -> None:
         """Start the time limit for the headers of the next request, or for the rest of this one."""
@@ -190,6 +196,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self.reads_body and self.cycle.response_complete:
             self._discarded_bytes = 0
             self._discard_timer = self.loop.call_later(_DISCARD_SECONDS, self._close)
+
+    def end_response(self) -> None:
+        """Close the connection after its last response, once the body of the request was read.
+
+        What is unread when a connection is closed resets it, and the caller loses the response.
+        """
+        if self.reads_body and self._running is self.cycle:
+            self._ends_with_body = True  # or when the time to discard it is over
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Start the time limit for a caller to read its response."""
@@ -295,6 +311,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _cancel(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+class _LateClose:
+    """What uvicorn takes for the transport of a response: closing it is up to the protocol."""
+
+    def __init__(self, http: BoundedHttpProtocol) -> None:
+        self.write, self.is_closing = http.transport.write, http.transport.is_closing
+        self.close = http.end_response
 
 
 class _Buffer(threading.local):
