@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rewardfleet_server.run_state import GroupKey, RunState, Scope, SqliteRunState
+from rewardfleet_server.run_state import Damaged, GroupKey, RunState, Scope, SqliteRunState
 from rewardfleet_server.run_state.redis import RedisRunState
 from rewardfleet_server.testing import wait_until
 
@@ -173,7 +173,7 @@ async def test_ages_in_a_file_are_those_of_the_machines_clock_since_its_start(
     await store.aclose()
 
 
-async def test_a_clock_of_redis_that_jumps_makes_no_run_old_and_no_group_wait_for_long(
+async def test_a_clock_of_redis_that_jumps_makes_no_run_old_and_no_group_due(
     redis_server: RedisServer,
 ):
     store = RedisRunState(redis_server.url)
@@ -189,10 +189,16 @@ async def test_a_clock_of_redis_that_jumps_makes_no_run_old_and_no_group_wait_fo
     # Each time counts for a tenth of the maximum age.
     assert kept[:8] == [True] * 8 and not kept[-1]
     store = RedisRunState(redis_server.url)
-    redis_server.client.hset(
-        'rewardfleet:run-state:{"new"}:group:[1, "g"]', "until", time.time() + 60 * DAY
-    )
-    for _ in range(2):
-        group = await store.groups.add(GROUP, member(wait_s=1))
-        assert (group.arrived, group.remaining_s) == (1, pytest.approx(60, abs=50))
+    hash_of = 'rewardfleet:run-state:{"new"}:group:[1, "g"]'
+    waits = []
+    for days in (60, -60, 0):  # as if it had jumped back, then ahead
+        redis_server.client.hset(hash_of, "left", 60)
+        redis_server.client.hset(hash_of, "seen", time.time() + days * DAY)
+        groups = [await store.groups.add(GROUP, member(wait_s=1)) for _ in range(2)]
+        assert [each.arrived for each in groups] == [1, 1]
+        waits.append(groups[1].remaining_s)
+    assert waits == [pytest.approx(60, abs=9), pytest.approx(50, abs=9), pytest.approx(60, abs=9)]
+    redis_server.client.hdel(hash_of, "left")
+    with pytest.raises(Damaged):
+        await store.groups.add(GROUP, member(wait_s=1))
     await store.aclose()

@@ -25,28 +25,39 @@ from .steps import StepLog
 from .store import Damaged, Scope, dump, load
 
 #: The hash of a group has `rules` and `until`, by the server's clock. Before it is released, it has
-#: `wait`, the seconds until then at first; afterwards, `release`. Per member it has a field that
-#: starts with `m:`, with its value, or its result in a released group. Of each run there are a
-#: string with its steps, a sorted set of its groups by step, and one of its open groups by the time
-#: of their release.
+#: `left`, the seconds that it was still to wait when the server's clock was `seen`; afterwards,
+#: `release`. Per member it has a field that starts with `m:`, with its value, or its result in a
+#: released group. Of each run there are a string with its steps, a sorted set of its groups by
+#: step, and one of its open groups by the time of their release.
 
-#: Adds a member, unless the group is released, complete or has other rules. A group that would wait
-#: longer than at first, as the server's clock was set back, begins to wait again.
+#: The most seconds that a group has waited from one call to the next, whatever the server's clock
+#: says: members call every second.
+_MAX_PASSED = 10
+#: How many of them are not stored, so that most calls write nothing.
+_NOT_STORED = 2
+
+#: Adds a member, unless the group is released, complete or has other rules.
 _ADD = f"""{TIME}
 local group = KEYS[1]
 local field, value, rules, size = unpack(ARGV)
-local found = redis.call('HMGET', group, 'rules', 'until', 'release', field, 'wait')
-local count = redis.call('HLEN', group) - 3
+local found = redis.call('HMGET', group, 'rules', 'until', 'release', field, 'left', 'seen')
+local left, seen = tonumber(found[5]), tonumber(found[6])
+if found[1] and not found[3] and not (left and seen) then
+    return {{found[1], false, false, false, 0, 0, '0'}}
+end
+local count = redis.call('HLEN', group) - 4
 local added = 0
 if found[1] == rules and not found[3] and not found[4] and count < tonumber(size) then
     redis.call('HSET', group, field, value)
     count, added = count + 1, 1
 end
-local remaining = (tonumber(found[2]) or 0) - now()
-local wait = tonumber(found[5])
-if wait and remaining > wait then
-    remaining = wait
-    redis.call('HSET', group, 'until', text(now() + wait))
+local remaining = 0
+if left then
+    local time = now()
+    remaining = left - math.min(math.max(time - seen, 0), {_MAX_PASSED})
+    if time < seen or time - seen > {_NOT_STORED} then
+        redis.call('HSET', group, 'left', text(remaining), 'seen', text(time))
+    end
 end
 return {{found[1], found[2], found[3], found[4], count, added, text(remaining)}}
 """
@@ -94,7 +105,7 @@ for index = 11, #ARGV do
     redis.call('ZREMRANGEBYSCORE', groups, ARGV[index], ARGV[index])
 end
 redis.call('SET', steps, new_steps)
-redis.call('HSET', group, 'rules', rules, 'until', release_at, 'wait', wait)
+redis.call('HSET', group, 'rules', rules, 'until', release_at, 'left', wait, 'seen', text(now()))
 redis.call('ZADD', open, release_at, name)
 redis.call('ZADD', groups, step, name)
 return 0
@@ -182,6 +193,8 @@ class RedisGroups:
         *found, stored, count, added, remaining = reply
         group_rules, release = _parsed(key.scope, *found)
         remaining_s = float(remaining)
+        if not math.isfinite(remaining_s):
+            raise Damaged(key.scope)
         if release is not None:
             if stored is None:
                 raise late(key, member.uid, "was released without it")
