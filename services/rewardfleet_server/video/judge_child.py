@@ -169,7 +169,7 @@ def _checked(result: object) -> dict[str, Any]:
 def _number(given: Any) -> float | None:
     """Return a number of Python, NumPy, PyTorch or similar libraries, or None."""
     if getattr(given, "ndim", None) == 0:  # an array or a tensor of one number
-        given = given.item()
+        given = given.tolist()  # of a masked number: None
     is_number = isinstance(given, numbers.Real | decimal.Decimal) and not isinstance(given, bool)
     return float(given) if is_number else None
 

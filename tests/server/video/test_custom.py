@@ -53,6 +53,7 @@ RESULTS = {
     "np.float32": (np.float32(0.5), "x"), "np.float16": (np.float16(0.5), "x"),
     "0-d": (np.array(0.5), "x"), "np.int64": (np.int64(1), "x"), "fraction": (Fraction(1, 2), "x"),
     "decimal": [Decimal("0.5"), "x"], "null": (None, "too dark"), "none": None,
+    "masked": (np.ma.masked, "x"),
 }
 
 class Returning:
@@ -157,7 +158,7 @@ def test_exceptions_and_invalid_results_are_failures(custom, make_video):
     details = {
         "raise": "judge mine failed: RuntimeError: the model is gone",
         **dict.fromkeys(("1.5", "-0.1", "nan", "text", "true", "np.bool", "np.nan"), "[0, 1]"),
-        **dict.fromkeys(("array", "complex"), "[0, 1]"),
+        **dict.fromkeys(("array", "complex", "masked"), "[0, 1]"),
         **dict.fromkeys(("no text", "bytes", "nobody"), "a text"),
         **dict.fromkeys(("one", "three"), "(score, raw_output_text)"),
     }
