@@ -52,8 +52,6 @@ log = logging.getLogger(__name__)
 
 #: Images with more pixels together take about a second of a core to decode.
 _LARGE_PIXELS = 64_000_000
-#: Clips with such a decoder wait for memory.
-_LARGE_DECODER_BYTES = 256 * 2**20
 #: Clips whose decoder's size is remembered.
 _MAX_DECODERS = 4096
 #: A video file of that size takes seconds to decode.
@@ -89,6 +87,11 @@ class FrameMemoryLimiter:
         self._small = _Reservations()
         self._large = _Reservations()
 
+    @classmethod
+    def is_large(cls, size: int) -> bool:
+        """Return whether a request for so many bytes waits with the large ones."""
+        return size > cls._SMALL * cls._UNIT
+
     @asynccontextmanager
     async def reserve(self, frames: int, decoder: int = 0) -> AsyncIterator[Callable[[], None]]:
         """Reserve memory for the block.
@@ -107,7 +110,7 @@ class FrameMemoryLimiter:
                 f"{self._UNITS * self._UNIT / 2**30:g} GiB are available: send smaller or fewer "
                 "frames, or another codec"
             )
-        group = self._small if units <= self._SMALL else self._large
+        group = self._large if self.is_large(frames + decoder) else self._small
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group.waiting.append((units, granted))
         self._grant()
@@ -230,7 +233,9 @@ class VideoScorer:
             name,
             lambda _: self._score(name, request, source, digest, memory),
             policy,
-            is_large=memory > _LARGE_DECODER_BYTES or _is_large(source, request.nframes),
+            # Otherwise those that wait for memory would hold the permits of small ones.
+            is_large=self._frame_memory.is_large(_frame_bytes(request) + memory)
+            or _is_large(source, request.nframes),
         )
 
     @property
@@ -320,7 +325,9 @@ class VideoScorer:
                 return source.clip(spec)
 
         with queue:
-            async with self._frame_memory.reserve(_frame_bytes(spec), spec.memory) as close_decoder:
+            async with self._frame_memory.reserve(
+                _frame_bytes(request), spec.memory
+            ) as close_decoder:
                 clip = await _in_thread(self._decoders, partial(turn.run, decode))
                 close_decoder()
                 with stage(timing, "backend"):
@@ -342,7 +349,7 @@ class VideoScorer:
         timing = Timing()
         with stage(timing, "decode") as decoding:
             async with (
-                self._frame_memory.reserve(_frame_bytes(spec), spec.memory) as close_decoder,
+                self._frame_memory.reserve(_frame_bytes(request), spec.memory) as close_decoder,
                 self._file(source, spec, turn) as path,
             ):
                 close_decoder()
@@ -377,8 +384,8 @@ class VideoScorer:
             _leave(file)
 
 
-def _frame_bytes(spec: DecodeSpec) -> int:
-    return spec.count * spec.max_pixels * 3
+def _frame_bytes(request: VideoRequest) -> int:
+    return request.nframes * request.max_pixels * 3
 
 
 def _is_large(source: Source, count: int) -> bool:

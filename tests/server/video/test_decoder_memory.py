@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -16,15 +16,18 @@ import av
 import httpx
 import numpy as np
 import pytest
+from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
-from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.frames import decode_video, decoder_bytes
+from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.video.frames import Clip, decode_video, decoder_bytes
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.scorer import FrameMemoryLimiter
 
-from ...conftest import DATA
+from ...conftest import DATA, served
 
 SMALL = DATA / "mp4" / "imageio.mp4"
+LARGE_FRAMES = 24
 #: 16 reference frames of 10 bits, and three more that wait to be shown.
 MANY_REFERENCES = {"preset": "ultrafast", "x264-params": "ref=16:bframes=3:b-adapt=0:scenecut=0"}
 #: Encoder, options and pixel format.
@@ -78,7 +81,9 @@ def write_clip(path: Path, codec: str, width: int, height: int, frames: int) -> 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("clips")
-    return {name: write_clip(folder / f"{name}.mp4", name, 1280, 720, 24) for name in ENCODERS}
+    return {
+        name: write_clip(folder / f"{name}.mp4", name, 1280, 720, LARGE_FRAMES) for name in ENCODERS
+    }
 
 
 def test_decoding_takes_at_most_the_memory_that_is_reserved(clips: dict[str, Path]):
@@ -122,12 +127,41 @@ async def test_a_clip_whose_decoder_exceeds_the_limit_is_refused():
             pass
 
 
-def score(client: httpx.Client, path: Path, task: str) -> int:
+class HoldingJudge(FakeJudge):
+    """A judge that holds large clips until an event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.release = 0, threading.Event()
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        if clip.total == LARGE_FRAMES:
+            self.held += 1
+            await asyncio.to_thread(self.release.wait)
+        return await super().judge(task_text, clip, backend_kwargs)
+
+
+def test_requests_that_wait_for_memory_leave_permits_to_small_ones(clips: dict[str, Path]):
+    judge = HoldingJudge()
+    with served(judge, max_in_flight=2) as client, ThreadPoolExecutor(4) as pool:
+        large = [pool.submit(score, client, clips["h264"], f"large {n}") for n in range(4)]
+        try:
+            wait_until(lambda: judge.held > 0, 60)
+            for n in range(5):
+                assert score(client, SMALL, f"small {n}", timeout=30) == 200
+        finally:
+            judge.release.set()
+        assert [each.result() for each in large] == [200] * 4
+
+
+def score(client: httpx.Client, path: Path, task: str, timeout: float = 3500) -> int:
     # A part after the last makes the content another one: nothing is cached.
     part = (8 + len(task)).to_bytes(4, "big") + b"free" + task.encode()
     video = path.read_bytes() + part
     answer = client.post(
-        "/score", data={"task_text": task}, files={"video": ("a.mp4", video)}, timeout=3500
+        "/score", data={"task_text": task}, files={"video": ("a.mp4", video)}, timeout=timeout
     )
     return answer.status_code
 
