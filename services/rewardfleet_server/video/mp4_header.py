@@ -252,9 +252,9 @@ def _check_times(track: _Track) -> None:
     if not track.scale or not track.movie_scale:
         raise ContradictionError("a timescale is 0")
     shown, total, tick = _shown_at(track), int(track.lengths.sum()), _tick(track)
-    end = int((shown + track.lengths).max())
     # Some writers leave out the frames before the first keyframe of a file that was cut.
-    possible = total, end - int(shown.min()), end - int(shown[0])
+    starts = int(shown.min()), int(shown[0])
+    possible = total, *(end - start for end, start in product(_ends(track), starts))
     stated = total if track.duration is None else track.duration
     frame = min(min(total, stated) / len(shown), float(np.median(track.lengths)))
     if not _is_near(stated, possible, frame + tick):
@@ -276,11 +276,11 @@ def _check_times(track: _Track) -> None:
 def _check_edit(track: _Track, frame: float) -> None:
     """Check that an edit list which hides frames is not the result of a damaged byte."""
     shown, (first, last), tick = _shown_at(track), _edit(track), _tick(track)
-    begin, end = shown.min(), (shown + track.lengths).max()
+    begin, end = shown.min(), max(_ends(track))
     before, after = shown[shown < first], shown[shown >= last]
     if last > end + (tick if before.size else frame + tick):
         raise ContradictionError("its edit list ends after its last frame")
-    if before.size and first - before.max() <= tick:
+    if before.size and first - before.max() <= 1:
         raise ContradictionError("its edit list hides a frame by less than a tick")
     if after.size and first < begin - tick:
         raise ContradictionError("its edit list starts before its first frame")
@@ -359,7 +359,11 @@ def _is_better(track: _Track, other: _Track) -> bool:
     if not uneven and _ends_with_media(track) and _starts_with_media(track):
         return True
     if _ends_with_media(track) and not _ends_with_media(other):
-        return track.offsets is other.offsets or uneven < more
+        return track.offsets is other.offsets or uneven <= more
+    if not _ends_with_media(track) and _ends_with_media(other):
+        return False
+    if _ends_with_media(track) and _starts_with_media(track) and not _starts_with_media(other):
+        return uneven <= more
     return uneven <= more - 2
 
 
@@ -370,17 +374,27 @@ def _uneven(track: _Track) -> NDArray[np.bool_]:
 
 
 def _starts_with_media(track: _Track) -> bool:
-    return bool(abs(_edit(track)[0] - _shown_at(track).min()) <= _tick(track))
+    return bool(abs(_edit(track)[0] - _shown_at(track).min()) <= 1)
 
 
 def _ends_with_media(track: _Track) -> bool:
     shown, (first, last) = _shown_at(track), _edit(track)
     starts_before = first < shown.min() - _tick(track)
-    return not starts_before and bool(abs(last - (shown + track.lengths).max()) <= _tick(track))
+    return not starts_before and _is_near(last, _ends(track), _tick(track))
 
 
 def _shown_at(track: _Track) -> _Ticks:
     return track.decoded + np.repeat(track.offsets[:, 1], track.offsets[:, 0])
+
+
+def _ends(track: _Track) -> tuple[int, int]:
+    """Return when the last frame may end.
+
+    The lengths are from one decoded sample to the next one. With a variable rate and B-frames, the
+    last frame is shown for another time: FFmpeg counts the length of the last sample.
+    """
+    shown = _shown_at(track)
+    return int((shown + track.lengths).max()), int(shown.max() + track.lengths[-1])
 
 
 def _edit(track: _Track) -> tuple[int, float]:

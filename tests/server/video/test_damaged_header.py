@@ -22,9 +22,12 @@ FRAMES = {
     "android.mp4": 24,
     "android_b.mp4": 24,
     "ffmpeg_cut.mp4": 32,
+    "ffmpeg_cut_ms.mp4": 19,
     "ffmpeg_cut_open.mp4": 22,
     "ffmpeg_frag.mp4": 20,
     "ffmpeg_late.mp4": 50,
+    "ffmpeg_vfr.mp4": 40,
+    "ffmpeg_vfr_hevc.mp4": 40,
     "ffmpeg_vp9.mp4": 20,
     "gst_frag.mp4": 12,
     "gst_hevc.mov": 12,
@@ -40,6 +43,8 @@ FRAMES = {
 #: In these files, an edit list hides frames at the end: docs/video-service.md says what cannot be
 #: noticed then.
 TRIMMED = {"ios_trim.mov", "ffmpeg_cut_open.mp4"}
+#: With a variable rate, as also after a cut to milliseconds, a few changed times hide one frame.
+UNEVEN = {"ffmpeg_cut_ms.mp4", "ffmpeg_vfr.mp4", "ffmpeg_vfr_hevc.mp4"}
 #: One in so many changes is tried by `make test`.
 STEP = 50
 _PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
@@ -115,20 +120,20 @@ def test_an_intact_file_of_every_writer_is_decoded(name):
     assert decode((FOLDER / name).read_bytes()).total == FRAMES[name]
 
 
-@pytest.mark.parametrize("name", sorted(FRAMES.keys() - TRIMMED))
+@pytest.mark.parametrize("name", sorted(FRAMES.keys() - TRIMMED - UNEVEN))
 def test_a_changed_byte_of_the_header_never_changes_the_frames_unnoticed(name):
     assert not unnoticed(FOLDER / name, STEP)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted(FRAMES.keys() - TRIMMED))
+@pytest.mark.parametrize("name", sorted(FRAMES.keys() - TRIMMED - UNEVEN))
 def test_no_changed_byte_of_the_header_changes_the_frames_unnoticed(name):
     assert not unnoticed(FOLDER / name, 1)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted(TRIMMED))
-def test_in_a_file_without_its_last_frames_only_times_are_not_noticed(name):
+@pytest.mark.parametrize("name", sorted(TRIMMED | UNEVEN))
+def test_in_a_trimmed_or_uneven_file_only_times_are_not_noticed(name):
     found = unnoticed(FOLDER / name, 1)
     assert {box for _, box, _, _ in found} <= {b"ctts", b"edts", b"stts", b"mdhd"}
     assert len(found) <= 10
