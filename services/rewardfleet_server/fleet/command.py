@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Replicas for which open files are kept free.
 _REPLICAS = 64
+#: What the gateway answers itself, so that no service can have such a prefix.
+_PAGES = ("healthz", "readyz", "inflight")
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,33 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
     services: dict[str, list[str]] = {}
     for each in given:
         name, _, url = each.partition("=")
-        parts = urlsplit(url)
-        is_base = parts.scheme == "http" and parts.path in {"", "/"} and not parts.query
-        if not (name.isidentifier() and is_base and parts.hostname):
+        if not _is_name(name):
+            raise ValueError(
+                f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
+                f"and is not {', '.join(_PAGES)}"
+            )
+        if not _is_base_url(url):
             raise ValueError(f"--service {each}: give NAME=http://HOST:PORT")
         services.setdefault(name, []).append(url)
     if not services:
         raise ValueError("give --service NAME=http://HOST:PORT, once or more")
     return services
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier() and text not in _PAGES
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")  # as a lookup does
+        port = parts.port
+    except ValueError:  # e.g. a port above 65535, or an empty part of the name
+        return False
+    return text in {f"http://{parts.netloc}", f"http://{parts.netloc}/"} and (
+        bool(parts.hostname) and port != 0 and "@" not in text and not any(map(str.isspace, text))
+    )
 
 
 def run_gateway(config: GatewayConfig) -> int:

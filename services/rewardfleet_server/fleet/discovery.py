@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 from .health import watch
@@ -31,7 +30,8 @@ async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> 
             kept = [each for each in watches if each.url in found or (each.is_ready and not found)]
             new = [Replica(service, url) for url in found - {each.url for each in kept}]
             for gone in watches.keys() - kept:
-                watches.pop(gone).cancel()
+                if not gone.outstanding:  # else its requests are sent to others if it freezes
+                    watches.pop(gone).cancel()
                 if not (kept or new):
                     gone.is_ready = False
                     gone.last_failure = "its name has no address"
@@ -50,10 +50,14 @@ async def _addresses(url: str) -> set[str]:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     for family in (socket.AF_INET, socket.AF_INET6):  # not both: a replica may have one of each
-        with suppress(socket.gaierror):
+        try:
             found = await loop.getaddrinfo(
                 parts.hostname, parts.port or 80, family=family, type=socket.SOCK_STREAM
             )
-            hosts = {f"[{at[0]}]" if family == socket.AF_INET6 else at[0] for *_, at in found}
-            return {f"http://{host}:{parts.port or 80}" for host in hosts}
+        except socket.gaierror as error:
+            if error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}:
+                break  # the name server fails; there may be addresses of this family
+            continue
+        hosts = {f"[{at[0]}]" if family == socket.AF_INET6 else at[0] for *_, at in found}
+        return {f"http://{host}:{parts.port or 80}" for host in hosts}
     return set()

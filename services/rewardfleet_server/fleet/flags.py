@@ -35,7 +35,10 @@ def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_Functio
             "--host", metavar="HOST", help=f"Address of {listener}.  [default: 127.0.0.1]"
         ),
         click.option(
-            "--port", type=int, metavar="PORT", help=f"Port of {listener}.  [default: 18000]"
+            "--port",
+            type=click.IntRange(0, 65535),
+            metavar="PORT",
+            help=f"Port of {listener}.  [default: 18000]",
         ),
         click.option(
             "--allowed-host",

@@ -91,8 +91,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def fitting_line(open_files: int, replicas: int) -> int:
     """Return how many requests may wait in line, if so many files may be open."""
     # A request at a replica has a second connection.
-    others = 2 * MAX_REQUESTS + MAX_OUTSTANDING * replicas + _OTHER_FILES
-    fitting = max(min(MAX_WAITING, open_files - others), 1)
+    free = open_files - 2 * MAX_REQUESTS - _OTHER_FILES
+    fitting = max(min(MAX_WAITING, max(free - MAX_OUTSTANDING * replicas, free // 2)), 1)
     if fitting < MAX_WAITING:
         log.warning(
             "the limit of open files is %d: at most %d requests wait in line, instead of %d",
