@@ -33,6 +33,14 @@ class GracefulServer(uvicorn.Server):
     their callers have sent a request already.
     """
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, so that the next process can bind the address when this one has ended."""
+        # Inherited by the connections. Without it, those that were closed a moment ago would keep
+        # the address for a minute.
+        for listener in sockets or []:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits, then stop listening and end all connections."""
         for listener in sockets or []:

@@ -153,9 +153,6 @@ class Server(GracefulServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, listen, and announce the service."""
-        # Inherited by the connections. Without it, connections that were closed a moment ago would
-        # prevent a restarted service from binding.
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup(sockets)
         if self.started:
             announce(self._app, self._settings, self.url)

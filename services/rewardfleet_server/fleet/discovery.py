@@ -1,12 +1,15 @@
 """Replicas at the addresses of names, which come and go: containers, pods."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from .health import watch
 from .replicas import Replica
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the addresses of a name.
 _LOOK_SECONDS = 1.0
@@ -22,16 +25,25 @@ async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> 
             stay, and are not ready.
     """
     watches: dict[Replica, asyncio.Task[None]] = {}
+    known: dict[str, set[str]] = {}
+    unknown: set[str] = set()
     try:
         while True:
-            found = {address for each in urls for address in await _addresses(each)}
-            # One that answers stays while its name cannot be looked up. Another service may get the
-            # address of one that does not.
-            kept = [each for each in watches if each.url in found or (each.is_ready and not found)]
-            new = [Replica(service, url) for url in found - {each.url for each in kept}]
+            for url, found in zip(urls, await asyncio.gather(*map(_addresses, urls)), strict=True):
+                if not found and url not in unknown:
+                    log.warning("%s: no address of %s is known", service, url)
+                (unknown.discard if found else unknown.add)(url)
+                # One that answers stays while its name cannot be looked up. Another service may get
+                # the address of one that does not.
+                ready = {each.url for each in watches if each.is_ready}
+                known[url] = found or known.get(url, set()) & ready
+            addresses = set().union(*known.values())
+            kept = [each for each in watches if each.url in addresses]
+            new = [Replica(service, url) for url in addresses - {each.url for each in kept}]
             for gone in watches.keys() - kept:
-                if not gone.outstanding:  # else its requests are sent to others if it freezes
-                    watches.pop(gone).cancel()
+                if gone.outstanding:  # they are sent to others if it freezes
+                    continue
+                watches.pop(gone).cancel()
                 if not (kept or new):
                     gone.is_ready = False
                     gone.last_failure = "its name has no address"

@@ -102,7 +102,8 @@ class Gateway:
             when a replica cannot be reached.
         hosts: The names by which callers may address it.
         max_waiting: The most requests that wait in line, or are at a replica after it.
-        reports_all: Whether services without replicas are reported as well.
+        reports_all: Whether services without replicas are reported as well; they are if none has
+            one.
     """
 
     def __init__(
@@ -272,7 +273,8 @@ class Gateway:
         }
 
     def _reported(self) -> list[tuple[str, Sequence[Replica]]]:
-        return [each for each in self._fleet.items() if each[1] or self._reports_all]
+        items = list(self._fleet.items())
+        return [each for each in items if each[1] or self._reports_all] or items
 
     def _health(self) -> dict[str, Any]:
         return {"status": "ok"}

@@ -16,9 +16,15 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet
+from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.cli import main
 from rewardfleet_server.fleet import discovery, health
+from rewardfleet_server.fleet.command import GatewayConfig
+from rewardfleet_server.fleet.gateway import Gateway
+from rewardfleet_server.fleet.server import GatewayServer
 from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.fleet.up import fitting_line
+from rewardfleet_server.serve import bind
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -172,6 +178,95 @@ async def test_replicas_are_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPa
             following.cancel()
 
 
+async def test_a_name_server_that_fails_changes_no_replica(monkeypatch: pytest.MonkeyPatch):
+    """It may fail for one family of addresses only."""
+    status = socket.EAI_NONAME
+
+    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
+        if family == socket.AF_INET:
+            raise socket.gaierror(status, "no IPv4 address")
+        return [(family, type, 6, "", ("::1", port, 0, 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    assert await discovery._addresses("http://tools:8080") == {"http://[::1]:8080"}
+    status = socket.EAI_AGAIN
+    assert await discovery._addresses("http://tools:8080") == set()
+
+
+async def test_a_replica_stays_while_its_name_alone_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    """Of two names of a service; the other one has an address."""
+    monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
+    addresses = {"first": ["127.0.0.1"], "second": ["127.0.0.2"]}
+    looks = 0
+
+    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
+        nonlocal looks
+        looks += 1
+        if not addresses[host]:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(family, type, 6, "", (each, port)) for each in addresses[host]]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    replicas: list[discovery.Replica] = []
+    with serving(create_app(ToolsSettings())) as url:
+        port = url.rstrip("/").rpartition(":")[2]
+        names = [f"http://{each}:{port}" for each in addresses]
+        following = asyncio.create_task(discovery.follow("tools", names, replicas))
+        try:
+            async with asyncio.timeout(60):
+                while not any(each.is_ready for each in replicas):
+                    await asyncio.sleep(0.01)
+                assert len(replicas) == 2
+                addresses["first"].clear()
+                before = looks
+                while looks < before + 10:
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+    assert {each.url: each.is_ready for each in replicas} == {
+        f"http://127.0.0.1:{port}": True,
+        f"http://127.0.0.2:{port}": False,
+    }
+
+
+async def test_a_replica_that_left_its_name_is_watched_while_it_has_requests(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It may freeze while it ends, and its requests are sent to others."""
+    monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
+    for name in ("_CHECK_SECONDS", "_READY_SECONDS"):
+        monkeypatch.setattr(health, name, 0.05)
+    monkeypatch.setattr(health, "_MOVE_SECONDS", 0.5)
+    given_up: list[str] = []
+    monkeypatch.setattr(discovery.Replica, "abandon", lambda each, _: given_up.append(each.url))
+    addresses = ["127.0.0.1", "127.0.0.2"]  # nothing listens at the second
+
+    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
+        return [(family, type, 6, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    replicas: list[discovery.Replica] = []
+    with serving(create_app(ToolsSettings())) as url:
+        port = url.rstrip("/").rpartition(":")[2]
+        following = asyncio.create_task(
+            discovery.follow("tools", [f"http://tools:{port}"], replicas)
+        )
+        try:
+            async with asyncio.timeout(60):
+                while len(replicas) < 2:
+                    await asyncio.sleep(0.01)
+                gone = next(each for each in replicas if "127.0.0.2" in each.url)
+                gone.outstanding = 1
+                del addresses[1]
+                while len(replicas) > 1:
+                    await asyncio.sleep(0.01)
+                given_up.clear()
+                while gone.url not in given_up:
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -181,11 +276,57 @@ async def test_replicas_are_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPa
         ["--service=code=http://"],
         ["--service=/=http://code"],
         ["--service=code=http://code:8080/score"],
+        ["--service=code=http://code:8080/#score"],
+        ["--service=code=http://code:99999"],
+        ["--service=code=http://code:0"],
+        ["--service=code=http://code:port"],
+        ["--service=code=http://co..de"],
+        ["--service=code=http://[::1"],
+        ["--service=code=http://user:password@code"],
+        ["--service=codé=http://code"],
+        ["--service=inflight=http://code"],
     ],
 )
 def test_a_service_needs_a_name_and_a_url(flags: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["gateway", *flags]) == 2
     assert "give" in capsys.readouterr().err
+
+
+def test_a_port_has_16_bits(capsys: pytest.CaptureFixture[str]):
+    assert main(["gateway", "--port=99999", "--service=code=http://code"]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
+async def test_a_gateway_that_knows_no_replica_is_not_ready():
+    hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
+    gateway = Gateway({"code": []}, hosts, reports_all=False)
+    transport = httpx.ASGITransport(gateway)  # type: ignore[arg-type] # it is one
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.get("/readyz")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "no replica is ready: code")
+
+
+def test_the_line_has_the_files_that_are_free():
+    """A request in line has one open file, and at a replica two."""
+    assert fitting_line(20_000, 64) == (20_000 - 2 * 4096 - 256) // 2
+    assert fitting_line(20_000, 1) == 10_000
+    assert fitting_line(10_000, 1) == 10_000 - 2 * 4096 - 256 - 256
+
+
+async def test_a_gateway_can_be_started_again_at_once():
+    """Connections that it has closed do not keep its address."""
+    port = 0
+    for _ in range(2):
+        config = GatewayConfig("127.0.0.1", port, [], {})
+        listener = bind(config)
+        port = listener.getsockname()[1]
+        hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
+        server = GatewayServer(Gateway({}, hosts))
+        serving = asyncio.create_task(server.serve([listener]))
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
+            server.should_exit = True
+            await serving
 
 
 def _check_health(port: int) -> subprocess.CompletedProcess[str]:
