@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: Replicas for which open files are kept free.
 _REPLICAS = 64
 #: What the gateway answers itself, so that no service can have such a prefix.
-_PAGES = ("healthz", "readyz", "inflight")
+_PAGES = ("healthz", "readyz", "inflight", "metrics")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ it arrives and is never parsed. If a replica cannot be reached, fails before it 
 429 or 503, the request is sent to another one: all requests of the services are idempotent.
 Requests of clients that cannot repeat them wait in line while no replica can take them.
 
-`GET /inflight`, and `/{service}/inflight`, are answered by all replicas together.
+`GET /inflight`, and `/{service}/inflight`, are answered by all replicas together. `GET /metrics`
+has what the gateway itself has answered; services count their answers.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.telemetry import new_request_id
 
 from .line import MAX_WAITING, Line
+from .metrics import METRICS_TYPE, GatewayMetrics
 from .replicas import Fleet, Replica
 from .request import (
     NOT_FORWARDED,
@@ -121,6 +123,7 @@ class Gateway:
         self._pool = Pool()
         self._memory = Memory()
         self._lines = {name: Line(replicas) for name, replicas in fleet.items()}
+        self._metrics = GatewayMetrics()
         self._in_progress = self._patient = 0
         self._turn = 0
 
@@ -134,7 +137,10 @@ class Gateway:
         except CallerDisconnected:
             pass
         except RewardFleetError as error:
+            self._metrics.count(self._service_of(scope), error)
             await _send_problem(send, error, _request_id(scope))
+        else:
+            self._metrics.count(self._service_of(scope))
 
     async def aclose(self) -> None:
         """Close the idle connections to replicas."""
@@ -155,8 +161,12 @@ class Gateway:
             _check_is_read(scope)
             await _send_json(send, 200, page(), [_request_id(scope)])
             return
-        prefix, _, rest = path[1:].partition(b"/")
-        name = prefix.decode("ascii")
+        if path == b"/metrics":
+            _check_is_read(scope)
+            await _send_body(send, 200, self._metrics.exposition(), METRICS_TYPE)
+            return
+        name = self._service_of(scope)
+        rest = path[1:].partition(b"/")[2]
         replicas = self._fleet.get(name)
         if path == b"/inflight" or (rest == b"inflight" and replicas is not None):
             await self._send_in_flight(scope, replicas, send)
@@ -176,6 +186,11 @@ class Gateway:
             if waits is None or waits.repeats_on is None or not error.retryable:
                 raise
             raise waits.repeats_on(error.detail, retry_after=error.retry_after) from error
+
+    def _service_of(self, scope: MutableMapping[str, Any]) -> str:
+        """Return the service that a path names; empty if it names none."""
+        name = scope["raw_path"][1:].partition(b"/")[0].decode("ascii")
+        return name if name in self._fleet else ""
 
     def _enter(
         self, scope: MutableMapping[str, Any], receive: Receive, service: str, waits: Waits | None
@@ -520,7 +535,12 @@ async def _send_json(
     headers: Headers,
     media_type: bytes = b"application/json",
 ) -> None:
-    body = json.dumps(content).encode()
+    await _send_body(send, status, json.dumps(content).encode(), media_type, headers)
+
+
+async def _send_body(
+    send: Send, status: int, body: bytes, media_type: bytes, headers: Headers = ()
+) -> None:
     headers = [
         (b"content-type", media_type),
         (b"content-length", b"%d" % len(body)),

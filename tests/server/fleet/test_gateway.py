@@ -290,6 +290,21 @@ def test_the_index_describes_the_fleet_and_readiness_names_what_is_missing(front
 # Headers
 
 
+def test_requests_are_counted_with_the_failures_of_the_gateway_itself(front: Front):
+    client, down = front(Stub()), front(NOTHING)
+    assert client.post("/tools/score", json=ITEM).status_code == 200
+    assert client.get("/nothing/score").status_code == 404
+    assert client.post("/metrics").status_code == 405
+    assert down.post("/tools/score", json=ITEM).status_code == 503
+    metrics, failed = client.get("/metrics"), down.get("/metrics").text
+    assert metrics.headers["content-type"].startswith("text/plain")
+    count = 'rewardfleet_requests_total{kind="%s",route="%s",service="gateway",status="%s"} 1.0'
+    assert count % ("", "/tools", "") in metrics.text
+    assert count % ("not_found", "/", "404") in metrics.text
+    assert count % ("unavailable", "/tools", "503") in failed
+    assert "process_start_time_seconds" in failed
+
+
 def test_headers_of_one_connection_are_not_passed_on(front: Front):
     stub = Stub()
     client = front(stub)
