@@ -144,7 +144,8 @@ up: secrets  ## all services in containers, at http://127.0.0.1:18000: see docs/
 down:  ## end them; caches, run state and metrics stay in volumes
 	@# The engine reports a container as removed before it has left its network, and until then refuses
 	@# to remove the network ("has active endpoints").
-	@for attempt in $$(seq 30); do docker compose --profile '*' down && exit; sleep 1; done; exit 1
+	@for attempt in $$(seq 30); do docker compose --profile '*' down && exit; \
+		docker info > /dev/null || exit; sleep 1; done; exit 1
 
 secrets:
 	@mkdir -p $(SECRETS) && chmod 700 $(SECRETS)
