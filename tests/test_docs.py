@@ -260,7 +260,16 @@ def test_flags_and_variables_that_are_named_exist():
     )
     own = [param for each in commands for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
-    flags |= {"--judge", "--success", "--failure", "--help", "--version", "--url", "--nframes"}
+    flags |= {
+        "--judge",
+        "--success",
+        "--success-frame",
+        "--failure",
+        "--help",
+        "--version",
+        "--url",
+        "--nframes",
+    }
     variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
     for page in PAGES:
         if page.name == "CHANGELOG.md":  # names those of older versions, too
