@@ -127,13 +127,17 @@ class ChatEndpoint:
         """
         completions = self._completions
         try:
-            response = await self._http.get(f"{self._base}/models", timeout=_PROBE_SECONDS)
-        except httpx.TransportError as error:
+            async with (
+                asyncio.timeout(_PROBE_SECONDS),
+                self._http.stream("GET", f"{self._base}/models") as response,  # body unread
+            ):
+                status = response.status_code
+        except (httpx.HTTPError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         else:
-            if response.status_code not in _DOWN:
+            if status not in _DOWN:
                 return None
-            reason = f"HTTP {response.status_code}"
+            reason = f"HTTP {status}"
         if self._completions > completions:
             return None
         return f"the endpoint {self._base} does not answer: {reason}"

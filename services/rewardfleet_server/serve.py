@@ -12,7 +12,6 @@ import threading
 from types import FrameType
 from typing import Protocol
 
-import uvicorn
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,20 +19,14 @@ from rich.table import Table
 from rewardfleet import __version__
 
 from .flags import unknown_variable_warnings
-from .graceful_server import GracefulServer
 from .http.app import RewardApp
-from .http.openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
-from .http.protocol import HttpProtocol
+from .http.server import GracefulServer
 from .logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds that idle connections are kept, so that a pooled connection is rarely found closed.
-_KEEP_ALIVE_SECONDS = 75
-#: Connections that the kernel keeps until they are accepted: a burst must not be refused.
-BACKLOG = 4096
 #: Open files besides the connections of requests: of jails, judges, caches and idle connections.
 _OTHER_FILES = 1024
 #: Seconds that cancelled requests may take to answer.
@@ -114,22 +107,7 @@ class Server(GracefulServer):
     def __init__(
         self, app: RewardApp, settings: ServerSettings, listener: socket.socket | None = None
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                OpenEnvSocket(app),
-                http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
-                ws="websockets-sansio",
-                ws_max_size=MAX_MESSAGE_BYTES,
-                ws_per_message_deflate=False,  # a small message could become a large one
-                backlog=BACKLOG,
-                log_config=None,
-                access_log=False,  # telemetry.py writes one line per request
-                server_header=False,
-                proxy_headers=False,  # a caller could set any address in them
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_CANCEL_GRACE_SECONDS,
-            )
-        )
+        super().__init__(app, grace_s=_CANCEL_GRACE_SECONDS)
         self._app = app
         self._settings = settings
         self._listener = listener or bind(settings)

@@ -132,6 +132,7 @@ class ServerSettings(BaseSettings):
         shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if name.endswith("_url"):
             shown = redact(shown)
+        shown = shown or "''"
         loaded = sorted(reader for reader in self.readers or () if " " not in reader)
         return (
             f"--{name.replace('_', '-')} {shown} (or {ENV_PREFIX}{name.upper()}) is not read by "

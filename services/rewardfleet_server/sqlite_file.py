@@ -15,13 +15,11 @@ T = TypeVar("T")
 
 #: Seconds for which opening a file is tried again while another process opens it.
 _OPEN_SECONDS = 5.0
-
-
-#: What follows the name of a file in those of its log, and of the index of the log.
+#: Suffixes of the write-ahead log and of its index.
 _COMPANIONS = ("-wal", "-shm")
-#: What names a file: its device, its number there, and whether a folder has it and it is not
-#: emptied. The former ends although the path stays if the file alone is mounted in a container.
-#: None: there is none.
+#: The identity of a file: its device, its inode, and whether it is linked and not empty. If a
+#: single file is mounted into a container, its path remains when its last link is removed. None: no
+#: such file.
 _Identity = tuple[int, int, bool] | None
 
 

@@ -1,5 +1,6 @@
 """Metrics of run state."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -8,18 +9,28 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.cache.warning import RareWarning
+
+log = logging.getLogger(__name__)
 
 
 class RunStateMetrics(Collector):
-    """Counters of a store. They are exported from the start, so that the first one is an increase.
-
-    Attributes:
-        clock_jumps: How often a wall clock was found to differ from the store's.
-    """
+    """Counters of a store, exported from the start, so that the first one is an increase."""
 
     def __init__(self) -> None:
-        self.clock_jumps = 0
+        self._clock_jumps = 0
         self._failures = 0
+        self._warning = RareWarning(log)
+
+    def report_clock(self, message: str, difference_s: float) -> None:
+        """Count and log a wall clock that differs from the store's.
+
+        Args:
+            message: A format string for the seconds by which it is ahead.
+            difference_s: These seconds.
+        """
+        self._clock_jumps += 1
+        self._warning(f"{message}; the run state does not depend on it", difference_s)
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:
@@ -40,5 +51,5 @@ class RunStateMetrics(Collector):
             "rewardfleet_clock_jumps",
             "Times that the wall clock of this process differed by more than 10 s from that of the "
             "run-state store. The state does not depend on it.",
-            value=self.clock_jumps,
+            value=self._clock_jumps,
         )

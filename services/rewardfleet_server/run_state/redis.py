@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.cache.warning import RareWarning
 from rewardfleet_server.redis_server import client_of, reason_of, unreachable_reason
 
 from .groups import ABANDONED, ABANDONED_SECONDS, Groups
@@ -144,7 +143,6 @@ class RedisRunState:
         self._touched: dict[Scope, float] = {}
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
-        self._warning = RareWarning(log)
         self._groups = RedisGroups(self)
         self.metrics = RunStateMetrics()
 
@@ -285,11 +283,8 @@ class RedisRunState:
         """Report a wall clock of this process that differs from that of the server."""
         difference_s = time.time() - store_time
         if abs(difference_s) > MAX_CLOCK_DIFFERENCE_S:
-            self.metrics.clock_jumps += 1
-            self._warning(
-                "the wall clock differs by %+.0f s from that of Redis; nothing in the run state "
-                "depends on it",
-                difference_s,
+            self.metrics.report_clock(
+                "the wall clock differs by %+.0f s from that of Redis", difference_s
             )
 
     async def _prune(self) -> None:

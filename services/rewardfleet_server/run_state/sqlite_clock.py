@@ -1,6 +1,5 @@
 """The clock of a run-state file. It is no wall clock: those jump, and replicas' may differ."""
 
-import logging
 import math
 import sqlite3
 import time
@@ -8,13 +7,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from rewardfleet_server.cache.warning import RareWarning
-
 from .metrics import RunStateMetrics
 from .sqlite_schema import DamagedFile
 from .store import MAX_CLOCK_DIFFERENCE_S
-
-log = logging.getLogger(__name__)
 
 #: Runs during suspension, too; all processes of the machine have the same.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
@@ -35,7 +30,6 @@ class FileClock:
         self._boot = _boot()
         self._offset = -math.inf
         self._jumped_s = 0.0
-        self._warning = RareWarning(log)
 
     def read(self, db: sqlite3.Connection) -> float:
         """Return the seconds now.
@@ -70,10 +64,9 @@ class FileClock:
             return
         self._jumped_s = jumped_s
         if abs(jumped_s) > MAX_CLOCK_DIFFERENCE_S:
-            self._metrics.clock_jumps += 1
-            self._warning(
+            self._metrics.report_clock(
                 "the wall clock jumped by %+.0f s since the last change of the run-state file, or "
-                "is not that of the process that made it; nothing in the file depends on it",
+                "is not that of the process that made it",
                 jumped_s,
             )
 

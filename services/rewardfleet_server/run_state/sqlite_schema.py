@@ -82,8 +82,8 @@ def mark_lost(path: Path) -> None:
 def refuse_lost(path: Path) -> None:
     """Refuse a file that was deleted or emptied while services used it.
 
-    It has a note in its place, or its log is there. SQLite would discard that, and begin from
-    nothing.
+    A note in its place, or its write-ahead log, says so. SQLite would discard the log and create
+    an empty database.
 
     Raises:
         DamagedFile: It is such a file.

@@ -25,9 +25,11 @@ _REQUIRED = {
     b"edts": {b"elst"},
     b"stbl": {b"stsd", b"stts", b"stsc", b"stsz", b"stco"},
 }
+#: Other names of a box.
 _SAME = {b"stz2": b"stsz", b"co64": b"stco"}
 #: Boxes that may be missing. A damaged name of one is not that of another box.
 _OPTIONAL = {b"trak": b"edts", b"stbl": b"ctts"}
+#: Boxes whose names differ from these in one character.
 _OTHERS = {b"stts"}
 #: Bytes of a box by its version: ISO/IEC 14496-12, 8.2.2, 8.3.2, 8.4.2.
 _LENGTHS = {b"mvhd": (100, 112), b"tkhd": (84, 96), b"mdhd": (24, 36)}

@@ -1,4 +1,4 @@
-"""uvicorn's server, which answers every connection that the kernel has accepted before it ends."""
+"""The HTTP server of services and gateways: uvicorn, which resets no connection when it ends."""
 
 import asyncio
 import ctypes
@@ -8,7 +8,15 @@ import struct
 from contextlib import suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from .openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
+from .protocol import HttpProtocol
+
+#: Seconds that idle connections are kept, so that a pooled connection is rarely found closed.
+_KEEP_ALIVE_SECONDS = 75
+#: Connections that the kernel keeps until they are accepted: a burst must not be refused.
+BACKLOG = 4096
 #: Seconds in which handshakes may be completed that have begun, and all that may be waited for.
 _HANDSHAKE_SECONDS, _BACKLOG_SECONDS = 0.05, 2.0
 #: Seconds between two looks at the backlog.
@@ -31,7 +39,33 @@ class GracefulServer(uvicorn.Server):
 
     The kernel resets connections that wait in the backlog when a listener is closed, although
     their callers have sent a request already.
+
+    Args:
+        app: The application.
+        has_lifespan: Whether it handles ASGI's lifespan events.
+        grace_s: Seconds that requests may take when the server ends; None for no limit.
     """
+
+    def __init__(
+        self, app: ASGIApp, *, has_lifespan: bool = True, grace_s: int | None = None
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                OpenEnvSocket(app),
+                http=HttpProtocol,  # type: ignore[arg-type] # asyncio accepts both kinds of protocol
+                ws="websockets-sansio",
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,  # a small message could become a large one
+                backlog=BACKLOG,
+                lifespan="auto" if has_lifespan else "off",
+                log_config=None,
+                access_log=False,  # telemetry.py writes one line per request
+                server_header=False,
+                proxy_headers=False,  # a caller could set any address in them
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=grace_s,
+            )
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, so that the next process can bind the address when this one has ended."""
