@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import STATUS, ErrorKind
-from rewardfleet_server import serve as serve_module
+from rewardfleet_server.http import server as server_module
 from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
@@ -432,7 +432,7 @@ def test_endless_headers_are_rejected():
 def test_a_connection_that_stalls_after_a_response_is_closed(
     monkeypatch: pytest.MonkeyPatch, stalled: bytes
 ):
-    monkeypatch.setattr(serve_module, "_KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr(server_module, "_KEEP_ALIVE_SECONDS", 0.5)
 
     def is_answered(connection: socket.socket) -> bool:
         try:
