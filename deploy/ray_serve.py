@@ -26,17 +26,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet.wire.errors import NotFound, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER
-from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
-from rewardfleet_server.fleet.flags import network_flags
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.settings import FleetConfig, read_config
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.problems import problem_response
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import prepare_process
 from rewardfleet_server.settings import ServerSettings, is_loopback
+from rewardfleet_server.up.flags import network_flags
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.settings import FleetConfig, read_config
 
 #: Requests that wait in a proxy, e.g. while the only replica is replaced. A burst waits there until
 #: each request has a replica.
@@ -51,7 +51,7 @@ _END_SECONDS = 10.0
 #: Rewards are needed in bursts: Ray's own values are 30 s for both.
 _AUTOSCALING = {"upscale_delay_s": 5.0, "look_back_period_s": 10.0}
 #: Ray's own policy counts requests, not items. A name, as Ray imports it in several processes.
-_POLICY = "rewardfleet_server.fleet.ray_scaling:scale_on_items"
+_POLICY = "rewardfleet_server.up.ray_scaling:scale_on_items"
 #: The judges whose models vLLM loads onto GPUs, and the setting with the GPUs of one model.
 _GPU_JUDGES = {
     "qwen2_5_vl_vllm": "tensor_parallel_size",

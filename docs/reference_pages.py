@@ -24,10 +24,10 @@ from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.flags import flag_of, metavar_of, shown_default
 from rewardfleet_server.http.body import FILE_FIELD
 from rewardfleet_server.http.routes import Routes, Service
+from rewardfleet_server.observe.telemetry import Telemetry
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import SqliteRunState
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings
-from rewardfleet_server.telemetry import Telemetry
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import tools_service
 from rewardfleet_server.tools.settings import ToolsSettings

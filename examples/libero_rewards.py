@@ -29,7 +29,7 @@ import numpy as np
 from libero_replay import LiberoEnv, ReplayLibero, read_rollouts
 
 from rewardfleet.adapters.libero import EpisodeReward, LiberoRewardWrapper
-from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.up.settings import free_port
 
 ROLLOUTS = Path(__file__).parent.parent / "tests" / "data" / "libero"
 ENVIRONMENTS = 16

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from rewardfleet_server.allowed_hosts import AllowedHosts
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.replicas import Replica
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.testing import serving
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica
 
 #: What a gateway accepts that listens on loopback without API keys.
 LOOPBACK = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)

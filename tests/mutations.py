@@ -215,7 +215,9 @@ def make_copy(folder: Path, tests_from: Path | None) -> Path:
         if not (venv / "bin" / program.name).exists() and program.name != "rewardfleet":
             (venv / "bin" / program.name).symlink_to(program)
     python = venv / "bin" / "python"
-    script = f"#!{python}\nimport sys\nfrom rewardfleet_server.cli import main\nsys.exit(main())\n"
+    script = (
+        f"#!{python}\nimport sys\nfrom rewardfleet.commands.main import main\nsys.exit(main())\n"
+    )
     (venv / "bin" / "rewardfleet").write_text(script)
     (venv / "bin" / "rewardfleet").chmod(0o755)
     return python

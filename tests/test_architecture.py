@@ -31,15 +31,14 @@ SHARED_WITH_GUEST = {
 
 #: The only files of the server that use the client: commands and a demo.
 CLIENT_USERS = {
-    "cli.py", "demo.py", "harbor.py", "tools/labeling/command.py", "tools/labeling/dataset.py",
+    "__main__.py", "tools/labeling/command.py", "tools/labeling/dataset.py",
+    *(f"commands/{path.name}" for path in (SERVER / "commands").glob("*.py")),
 }  # fmt: skip
 #: Modules of a service's own package that others may import: the fakes that ship.
 FAKES = "testing.py"
-#: Imports what a service needs inside functions, see `test_importing_a_service_…`.
-COMMAND = "cli.py"
 
 #: The only use of pickle; it loads nothing but data.
-PICKLER = (SERVER / "decoding_process.py", "pickle")
+PICKLER = (SERVER / "http" / "body_parser.py", "pickle")
 
 #: Libraries of trainers, which an adapter imports inside its functions.
 TRAINERS = {"torch", "verl"}
@@ -118,6 +117,7 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
             return not in_wire or name.startswith("rewardfleet.wire")
         allowed = {"pydantic", "typing_extensions"} | (set() if in_wire else {"httpx", "numpy"})
         allowed |= TRAINERS if package == "adapters" else set()
+        allowed |= {"click", "rich", "prometheus_client"} if package == "commands" else set()
         allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
         allowed |= ROUTER_LIBRARIES if ROUTER in path.parents else set()
         return top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names)
@@ -153,7 +153,9 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_packages_of_the_server_import_in_one_direction():
     """Common modules ← `http` ← services; a service imports no other service."""
-    public_http = tuple(f"rewardfleet_server.http.{each}" for each in ("app", "routes", "trainers"))
+    public_http = tuple(
+        f"rewardfleet_server.http.{each}" for each in ("app", "batch_items", "routes", "trainers")
+    )
 
     def is_allowed(path: Path, name: str) -> bool:
         place = path.relative_to(SERVER)
@@ -167,11 +169,14 @@ def test_packages_of_the_server_import_in_one_direction():
         if top != "rewardfleet_server" or not imported:
             return True
         if imported in SERVICES:
-            return package == imported or str(place) in {FAKES, COMMAND}
+            return package == imported or (package == "commands" or str(place) == FAKES)
         if imported == "http" and package in SERVICES:
             return name.startswith(public_http)
         return (
-            imported != "http" or package == "http" or str(place) in {"serve.py", "fleet/server.py"}
+            imported != "http"
+            or package == "http"
+            or str(place) in {"serve.py", "up/server.py"}
+            or name.startswith("rewardfleet_server.http.allowed_hosts")
         )
 
     assert not violations(files(SERVER), is_allowed)
@@ -257,7 +262,7 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 def test_importing_a_service_loads_no_model_library():
     program = """
 import sys
-import rewardfleet_server.serve, rewardfleet_server.doctor
+import rewardfleet_server.serve, rewardfleet_server.commands.doctor
 from rewardfleet_server.registry import SERVICES
 for entry in SERVICES.values():
     entry.load_settings()

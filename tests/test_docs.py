@@ -22,8 +22,8 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 
 from rewardfleet import RewardFleet
+from rewardfleet.commands import main as cli
 from rewardfleet.wire.video import FILE_REPLACES, VideoRequest
-from rewardfleet_server import cli
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
@@ -247,18 +247,21 @@ def test_make_targets_that_are_named_exist():
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page, target)
 
 
+def commands_of(group: click.Group) -> Iterator[click.Command]:
+    """The commands below a group, except the services, whose flags are their settings."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group) and name != "serve":
+            yield from commands_of(command)
+        elif command is not None:
+            yield command
+
+
 def test_flags_and_variables_that_are_named_exist():
     settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
     flags = {f"--{name.replace('_', '-')}" for name in settings}
-    commands = (
-        cli.up_command,
-        cli.status_command,
-        cli.size_command,
-        cli.load_command,
-        cli.label_tools,
-        cli.harbor_command,
-    )
-    own = [param for each in commands for param in each.params]
+    own = [param for each in commands_of(cli.command) for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
     flags |= {
         "--judge",

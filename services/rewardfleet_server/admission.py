@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
 
-from .tracing import SAMPLE, stage
+from .observe.tracing import SAMPLE, stage
 
 #: The share of the permits and of the queue that large items may take.
 _LARGE_SHARE = 0.75

@@ -38,13 +38,13 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
-from .anonymous_file import AnonymousFile
 from .cache import Cache
 from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
-from .cache.warning import RareWarning
-from .telemetry import RequestContext, Telemetry
-from .tracing import SAMPLE, Sample, stage
+from .observe.telemetry import RequestContext, Telemetry
+from .observe.tracing import SAMPLE, Sample, stage
+from .system.anonymous_file import AnonymousFile
+from .system.log_throttle import RareWarning
 
 log = logging.getLogger(__name__)
 

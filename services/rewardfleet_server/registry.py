@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
-    from .doctor import Diagnosis
+    from .commands.doctor import Diagnosis
     from .settings import ServerSettings
 
 

@@ -21,7 +21,7 @@ from rewardfleet import __version__
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
 from .http.server import GracefulServer
-from .logs import capture_native_output, configure_logging
+from .observe.logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import ServerSettings
 

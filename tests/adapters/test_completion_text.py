@@ -6,7 +6,7 @@ import pytest
 
 from rewardfleet import InvalidRequest, RewardFleet
 from rewardfleet.adapters import areal, ms_swift, nemo_rl, ray_data, rllm, trl, verifiers, verl
-from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.ctrl import CritiqueReward
 
 from .conftest import ECHO, SUM, TESTS

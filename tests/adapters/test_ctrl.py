@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet import DeadlineExceeded, InvalidRequest, RewardFleet, Unavailable
-from rewardfleet.adapters._batch import request_fields
+from rewardfleet.adapters._rows import request_fields
 from rewardfleet.adapters.ctrl import (
     REVISION_SAMPLING,
     CritiqueReward,

@@ -71,7 +71,7 @@ def test_what_follows_the_prompt_is_the_program(load, code_url: str):
 
 def test_concurrent_calls_share_requests(load, code_url: str, monkeypatch):
     # Threads of a busy machine do not call within the default window.
-    monkeypatch.setattr("rewardfleet.adapters._batch.COALESCE_SECONDS", 0.2)
+    monkeypatch.setattr("rewardfleet.adapters._rows.COALESCE_SECONDS", 0.2)
     before = requests_to(code_url)
     assert rewards(load(code_url), *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
     assert 0 < requests_to(code_url) - before < 20

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rewardfleet import InvalidRequest, RewardFleet
-from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.verifiers import reward_function
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE, requests_to
@@ -90,7 +90,7 @@ def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(unused_t
 
 def test_concurrent_rollouts_share_requests(code_url: str, monkeypatch):
     # Threads of a busy machine do not call within the default window.
-    monkeypatch.setattr("rewardfleet.adapters._batch.COALESCE_SECONDS", 0.2)
+    monkeypatch.setattr("rewardfleet.adapters._rows.COALESCE_SECONDS", 0.2)
     reward = reward_function("code", code_url)
     before = requests_to(code_url)
     assert by_rubric(reward, *[SUM, ECHO] * 20) == [1.0, 0.5] * 20

@@ -17,7 +17,7 @@ import pytest
 
 from rewardfleet import Abstained, InvalidRequest, RewardFleet
 from rewardfleet.adapters import verl
-from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.verl import (
     compute_score,
     compute_score_async,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.adapters import verl as adapter
-from rewardfleet.adapters._batch import MissingReward
+from rewardfleet.adapters._rows import MissingReward
 from rewardfleet_server.testing import FakeJudge
 
 from .conftest import SUM, TESTS, UNREACHABLE

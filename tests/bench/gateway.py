@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import uvicorn
 from harness import Ratio, compare_ways, in_process, post, report, serving
 
-from rewardfleet_server.allowed_hosts import AllowedHosts
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.replicas import Replica
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica
 
 
 def main() -> int:

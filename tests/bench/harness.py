@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import Server
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.testing import wait_until

@@ -13,8 +13,8 @@ from pathlib import Path
 from gateway import request, service_and_gateway
 from harness import compare_ways, send
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 SCRIPT = Path(__file__).parent.parent.parent / "deploy" / "ray_serve.py"
 

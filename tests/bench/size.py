@@ -20,7 +20,7 @@ import numpy as np
 from harness import Ratio, command_serving, report
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.sizing import (
+from rewardfleet_server.commands.sizing import (
     Histogram,
     Load,
     ServiceTimes,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Self
 
 import httpx
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 _START_SECONDS = 60.0
 

@@ -29,7 +29,7 @@ PROGRAM = """
 import asyncio, sys
 from contextlib import asynccontextmanager
 from rewardfleet_server.serve import Server
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.fleet.settings import free_port
+from rewardfleet_server.up.settings import free_port
 
 from ..debian import MissingTool
 from .engine import ROOT, Engine

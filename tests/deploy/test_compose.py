@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, Unavailable, episode_request
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..server.processes import descendants
 from .conftest import Stack, request, status

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..k8s.manifests import (
     K8S,

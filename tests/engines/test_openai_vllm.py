@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from .conftest import ENVIRONMENT, RunningService, serving_video
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from rewardfleet import __version__
-from rewardfleet_server.cli import gateway_command
-from rewardfleet_server.fleet.command import read_services
+from rewardfleet_server.commands.gateway import command as gateway_command
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.up.command import read_services
 
 from .manifests import (
     COMPONENTS,

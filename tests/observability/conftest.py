@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from .load import LIBERO
 from .prometheus import Prometheus, prometheus

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..debian import extract
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..server.conftest import RedisServer
 from ..server.processes import descendants

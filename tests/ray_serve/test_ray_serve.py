@@ -19,10 +19,10 @@ import rewardfleet
 from rewardfleet import RewardFleet
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 

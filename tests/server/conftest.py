@@ -10,8 +10,8 @@ from typing import Self
 import pytest
 import redis
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..conftest import required
 

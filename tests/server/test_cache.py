@@ -260,7 +260,7 @@ async def test_a_file_that_cannot_be_replaced_is_switched_off(
     def full(_: Path) -> Path:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("rewardfleet_server.sqlite_file.SqliteFile.set_aside", full)
+    monkeypatch.setattr("rewardfleet_server.system.sqlite_file.SqliteFile.set_aside", full)
     assert await cache._guarded(corrupt) is None
     assert "switched off" in caplog.text
     await cache.put("a", b"1")

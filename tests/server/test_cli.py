@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server import extras
-from rewardfleet_server.cli import main
-from rewardfleet_server.extras import install_command
+from rewardfleet.commands.main import main
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import redact
+from rewardfleet_server.system import optional_imports as extras
+from rewardfleet_server.system.optional_imports import install_command
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
@@ -311,7 +311,7 @@ class Finder:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 missing = set(sys.argv[1].split(","))
 sys.meta_path.insert(0, Finder())
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 sys.exit(main(sys.argv[2:]))
 """
 #: The modules of the packages of the extra `server`.

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import protocol
 from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings

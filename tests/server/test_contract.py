@@ -15,10 +15,10 @@ from rewardfleet_server.code.app import create_app as create_code
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.fleet.gateway import Gateway
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.video.app import create_app as create_video
 from rewardfleet_server.video.settings import VideoSettings
 

@@ -21,12 +21,12 @@ from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.engine import CachePolicy, Engine, Plan
 from rewardfleet_server.http.app import create_app
 from rewardfleet_server.http.routes import Route, Service
-from rewardfleet_server.logs import RequestIdFilter
+from rewardfleet_server.observe.logs import RequestIdFilter
+from rewardfleet_server.observe.telemetry import REQUEST_ID, RequestContext, Telemetry
+from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.settings import ServerSettings
-from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry
+from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.testing import serving, wait_until
-from rewardfleet_server.threads import run_in_thread
-from rewardfleet_server.tracing import stage
 
 
 class Item(Request):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.cli import main
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings

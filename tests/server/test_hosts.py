@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from rewardfleet.wire.errors import Forbidden
-from rewardfleet_server.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
 
 from ..conftest import Serve
 

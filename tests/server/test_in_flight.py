@@ -17,8 +17,8 @@ from rewardfleet.wire.in_flight import MAX_LISTED
 from rewardfleet_server.episode.api import EpisodeApi
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.in_flight import list_samples
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.samples_in_flight import list_samples
+from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.scorer import BulkAnswers

@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server import child_process, decoding_process
-from rewardfleet_server.child_process import MemoryFile
-from rewardfleet_server.decoding_process import (
+from rewardfleet_server.episode import decode as episode_decode
+from rewardfleet_server.http import body_parser as decoding_process
+from rewardfleet_server.http.body_parser import (
     ComplexityLimits,
     DecodingProcess,
     check_complexity,
 )
-from rewardfleet_server.episode import decode as episode_decode
+from rewardfleet_server.system import child_process
+from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import Serve, image_base64

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import trustme
 
-from rewardfleet_server.cli import main
-from rewardfleet_server.fleet import upstream
-from rewardfleet_server.fleet.settings import free_port
-from rewardfleet_server.load import generator
-from rewardfleet_server.load.generator import LoadGenerator, Plan
-from rewardfleet_server.load.html import as_html
-from rewardfleet_server.load.latency import Latencies
-from rewardfleet_server.load.requests import LoadRequest, RecordedRequests
-from rewardfleet_server.load.results import Outcome, Results
+from rewardfleet.commands.load import generator
+from rewardfleet.commands.load.generator import LoadGenerator, Plan
+from rewardfleet.commands.load.html import as_html
+from rewardfleet.commands.load.latency import Latencies
+from rewardfleet.commands.load.requests import LoadRequest, RecordedRequests
+from rewardfleet.commands.load.results import Outcome, Results
+from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up import upstream
+from rewardfleet_server.up.settings import free_port
 
 from ..gateways import fleet_of
 

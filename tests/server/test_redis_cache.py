@@ -24,8 +24,8 @@ from rewardfleet_server.cache.redis import RedisCache
 from rewardfleet_server.cache.sqlite import SqliteCache
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import FakeSandbox, wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..conftest import Serve, client_of
 from ..measure import Stopwatch

@@ -33,7 +33,7 @@ PROGRAM = """
 import json, sys
 from rewardfleet_server import serve
 from rewardfleet_server.serve import Server
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings

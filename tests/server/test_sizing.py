@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from rewardfleet import RewardFleet
-from rewardfleet_server import cli, sizing
-from rewardfleet_server.sizing import Load, ServiceTimes, Sizing, given_times, simulate
+from rewardfleet.commands import main as cli
+from rewardfleet_server.commands import sizing
+from rewardfleet_server.commands.sizing import Load, ServiceTimes, Sizing, given_times, simulate
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip

@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from rewardfleet_server import otel
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.observe import otel
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
@@ -278,7 +278,7 @@ def test_a_receiver_that_hangs_delays_neither_requests_nor_the_end(monkeypatch):
 def test_without_the_packages_a_warning_names_them(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    monkeypatch.delitem(sys.modules, "rewardfleet_server.otel")
+    monkeypatch.delitem(sys.modules, "rewardfleet_server.observe.otel")
     with caplog.at_level(logging.WARNING):
         app = create_video_app(VideoSettings(), {"fake": FakeJudge()})
     assert "opentelemetry.sdk.resources is not installed: " in caplog.text
@@ -305,7 +305,7 @@ from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 with serving(create_app(ToolsSettings())) as url, blocking.RewardFleet(tools=url) as fleet:
     fleet.tools.score(sys.argv[1], sys.argv[1])
-forbidden = ("opentelemetry.sdk", "opentelemetry.exporter", "rewardfleet_server.otel")
+forbidden = ("opentelemetry.sdk", "opentelemetry.exporter", "rewardfleet_server.observe.otel")
 assert not [name for name in sys.modules if name.startswith(forbidden)]
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.fleet.settings import plan, read_config
+from rewardfleet_server.up.settings import plan, read_config
 from rewardfleet_server.video.judges import JUDGES
 from rewardfleet_server.video.settings import BUILT_IN, VideoSettings
 

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import SampleReward, ServiceName, marks_of, refuse_nan
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.score import Score
+
+from ._rows import SampleReward, ServiceName, marks_of, refuse_nan
 
 
 def reward_function(

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import module_of_trainer, to_array
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.video import video_request
 from rewardfleet.wire.errors import InvalidRequest
+
+from ._rows import module_of_trainer, to_array
 
 _INSTALL = "pip install 'lerobot>=0.6'"
 

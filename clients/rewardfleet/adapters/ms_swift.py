@@ -11,9 +11,10 @@ orms["code_reward"] = orm("code", "http://127.0.0.1:18081")
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import DatasetReward, ServiceName, refuse_nan
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
+
+from ._rows import DatasetReward, ServiceName, refuse_nan
 
 
 def orm(

@@ -18,8 +18,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rewardfleet.adapters._batch import DatasetReward, module_of_trainer, refuse_nan
 from rewardfleet.wire.errors import InvalidRequest
+
+from ._rows import DatasetReward, module_of_trainer, refuse_nan
 
 _INSTALL = "see https://github.com/NVIDIA-NeMo/RL"
 

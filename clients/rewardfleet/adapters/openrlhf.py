@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import COLUMNS, SampleReward, ServiceName, marks_of
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.query import response_of
+
+from ._rows import COLUMNS, SampleReward, ServiceName, marks_of
 
 log = logging.getLogger(__name__)
 

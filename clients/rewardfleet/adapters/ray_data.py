@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import COLUMNS, Row, ServiceName, requests_of, rows_of, scores_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, abstained
+
+from ._rows import COLUMNS, Row, ServiceName, requests_of, rows_of, scores_of
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,12 @@ trainer = AgentTrainer(agent_flow=solver, evaluator=code_reward, ...)
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import (
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import OnFailure
+from rewardfleet.wire.query import completion_text
+from rewardfleet.wire.score import Score
+
+from ._rows import (
     Row,
     SampleReward,
     ServiceName,
@@ -19,10 +24,6 @@ from rewardfleet.adapters._batch import (
     module_of_trainer,
     refuse_nan,
 )
-from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import OnFailure
-from rewardfleet.wire.query import completion_text
-from rewardfleet.wire.score import Score
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 

@@ -18,9 +18,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import DatasetReward, ServiceName, module_of_trainer, refuse_nan
 from rewardfleet.service import CALLER_ERRORS, OnFailure
 from rewardfleet.wire.errors import RewardFleetError
+
+from ._rows import DatasetReward, ServiceName, module_of_trainer, refuse_nan
 
 log = logging.getLogger(__name__)
 

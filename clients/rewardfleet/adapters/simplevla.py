@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import quartiles_of, to_array
 from rewardfleet.episodes import (
     BatchResult,
     Grouping,
@@ -38,6 +37,8 @@ from rewardfleet.episodes.clustering import cluster_batch
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
+
+from ._rows import quartiles_of, to_array
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from rewardfleet.adapters._batch import DatasetReward, ServiceName, is_before, refuse_nan
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
+
+from ._rows import DatasetReward, ServiceName, is_before, refuse_nan
 
 #: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
 RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]

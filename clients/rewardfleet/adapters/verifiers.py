@@ -12,8 +12,9 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import MissingReward, SampleReward, ServiceName, marks_of
 from rewardfleet.service import OnFailure
+
+from ._rows import MissingReward, SampleReward, ServiceName, marks_of
 
 
 def reward_function(

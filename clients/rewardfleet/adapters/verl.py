@@ -14,7 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.adapters._batch import (
+from rewardfleet.client import RewardFleet
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import BatchClient, OnFailure
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score
+
+from ._rows import (
     COALESCE_SECONDS,
     MissingReward,
     Result,
@@ -26,11 +32,6 @@ from rewardfleet.adapters._batch import (
     requests_of,
     scores_of,
 )
-from rewardfleet.client import RewardFleet
-from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import BatchClient, OnFailure
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import Score
 
 #: Reported with each score of a service. verl collects the keys of the first sample, so all samples
 #: have the same.

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import module_of_trainer
 from rewardfleet.episodes import Grouping, leave_one_out, normalize
 from rewardfleet.episodes.arrays import Floats
+
+from ._rows import module_of_trainer
 
 
 def grpo(

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rewardfleet.adapters._batch import quartiles_of, to_array
 from rewardfleet.episodes import (
     Grouping,
     RunningMeanStd,
@@ -32,6 +31,8 @@ from rewardfleet.episodes import (
 )
 from rewardfleet.episodes.batch import visual_score
 from rewardfleet.wire.episode import FilterOptions
+
+from ._rows import quartiles_of, to_array
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from rewardfleet_server.extras import require
 from rewardfleet_server.settings import ServerSettings, redact
+from rewardfleet_server.system.optional_imports import require
 
 from .entry import EntryFormat, read_signing_key
 from .memory import MemoryCache

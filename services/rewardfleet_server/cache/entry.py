@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .warning import RareWarning
+from rewardfleet_server.system.log_throttle import RareWarning
 
 #: The kinds of entries, which are their first byte: with a checksum, or signed.
 _CHECKED, _SIGNED = b"c", b"s"

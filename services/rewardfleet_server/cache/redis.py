@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from rewardfleet_server.redis_server import reason_of, unreachable_reason
 from rewardfleet_server.settings import redact
-from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.system.log_throttle import RareWarning
+from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
+from rewardfleet_server.system.threads import run_in_thread
 
 from .entry import EntryFormat
 from .memory import MemoryCache
-from .warning import RareWarning
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rewardfleet_server.tracing import SAMPLE, Sample
+from rewardfleet_server.observe.tracing import SAMPLE, Sample
 
 T = TypeVar("T")
 

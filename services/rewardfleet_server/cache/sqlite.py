@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from rewardfleet_server.sqlite_file import Lost, SqliteFile
+from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
 from .entry import EntryFormat
 from .memory import MemoryCache

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rewardfleet.wire.code import Limits
 from rewardfleet.wire.score import Timing
-from rewardfleet_server.doctor import Diagnosis, check_extra
-from rewardfleet_server.extras import install_command
+from rewardfleet_server.commands.doctor import Diagnosis, check_extra
+from rewardfleet_server.system.optional_imports import install_command
 
 from .checkers.compiler import find_compiler
 from .packages import BUILD_COMMAND, environment_of, jail_python

@@ -25,7 +25,7 @@ from rewardfleet.wire.score import Timing
 from rewardfleet.wire.validation import format_validation_error, validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.telemetry import RequestContext
 
 from .datasets.encoding import RowError, decode_column
 from .datasets.rows import CODE_CONTESTS_RULE

@@ -21,9 +21,9 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
-from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.engine import CachePolicy, Plan
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .cache_key import CacheKeys, lookup_keys, store_policy
 from .checkers.runner import Checker, Checkers

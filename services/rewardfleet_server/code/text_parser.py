@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 
 from rewardfleet.wire.code import CritiqueJudgment
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
+from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 from .critique import overall_judgment
 from .extract import extract_program, has_fence

@@ -36,10 +36,10 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet_server.engine import Engine, ScoredBatch
 from rewardfleet_server.http.routes import Route
+from rewardfleet_server.observe.telemetry import RequestContext
+from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.run_state import RunState
-from rewardfleet_server.telemetry import RequestContext
-from rewardfleet_server.threads import run_in_thread
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.system.threads import run_in_thread
 
 from . import encode
 from .decode import DecodedBatch, decode_batch

@@ -29,14 +29,14 @@ from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_H
 from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import MAX_NAME, Score
 from rewardfleet_server.admission import Admission
-from rewardfleet_server.allowed_hosts import AllowedHosts
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
-from rewardfleet_server.in_flight import list_samples
+from rewardfleet_server.observe.samples_in_flight import list_samples
+from rewardfleet_server.observe.telemetry import Telemetry, new_request_id
+from rewardfleet_server.observe.tracing import open_tracer
 from rewardfleet_server.settings import ServerSettings
-from rewardfleet_server.telemetry import Telemetry, new_request_id
-from rewardfleet_server.tracing import open_tracer
 
+from .allowed_hosts import AllowedHosts
 from .auth import ApiKeys
 from .body import FILE_FIELD, BodyReader
 from .dispatch import Dispatcher

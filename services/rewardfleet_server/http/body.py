@@ -13,16 +13,16 @@ from starlette.requests import Request
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
 from rewardfleet.wire.validation import validate_json
-from rewardfleet_server.anonymous_file import AnonymousFile
-from rewardfleet_server.child_process import MemoryFile
-from rewardfleet_server.decoding_process import (
+from rewardfleet_server.system.anonymous_file import AnonymousFile
+from rewardfleet_server.system.child_process import MemoryFile
+from rewardfleet_server.system.threads import run_in_thread
+
+from .body_parser import (
     ComplexityLimits,
     DecodingProcess,
     check_complexity,
     is_simple,
 )
-from rewardfleet_server.threads import run_in_thread
-
 from .guard import ClientDisconnected
 from .routes import Form, Route
 

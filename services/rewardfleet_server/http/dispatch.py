@@ -24,8 +24,13 @@ from rewardfleet.wire.headers import (
 from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
-from rewardfleet_server.telemetry import REQUEST_ID, RequestContext, Telemetry, new_request_id
-from rewardfleet_server.tracing import Tracer
+from rewardfleet_server.observe.telemetry import (
+    REQUEST_ID,
+    RequestContext,
+    Telemetry,
+    new_request_id,
+)
+from rewardfleet_server.observe.tracing import Tracer
 
 from .auth import ApiKeys
 from .body import BodyReader, media_type

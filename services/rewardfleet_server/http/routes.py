@@ -25,10 +25,11 @@ from rewardfleet.wire.errors import InvalidRequest, Problem, RewardFleetError
 from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
-from rewardfleet_server.anonymous_file import AnonymousFile
-from rewardfleet_server.batch_items import json_items
 from rewardfleet_server.engine import BulkScorer, Engine, Scorer
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.telemetry import RequestContext
+from rewardfleet_server.system.anonymous_file import AnonymousFile
+
+from .batch_items import json_items
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)

@@ -36,7 +36,7 @@ from rewardfleet.wire.trainers import (
 )
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.engine import Engine
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.telemetry import RequestContext
 
 from .routes import Route
 

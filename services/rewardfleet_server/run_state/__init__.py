@@ -7,8 +7,8 @@ uid) and applied once: a repeated call returns the outcome of the first one.
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.extras import require
 from rewardfleet_server.settings import redact
+from rewardfleet_server.system.optional_imports import require
 
 from .groups import Group, GroupKey, Groups, NewMember, Release, Rules
 from .settings import RunStateSettings

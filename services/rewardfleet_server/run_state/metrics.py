@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.cache.warning import RareWarning
+from rewardfleet_server.system.log_throttle import RareWarning
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.redis_server import client_of, reason_of, unreachable_reason
+from rewardfleet_server.system.redis_server import client_of, reason_of, unreachable_reason
 
 from .groups import ABANDONED, ABANDONED_SECONDS, Groups
 from .metrics import RunStateMetrics

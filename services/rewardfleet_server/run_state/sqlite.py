@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.sqlite_file import Lost, SqliteFile
+from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
 from .groups import Groups
 from .metrics import RunStateMetrics

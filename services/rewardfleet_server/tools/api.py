@@ -20,7 +20,7 @@ from rewardfleet.wire.tools import (
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.telemetry import RequestContext
 
 from .budgets import Budgets
 

@@ -21,7 +21,7 @@ from rewardfleet.wire.tools import (
     ToolsRequest,
 )
 from rewardfleet.wire.validation import validate_json
-from rewardfleet_server.batch_items import json_items
+from rewardfleet_server.http.batch_items import json_items
 
 
 class Item(Protocol):

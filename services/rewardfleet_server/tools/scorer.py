@@ -12,9 +12,9 @@ from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.errors import Problem, RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
-from rewardfleet_server.anonymous_file import AnonymousFile
 from rewardfleet_server.engine import Plan
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .budgets import Budgets, Price
 from .decode import Item, decode_batch

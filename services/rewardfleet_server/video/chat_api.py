@@ -28,7 +28,7 @@ from rewardfleet.wire.validation import validate, validate_json
 from rewardfleet.wire.video import VideoRequest, VideoScore
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
-from rewardfleet_server.telemetry import RequestContext
+from rewardfleet_server.observe.telemetry import RequestContext
 
 from .scorer import VideoScorer
 

@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Iterator
 
-from rewardfleet_server.doctor import Diagnosis, check_extra
-from rewardfleet_server.extras import install_command
+from rewardfleet_server.commands.doctor import Diagnosis, check_extra
+from rewardfleet_server.system.optional_imports import install_command
 
 from .settings import VideoSettings, gpu_count
 

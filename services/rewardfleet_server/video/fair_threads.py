@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from rewardfleet_server.threads import lower_thread_priority
+from rewardfleet_server.system.threads import lower_thread_priority
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from rewardfleet.wire.errors import (
     NotFound,
     TooLarge,
 )
-from rewardfleet_server.anonymous_file import AnonymousFile, temporary_file
+from rewardfleet_server.system.anonymous_file import AnonymousFile, temporary_file
 
 #: An IP address.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rewardfleet_server.child_process import end_with_parent
+from rewardfleet_server.system.child_process import end_with_parent
 
 #: The length of a message.
 LENGTH = struct.Struct(">I")

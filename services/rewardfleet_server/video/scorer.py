@@ -26,10 +26,10 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
-from rewardfleet_server.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.engine import CachePolicy, Plan
-from rewardfleet_server.threads import run_in_thread
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
+from rewardfleet_server.system.threads import run_in_thread
 
 from .cache_key import cache_key, fingerprint
 from .fair_threads import FairThreads, Turn

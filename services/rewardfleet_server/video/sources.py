@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
-from rewardfleet_server.anonymous_file import AnonymousFile
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
 from .frames import Clip, as_mp4, decode_images, decode_video, decoder_bytes, image_pixels

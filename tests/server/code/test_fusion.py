@@ -13,7 +13,7 @@ import pytest
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 from rewardfleet_server.code.sandboxes import fusion
 
 from ...measure import Stopwatch

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, blocking, code_request
+from rewardfleet.commands.main import main
 from rewardfleet.wire.code import CodeTiming
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.cli import main
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail import isolation, pool
 from rewardfleet_server.code.sandboxes.jail.guest.descriptors import ORDER

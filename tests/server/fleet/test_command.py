@@ -16,18 +16,18 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet_server.allowed_hosts import AllowedHosts
-from rewardfleet_server.cli import main
-from rewardfleet_server.fleet import discovery, health
-from rewardfleet_server.fleet.command import GatewayConfig
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.server import GatewayServer
-from rewardfleet_server.fleet.settings import free_port
-from rewardfleet_server.fleet.up import fitting_line
+from rewardfleet.commands.main import main
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.serve import bind
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up import discovery, health
+from rewardfleet_server.up.command import GatewayConfig
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.server import GatewayServer
+from rewardfleet_server.up.settings import free_port
+from rewardfleet_server.up.up import fitting_line
 
 from ..processes import service_process
 

@@ -21,16 +21,16 @@ from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.fleet import gateway as gateway_module
-from rewardfleet_server.fleet import request as request_module
-from rewardfleet_server.fleet import upstream
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.replicas import Replica
 from rewardfleet_server.http import protocol
 from rewardfleet_server.http.protocol import HttpProtocol
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.up import gateway as gateway_module
+from rewardfleet_server.up import request as request_module
+from rewardfleet_server.up import upstream
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 

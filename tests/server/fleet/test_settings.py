@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.fleet import settings
-from rewardfleet_server.fleet.settings import free_port, plan, read_config
+from rewardfleet_server.up import settings
+from rewardfleet_server.up.settings import free_port, plan, read_config
 
 FILE = """
 port = 19000

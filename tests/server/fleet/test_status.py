@@ -8,18 +8,18 @@ from typing import Any
 
 import httpx
 import pytest
+from rewardfleet.commands.fleet_status import fleet_status
 
 from rewardfleet import RewardFleet, __version__
-from rewardfleet_server.cli import main
+from rewardfleet.commands import fleet_status as status_module
+from rewardfleet.commands.main import main
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.fleet import gateway as gateway_module
-from rewardfleet_server.fleet import status as status_module
-from rewardfleet_server.fleet import upstream
-from rewardfleet_server.fleet.gateway import Gateway
-from rewardfleet_server.fleet.replicas import Replica
-from rewardfleet_server.fleet.status import fleet_status
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
+from rewardfleet_server.up import gateway as gateway_module
+from rewardfleet_server.up import upstream
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica
 
 from ...conftest import Serve
 from ...gateways import LOOPBACK, replica, reply, standin_gateway

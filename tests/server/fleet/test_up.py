@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from rewardfleet import blocking
-from rewardfleet_server.fleet import health
-from rewardfleet_server.fleet.processes import FleetFailed, ReplicaProcess
-from rewardfleet_server.fleet.replicas import Replica
-from rewardfleet_server.fleet.settings import plan, read_config
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up import health
+from rewardfleet_server.up.processes import FleetFailed, ReplicaProcess
+from rewardfleet_server.up.replicas import Replica
+from rewardfleet_server.up.settings import plan, read_config
 
 from ...measure import Stopwatch
 

@@ -12,8 +12,8 @@ import pytest
 import redis
 import yaml
 
-from rewardfleet_server.fleet.settings import free_port
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ...conftest import required
 from ..test_requests import metric

@@ -16,11 +16,11 @@ from fastapi import FastAPI, Request, Response
 from pyarrow import parquet
 
 from rewardfleet.adapters.router import labels_of, read_sidecar
-from rewardfleet_server.chat_endpoint import Choice, Message
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.labeling.model import TOOL_FAMILY, read_label
 from rewardfleet_server.tools.labeling.report import agreement
+from rewardfleet_server.video.judges.chat_endpoint import Choice, Message
 
 WEATHER = ("get_weather", "The weather of a city.")
 COMPOUND = ("compound_interest", "Computes the interest of an investment.")

@@ -10,7 +10,7 @@ import pytest
 from rewardfleet import RewardFleet, tools_request
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
-from rewardfleet_server import sizing
+from rewardfleet_server.commands import sizing
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.decode import FastItem, Item, _Fields
 from rewardfleet_server.tools.families import read_families

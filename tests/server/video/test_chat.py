@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from pydantic import JsonValue
 
-from rewardfleet_server.demo import auroc
+from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of

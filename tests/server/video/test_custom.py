@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video import settings as settings_module
 from rewardfleet_server.video.judges.loading import load_judges

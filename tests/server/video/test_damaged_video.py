@@ -24,7 +24,7 @@ import pytest
 
 from rewardfleet.video import video_request
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet_server.anonymous_file import spool_bytes
+from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import Clip, as_mp4, decode_images, decode_video

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from pydantic import JsonValue
 
+from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
-from rewardfleet_server.threads import run_in_thread
 from rewardfleet_server.video import judge_process
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judge_process import JudgeProcess
@@ -506,7 +506,7 @@ def test_the_judge_ends_with_a_service_that_is_killed(start, folder, task):
 HUNG_THREADS = """
 import asyncio, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app

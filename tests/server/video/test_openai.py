@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from rewardfleet_server.chat_endpoint import Token
-from rewardfleet_server.cli import main
+from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import openai
+from rewardfleet_server.video.judges.chat_endpoint import Token
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 

@@ -7,8 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
-from rewardfleet_server.cli import main
-from rewardfleet_server.demo import auroc
+from rewardfleet.commands.main import main
+from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.references.library import (

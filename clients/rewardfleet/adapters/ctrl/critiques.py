@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from rewardfleet.adapters._batch import Row, request_fields
+from rewardfleet.adapters._rows import Row, request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict

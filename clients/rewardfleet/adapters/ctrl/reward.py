@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rewardfleet.adapters._batch import Row, metrics_of, request_fields
+from rewardfleet.adapters._rows import Row, metrics_of, request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._batch import Row
+from rewardfleet.adapters._rows import Row
 
 #: The values of `prompter_type`, which are also the names of the datasets of the tests.
 _DATASETS = ("code_contests", "mbppplus", "livecodebench")

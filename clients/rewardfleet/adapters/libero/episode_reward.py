@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rewardfleet.adapters._batch import quartiles_of
+from rewardfleet.adapters._rows import quartiles_of
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.video import VideoScore
 

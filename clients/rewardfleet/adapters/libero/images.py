@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._batch import to_array
+from rewardfleet.adapters._rows import to_array
 
 Image = NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._batch import to_array
+from rewardfleet.adapters._rows import to_array
 
 from .config import RewardModelConfig
 from .episode_reward import EpisodeReward

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rewardfleet.adapters._batch import to_array
+from rewardfleet.adapters._rows import to_array
 from rewardfleet.tool_use import advantages
 from rewardfleet.tool_use.advantages import Method
 

@@ -22,7 +22,7 @@ from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunRes
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.code.submission import SubmissionRun
 from rewardfleet_server.code.verdict import CheckerFiles, encoded
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.observe.tracing import stage
 
 from .compiler import Compiler
 from .decision import EXCEPTION, decision

@@ -28,9 +28,9 @@ from rewardfleet.adapters.router.routes import Route
 from rewardfleet.tool_use import family_by_patterns
 from rewardfleet.wire.tools import Family, ToolsOptions
 from rewardfleet.wire.validation import validate
-from rewardfleet_server.chat_endpoint import ChatEndpoint
-from rewardfleet_server.extras import require
+from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.tools.families import read_families
+from rewardfleet_server.video.judges.chat_endpoint import ChatEndpoint
 
 from .dataset import (
     OutputFormat,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rewardfleet_server.chat_endpoint import ChatEndpoint, Choice
-from rewardfleet_server.sqlite_file import SqliteFile
+from rewardfleet_server.system.sqlite_file import SqliteFile
+from rewardfleet_server.video.judges.chat_endpoint import ChatEndpoint, Choice
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, label TEXT NOT NULL)"
 #: Seconds to wait for another process that writes to the cache.

@@ -22,13 +22,14 @@ import cv2
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.chat_endpoint import ChatEndpoint, Choice, Token
 from rewardfleet_server.video.frames import Clip, Frame, as_mp4
-from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings
+
+from . import Judgment
+from .chat_endpoint import ChatEndpoint, Choice, Token
+from .options import PromptOptions, requested_prompt
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.threads import run_in_thread
+from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.frames import Clip
-from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
+
+from . import Judgment
 
 #: Increased when scores change, so that judgments cached before are not used any more.
 _VERSION = 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rewardfleet.adapters._batch import COALESCE_SECONDS
+from rewardfleet.adapters._rows import COALESCE_SECONDS
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.query import completion_text
 

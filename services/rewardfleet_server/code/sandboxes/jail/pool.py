@@ -26,9 +26,9 @@ from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.packages import jail_python, warn_without_packages
 from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.extras import require
-from rewardfleet_server.threads import run_in_thread
-from rewardfleet_server.tracing import stage
+from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.system.optional_imports import require
+from rewardfleet_server.system.threads import run_in_thread
 
 from .guest.descriptors import LONG_S
 from .isolation import FALLBACK_ORDER, IsolationLevel, isolation_spec

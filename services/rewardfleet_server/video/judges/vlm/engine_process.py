@@ -9,8 +9,8 @@ import signal
 
 from vllm.platforms import current_platform
 
-from rewardfleet_server.child_process import end_with_parent
-from rewardfleet_server.threads import lower_thread_priority
+from rewardfleet_server.system.child_process import end_with_parent
+from rewardfleet_server.system.threads import lower_thread_priority
 from rewardfleet_server.video.settings import started_by_service
 
 

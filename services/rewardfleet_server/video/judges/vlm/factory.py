@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.extras import require
+from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.prompts import Prompt

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
-from rewardfleet_server.threads import lower_thread_priority, run_in_thread
+from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.extras import require
-from rewardfleet_server.threads import lower_thread_priority, run_in_thread
+from rewardfleet_server.system.optional_imports import require
+from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt

@@ -9,8 +9,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from rewardfleet.wire.errors import Forbidden
-
-from .settings import is_loopback
+from rewardfleet_server.settings import is_loopback
 
 
 class AllowedHosts:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from rewardfleet.client import SERVICES
+from rewardfleet.commands.status import base_url, named_url
 from rewardfleet.wire.headers import GATEWAY
-from rewardfleet_server.fleet.status import base_url, named_url
-from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import redact
 
 _TIMEOUT_SECONDS = 5.0

@@ -9,7 +9,8 @@ import threading
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 
-from .extras import require
+from rewardfleet_server.system.optional_imports import require
+
 from .telemetry import REQUEST_ID
 
 #: What is written to standard error outside of Python. It is logged at any `--log-level`.

@@ -14,9 +14,8 @@ from typing import Protocol, Self
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Timing
-
-from .extras import install_command
-from .settings import traces_configured
+from rewardfleet_server.settings import traces_configured
+from rewardfleet_server.system.optional_imports import install_command
 
 log = logging.getLogger(__name__)
 

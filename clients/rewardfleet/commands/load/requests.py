@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
 
+from rewardfleet.client import SERVICES
 from rewardfleet.wire.validation import format_validation_error
-from rewardfleet_server.registry import SERVICES
 
 #: Limits of a file with requests, which is in memory.
 _MAX_FILE_BYTES = 512 * 2**20

@@ -1,6 +1,6 @@
 """`make demo`: start all services, score real rollouts and one item of each service.
 
-    python -m rewardfleet_server.demo FOLDER
+    python -m rewardfleet_server.commands.demo FOLDER
 
 FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"file", "task_text",
 "success", "failure_kind"}` per line.
@@ -25,8 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
-
-from .fleet.settings import free_port
+from rewardfleet_server.up.settings import free_port
 
 _STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 #: Concurrent requests.

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import click
 import httpx
+from click.core import ParameterSource
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, JsonValue, ValidationError
 from rich.box import SIMPLE_HEAD
@@ -17,11 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rewardfleet.client import SERVICES
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.in_flight import InFlight, merged
-from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import is_loopback, redact
+
+from .options import API_KEY, AS_JSON, SERVICE_URLS
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -481,3 +484,34 @@ def _shown_details(status: ReplicaStatus) -> str:
 
 def _shown(value: JsonValue) -> str:
     return _clean(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+@click.command(
+    name="status",
+    help="Show the replicas of a fleet: health, version, load. URL is that of a fleet or of a "
+    "single service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
+)
+@click.argument("urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL")
+@SERVICE_URLS
+@click.option(
+    "--inflight",
+    "in_flight",
+    is_flag=True,
+    help="Show the samples in flight instead: stage, age, remaining time, replica.",
+)
+@AS_JSON
+@API_KEY
+def command(
+    urls: tuple[str, ...],
+    services: tuple[str, ...],
+    in_flight: bool,
+    as_json: bool,
+    api_key: str | None,
+) -> int:
+    """Print the status of fleets and services; return 1 if one is not ready."""
+    source = click.get_current_context().get_parameter_source("urls")
+    if services and source is not ParameterSource.COMMANDLINE:
+        urls = ()
+    elif not urls:
+        urls = ("http://127.0.0.1:18000",)
+    return run_status(urls, services, api_key=api_key, as_json=as_json, in_flight=in_flight)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from .settings import redact
+from rewardfleet_server.settings import redact
 
 #: The metric with the time of each stage of an item.
 _METRIC = "rewardfleet_stage_duration_seconds"

@@ -12,13 +12,12 @@ import httpx
 
 from rewardfleet import __version__
 from rewardfleet.wire.headers import SERVICE_HEADER
-
-from .extras import install_command
-from .flags import read_settings, unknown_variable_warnings
-from .redis_server import unreachable_reason
-from .registry import SERVICES
-from .serve import bind
-from .settings import ENV_PREFIX, ServerSettings, redact
+from rewardfleet_server.flags import read_settings, unknown_variable_warnings
+from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.serve import bind
+from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, redact
+from rewardfleet_server.system.optional_imports import install_command
+from rewardfleet_server.system.redis_server import unreachable_reason
 
 #: Seconds to wait for another server on this machine, or for Redis.
 _TIMEOUT_SECONDS = 1.0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rewardfleet.wire.headers import TIMEOUT_HEADER
-from rewardfleet_server.fleet.upstream import Pool, Unreachable, UpstreamFailed
+from rewardfleet_server.up.upstream import Pool, Unreachable, UpstreamFailed
 
 from .requests import LoadRequest, Source
 from .results import (

@@ -38,8 +38,8 @@ from rewardfleet.wire.headers import (
 )
 from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet.wire.waiting import Waits, waits_at
-from rewardfleet_server.allowed_hosts import AllowedHosts
-from rewardfleet_server.telemetry import new_request_id
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.observe.telemetry import new_request_id
 
 from .line import MAX_WAITING, Line
 from .metrics import METRICS_TYPE, GatewayMetrics

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rewardfleet_server.allowed_hosts import AllowedHosts
-from rewardfleet_server.logs import configure_logging
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
 from .discovery import follow

@@ -24,8 +24,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from rewardfleet.wire.errors import InternalError, InvalidRequest, RewardFleetError, Unavailable
-
-from .child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
+from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 T = TypeVar("T")
 

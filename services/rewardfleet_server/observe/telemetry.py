@@ -34,8 +34,8 @@ from prometheus_client.registry import Collector
 
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status, Timing
+from rewardfleet_server.admission import Admission
 
-from .admission import Admission
 from .tracing import SAMPLE, Sample, Span
 
 log = logging.getLogger("rewardfleet_server.request")

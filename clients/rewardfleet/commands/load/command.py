@@ -6,13 +6,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rewardfleet_server.registry import SERVICES
+from rewardfleet.client import SERVICES
+from rewardfleet.commands.options import API_KEY, AS_JSON, SERVICE_URLS, Number
 from rewardfleet_server.serve import raise_descriptor_limit
 
 from . import report
@@ -191,3 +194,120 @@ def _print(plan: Plan, results: Results, failures: Sequence[str], *, as_json: bo
             console.print(f"[yellow]Note:[/yellow] {escape(each)}")
     for each in failures:
         click.echo(f"failed: {each}", err=True)
+
+
+@click.command(
+    name="load",
+    help="Send requests to a fleet or a service at a given rate, whatever it answers, and report "
+    "latencies and failures. Nothing is retried. URL is that of a fleet or of a single service.  "
+    "[env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
+)
+@click.argument("url", required=False, envvar="REWARDFLEET_URL")
+@SERVICE_URLS
+@click.option(
+    "--rate",
+    type=Number(),
+    default=10.0,
+    show_default=True,
+    metavar="N",
+    help="Requests per second on average, to all services together.",
+)
+@click.option(
+    "--duration-s",
+    type=Number(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long requests are sent.",
+)
+@click.option(
+    "--mix",
+    metavar="NAME=N,…",
+    help="How often each service gets a request, e.g. code=2,tools=1.  "
+    "[default: all services, equally often]",
+)
+@click.option(
+    "--requests",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
+    "and optionally `path` and the right `score`.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "constant"]),
+    default="poisson",
+    show_default=True,
+    help="poisson: independent of each other, as from many callers. constant: evenly spaced.",
+)
+@click.option(
+    "--timeout-s",
+    type=Number(),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="When a request is given up.",
+)
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Requests beyond this many unanswered ones are not sent, and count as failed. Limits "
+    "memory.",
+)
+@click.option(
+    "--max-p99-s",
+    type=Number(),
+    metavar="SECONDS",
+    help="Exit with 1 if the p99 of a service is above.",
+)
+@click.option(
+    "--max-errors",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a report with charts to this file.",
+)
+@AS_JSON
+@API_KEY
+def command(
+    url: str | None,
+    services: tuple[str, ...],
+    rate: float,
+    duration_s: float,
+    mix: str | None,
+    requests: Path | None,
+    arrivals: Literal["poisson", "constant"],
+    timeout_s: float,
+    max_in_flight: int,
+    max_p99_s: float | None,
+    max_errors: float | None,
+    html: Path | None,
+    as_json: bool,
+    api_key: str | None,
+) -> int:
+    """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
+    if mix is not None and requests is not None:
+        raise click.UsageError("--mix goes with generated requests, not with --requests")
+    source = click.get_current_context().get_parameter_source("url")
+    if services and source is not ParameterSource.COMMANDLINE:
+        url = None
+    elif url is None:
+        url = "http://127.0.0.1:18000"
+    return run_load(
+        url,
+        services,
+        Plan(rate, duration_s, arrivals, timeout_s, max_in_flight),
+        mix=mix,
+        requests=requests,
+        api_key=api_key,
+        limits=Limits(max_p99_s, max_errors),
+        output=Output(html, as_json),
+    )

@@ -13,8 +13,8 @@ from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from rewardfleet_server.child_process import end_with_parent
 from rewardfleet_server.serve import CANNOT_BE_BOUND
+from rewardfleet_server.system.child_process import end_with_parent
 
 from .health import watch
 from .replicas import Replica

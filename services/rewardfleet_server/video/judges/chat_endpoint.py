@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
-
-from .tracing import trace_headers
+from rewardfleet_server.observe.tracing import trace_headers
 
 log = logging.getLogger(__name__)
 

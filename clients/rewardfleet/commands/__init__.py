@@ -1,0 +1,1 @@
+"""The command `rewardfleet`, and the commands that need no server."""

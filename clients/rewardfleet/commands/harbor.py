@@ -1,0 +1,183 @@
+"""`rewardfleet harbor`: the reward of a Harbor task, as its verifier writes it.
+
+It runs where an agent has worked, so nothing that the agent left behind may decide: earlier reward
+files are removed, and what the agent wrote is read as data.
+"""
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from rewardfleet import Score
+from rewardfleet.blocking import RewardFleet
+from rewardfleet.client import SERVICES
+from rewardfleet.wire.code import as_tests
+from rewardfleet.wire.policy_text import MAX_CHARACTERS
+
+from .options import API_KEY, TIMEOUT
+
+#: Where Harbor looks for the reward, in this order.
+REWARD_FILES = ("reward.json", "reward.txt")
+
+
+def score_program(
+    fleet: RewardFleet, program: Path, tests: Path, mode: Literal["pass_rate", "all_pass"]
+) -> Score:
+    """Score a program of the agent. One that is not there, or cannot be read, scores 0.
+
+    Args:
+        fleet: Has the code service.
+        program: The file that the agent wrote.
+        tests: A file with the tests, or with a ground truth of another form.
+        mode: As in a request of the code service.
+
+    Raises:
+        RewardFleetError: There is no score.
+        OSError: The tests cannot be read.
+    """
+    score: Score = fleet.code.score(read_text(program), as_tests(tests.read_text()), mode=mode)
+    return score
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that an agent wrote; "" if it is not a regular file.
+
+    A file that is a link is not read: it may lead to the solution, which Harbor stores next to
+    the tests.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return _empty(path, str(error.strerror))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return _empty(path, "not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        # A character more than what is judged by its content, whatever its encoding.
+        return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
+
+
+def _empty(path: Path, reason: str) -> str:
+    click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
+    return ""
+
+
+def remove_rewards(folder: Path) -> None:
+    """Create the folder of the reward, and remove the rewards that are in it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in REWARD_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_reward(folder: Path, reward: float) -> None:
+    """Write `reward.json` with one key; it is complete or not there.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    temporary = folder / f".{REWARD_FILES[0]}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:
+        json.dump({"reward": reward}, file)
+    temporary.replace(folder / REWARD_FILES[0])
+
+
+@click.command(
+    name="harbor",
+    help="Verify a Harbor task, from its tests/test.sh: score FILE, which the agent wrote, and "
+    "write reward.json. Without a score, no file is written. FILE is a program with --tests, an "
+    "answer with --ground-truth, a video with --task.",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--tests",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The tests of the program: those of a request, or the ground truth of a dataset.",
+)
+@click.option(
+    "--ground-truth",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The correct answer, for an answer that calls tools.",
+)
+@click.option("--task", metavar="TEXT", help="The task that the video shows.")
+@click.option(
+    "--mode",
+    type=click.Choice(["pass_rate", "all_pass"]),
+    default="pass_rate",
+    show_default=True,
+    help="pass_rate: the share of tests passed. all_pass: 1 or 0.",
+)
+@click.option(
+    "--url",
+    envvar="REWARDFLEET_URL",
+    default="http://127.0.0.1:18000",
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="Base URL of the fleet.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Single service instead, e.g. code=http://127.0.0.1:18081.",
+)
+@API_KEY
+@TIMEOUT
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/logs/verifier"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Where the reward is written.",
+)
+def command(
+    file: Path,
+    tests: Path | None,
+    ground_truth: Path | None,
+    task: str | None,
+    mode: Literal["pass_rate", "all_pass"],
+    url: str,
+    services: tuple[str, ...],
+    api_key: str | None,
+    timeout: float,
+    output_dir: Path,
+) -> int:
+    """Write the reward of a file; return 3 if it has no score."""
+    remove_rewards(output_dir)  # first of all: the agent may have written one
+    if (tests is None) + (ground_truth is None) + (task is None) != 2:
+        raise click.UsageError("give one of --tests, --ground-truth and --task")
+    options: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout}
+    for each in services:
+        name, _, service_url = each.partition("=")
+        if name not in SERVICES:
+            raise click.UsageError(
+                f"--service {each}: give NAME=URL, e.g. code=http://10.0.0.7:18081"
+            )
+        options[name] = service_url
+    with RewardFleet(None if services else url, **options) as fleet:
+        score: Score
+        if tests is not None:
+            score = score_program(fleet, file, tests, mode)
+        elif ground_truth is not None:
+            score = fleet.tools.score(read_text(file), ground_truth.read_text())
+        else:
+            score = fleet.video.score(task or "", file.read_bytes())
+    if score.score is None:
+        print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
+        return 3
+    write_reward(output_dir, score.score)
+    return 0

@@ -1,0 +1,99 @@
+"""The `rewardfleet` command: its subcommands, and what it prints if one fails."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+import rewardfleet
+
+from .options import LazyGroup, load_attribute
+
+_OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
+_INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
+
+#: The subcommands: where they are, and what they do. Those of the server need its packages.
+_COMMANDS = {
+    "serve": ("rewardfleet_server.commands.serve:command", "Run a service."),
+    "up": (
+        "rewardfleet_server.commands.up:command",
+        "Run all services on this machine, below one address.",
+    ),
+    "gateway": (
+        "rewardfleet_server.commands.gateway:command",
+        "Run one address for services that run elsewhere.",
+    ),
+    "status": ("rewardfleet.commands.status:command", "Show the replicas of a fleet."),
+    "size": (
+        "rewardfleet_server.commands.size:command",
+        "Predict how many replicas a load needs.",
+    ),
+    "load": ("rewardfleet.commands.load.command:command", "Send requests at a given rate."),
+    "score": ("rewardfleet.commands.score:command", "Score one item with a running service."),
+    "harbor": ("rewardfleet.commands.harbor:command", "Write the reward of a Harbor task."),
+    "references": (
+        "rewardfleet_server.commands.references:command",
+        "Change the library of the judge `reference`.",
+    ),
+    "packages": (
+        "rewardfleet_server.commands.packages:command",
+        "Install packages that scored programs can import.",
+    ),
+    "tools": ("rewardfleet_server.commands.tools:command", "Label datasets of tool use."),
+    "doctor": (
+        "rewardfleet.commands.doctor:command",
+        "Report what works on this machine, and how to fix the rest.",
+    ),
+}
+
+
+@click.group(
+    cls=LazyGroup, commands_by_name=_COMMANDS, help="Rewards for reinforcement learning over HTTP."
+)
+@click.version_option(rewardfleet.__version__, message="rewardfleet %(version)s")
+def command() -> None:
+    """Group all commands."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Its arguments; None for those of the process.
+
+    Returns:
+        Its exit status: 0 for success, 2 for invalid arguments or settings, 3 if a clip got no
+        score, 130 if it was interrupted, 1 for any other failure.
+    """
+    try:
+        status = command.main(argv, prog_name="rewardfleet", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return 2
+    except click.NoSuchOption as error:
+        near = f"\ndid you mean {error.possibilities[0]}?" if error.possibilities else ""
+        return _fail(f"no such option: {error.option_name}{near}")
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except click.Abort:
+        return 130
+    except rewardfleet.RewardFleetError as error:
+        return _fail(error.detail)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
+        return _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
+            raise  # an internal error
+        install_command = load_attribute(_INSTALL_COMMAND)
+        return _fail(
+            f"the package {error.name} is not installed; install the packages of the server: "
+            f"{install_command('server')}"
+        )
+    return int(status or 0)
+
+
+def _fail(reason: str) -> int:
+    print(f"rewardfleet: {reason}", file=sys.stderr)
+    return 2

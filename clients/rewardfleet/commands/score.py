@@ -1,0 +1,60 @@
+"""`rewardfleet score`: score one item with a running service."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+import rewardfleet
+
+from .options import API_KEY, TIMEOUT, Group
+
+
+@click.group(cls=Group, name="score", help="Score one item with a running service.")
+def command() -> None:
+    """Group the commands that score an item."""
+
+
+@command.command(name="video", help="Send the video file CLIP; print the response as JSON.")
+@click.argument("clip", type=click.Path(path_type=Path))
+@click.argument("task")
+@click.option(
+    "--url",
+    default="http://127.0.0.1:18080",
+    envvar="REWARDFLEET_VIDEO_URL",
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="Base URL of the video service.",
+)
+@API_KEY
+@click.option(
+    "--nframes",
+    type=click.IntRange(1, 128),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Frames that the judge sees.",
+)
+@click.option("--backend", metavar="JUDGE", help="Judge.  [default: the service's]")
+@TIMEOUT
+def score_video(
+    clip: Path,
+    task: str,
+    url: str,
+    api_key: str | None,
+    nframes: int,
+    backend: str | None,
+    timeout: float,
+) -> int:
+    """Score one clip and print the response; return 3 if it has no score."""
+
+    async def score() -> rewardfleet.VideoScore:
+        # The content is sent: the service need not see this machine's files.
+        content = await asyncio.to_thread(clip.read_bytes)
+        async with rewardfleet.RewardFleet(video=url, api_key=api_key, timeout_s=timeout) as fleet:
+            return await fleet.video.score(task, content, nframes=nframes, backend=backend)
+
+    result = asyncio.run(score())
+    print(result.model_dump_json(indent=2))
+    return 0 if result.score is not None else 3

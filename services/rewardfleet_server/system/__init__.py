@@ -1,0 +1,1 @@
+"""What the server needs of the operating system and of other processes."""
