@@ -5,9 +5,7 @@ from functools import partial
 import click
 
 from rewardfleet.commands.options import Group
-from rewardfleet_server.flags import ServiceCommand
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.serve import serve
 
 
 class Services(Group):
@@ -20,6 +18,8 @@ class Services(Group):
         entry = SERVICES.get(cmd_name)
         if entry is None:
             return None
+        from rewardfleet_server.flags import ServiceCommand  # noqa: PLC0415 - needs the server's packages
+        from rewardfleet_server.serve import serve  # noqa: PLC0415 - needs the server's packages
 
         settings_type = entry.load_settings()
         return ServiceCommand(cmd_name, entry.description, settings_type, partial(serve, entry))
