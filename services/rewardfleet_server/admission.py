@@ -34,9 +34,9 @@ class Admission:
         max_waiting: Requests that wait in line.
 
     Attributes:
-        max_in_flight: As above.
-        max_queue_depth: As above.
-        max_waiting: As above.
+        max_in_flight: Items at the backend at the same time.
+        max_queue_depth: Items that wait for the backend.
+        max_waiting: Requests that wait in line.
         admitted: Requests admitted and not answered yet.
         in_flight: Items that hold a permit.
         queue_depth: Items that wait for a permit.

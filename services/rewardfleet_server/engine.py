@@ -42,9 +42,9 @@ from .cache import Cache
 from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
 from .observe.telemetry import RequestContext, Telemetry
-from .observe.tracing import SAMPLE, Sample, stage
+from .observe.tracing import SAMPLE, ItemSpan, stage
 from .system.anonymous_file import AnonymousFile
-from .system.log_throttle import RareWarning
+from .system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
 ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT", bound="Result")
+ResultT = TypeVar("ResultT", bound="BulkResult")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CachePolicy(Generic[ScoreT]):
 
 
 @dataclass(frozen=True)
-class Plan(Generic[ScoreT]):
+class ScoringPlan(Generic[ScoreT]):
     """How one item will be scored.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan(Generic[ScoreT]):
     overdue: Callable[[], RewardFleetError] | None = None
 
 
-class Result(Protocol):
+class BulkResult(Protocol):
     """The score of an item that `BulkScorer` computed."""
 
     @property
@@ -146,7 +146,7 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
 
     async def plan(
         self, request: RequestT_contra, upload: AnonymousFile | None = None
-    ) -> Plan[ScoreT]:
+    ) -> ScoringPlan[ScoreT]:
         """Check an item and plan how to score it. Does no heavy work.
 
         Args:
@@ -217,7 +217,7 @@ class Engine(Generic[RequestT, ScoreT]):
         self._abstention_fails = abstention_fails
         self._audits: set[asyncio.Task[None]] = set()
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
-        self._warning = RareWarning(log)
+        self._warning = LogThrottle(log)
         # Part of every key: scores stored by a version with other fields are not looked up.
         schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
         version = hashlib.sha256(schema.encode()).hexdigest()[:12]
@@ -238,7 +238,7 @@ class Engine(Generic[RequestT, ScoreT]):
 
         Raises:
             RewardFleetError: There is no score. An exception of any other type becomes an
-                `InternalError`, and a passed deadline a `DeadlineExceeded`, or `Plan.overdue`.
+                `InternalError`, and a passed deadline what `ScoringPlan.overdue` returns.
         """
         score, failure = await self._result(item, context or RequestContext(), upload)
         try:
@@ -404,7 +404,7 @@ class Engine(Generic[RequestT, ScoreT]):
         item: RequestT | RewardFleetError,
         upload: AnonymousFile | None,
         lookup: BatchLookup | None,
-    ) -> Plan[ScoreT]:
+    ) -> ScoringPlan[ScoreT]:
         is_looked_up = False
         try:
             if isinstance(item, RewardFleetError):
@@ -417,7 +417,7 @@ class Engine(Generic[RequestT, ScoreT]):
                 lookup.leave_out()
 
     async def _score(
-        self, plan: Plan[ScoreT], context: RequestContext, lookup: BatchLookup | None
+        self, plan: ScoringPlan[ScoreT], context: RequestContext, lookup: BatchLookup | None
     ) -> ScoreT:
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
@@ -433,7 +433,7 @@ class Engine(Generic[RequestT, ScoreT]):
         return cached
 
     async def _share(
-        self, plan: Plan[ScoreT], policy: CachePolicy[ScoreT], context: RequestContext
+        self, plan: ScoringPlan[ScoreT], policy: CachePolicy[ScoreT], context: RequestContext
     ) -> ScoreT:
         key = policy.lookup_keys[0]
         try:
@@ -446,7 +446,7 @@ class Engine(Generic[RequestT, ScoreT]):
         own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
         return policy.from_cached(shared.model_copy(update=own))
 
-    async def _compute(self, plan: Plan[ScoreT], context: RequestContext) -> ScoreT:
+    async def _compute(self, plan: ScoringPlan[ScoreT], context: RequestContext) -> ScoreT:
         """Permit → compute → store."""
         waited = Timing()
         async with self._admission.permit(
@@ -504,7 +504,7 @@ class Engine(Generic[RequestT, ScoreT]):
 
     async def _audit(
         self,
-        plan: Plan[ScoreT],
+        plan: ScoringPlan[ScoreT],
         policy: CachePolicy[ScoreT],
         cached: ScoreT,
         context: RequestContext,
@@ -554,7 +554,7 @@ def _score_in_turn(
         results.append(result)
 
 
-def _ended(sample: Sample, failure: RewardFleetError) -> RewardFleetError:
+def _ended(sample: ItemSpan, failure: RewardFleetError) -> RewardFleetError:
     """End the span of a sample with its failure; return the failure."""
     if sample.root is not None:
         sample.root.end(failure.kind)

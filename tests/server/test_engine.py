@@ -18,7 +18,7 @@ from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, InternalErr
 from rewardfleet.wire.score import Request, Score, Status, Timing
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache.memory import MemoryCache
-from rewardfleet_server.engine import CachePolicy, Engine, Plan
+from rewardfleet_server.engine import CachePolicy, Engine, ScoringPlan
 from rewardfleet_server.http.app import create_app
 from rewardfleet_server.http.routes import Route, Service
 from rewardfleet_server.observe.logs import RequestIdFilter
@@ -42,7 +42,7 @@ class ScriptedScorer:
     def __init__(self) -> None:
         self.computed = 0
 
-    async def plan(self, request: Item, upload: object = None) -> Plan[Score]:
+    async def plan(self, request: Item, upload: object = None) -> ScoringPlan[Score]:
         if request.behavior == "refused":
             raise InvalidRequest("refused when planned")
 
@@ -62,7 +62,9 @@ class ScriptedScorer:
             score = self.computed / 100 if request.behavior == "changes" else 0.25
             return Score(score=score, status=Status.OK, backend="scripted", timing_ms=timing)
 
-        return Plan("scripted", compute, CachePolicy((request.key,)) if request.key else None)
+        return ScoringPlan(
+            "scripted", compute, CachePolicy((request.key,)) if request.key else None
+        )
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         return {"backend": backend}

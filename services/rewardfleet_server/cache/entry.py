@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rewardfleet_server.system.log_throttle import RareWarning
+from rewardfleet_server.system.log_throttle import LogThrottle
 
 #: The kinds of entries, which are their first byte: with a checksum, or signed.
 _CHECKED, _SIGNED = b"c", b"s"
@@ -40,7 +40,7 @@ class EntryFormat:
         self._signing_key = signing_key or b""
         self._kind = _CHECKED if signing_key is None else _SIGNED
         self._on_damage = on_damage
-        self._warning = RareWarning(log)
+        self._warning = LogThrottle(log)
 
     def pack(self, key: str, value: bytes, ttl_s: float) -> bytes:
         """Return the entry of a value.

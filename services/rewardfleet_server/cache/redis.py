@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from rewardfleet_server.settings import redact
-from rewardfleet_server.system.log_throttle import RareWarning
+from rewardfleet_server.system.log_throttle import LogThrottle
 from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
 from rewardfleet_server.system.threads import run_in_thread
 
@@ -91,7 +91,7 @@ class RedisCache:
         self._waiting: deque[_Command] = deque()
         self._sent_at = math.inf
         self._circuit_open_until = 0.0
-        self._refused = RareWarning(log)
+        self._refused = LogThrottle(log)
 
     async def get(self, key: str) -> bytes | None:
         return (await self.get_many([key])).get(key)

@@ -5,17 +5,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rewardfleet_server.observe.tracing import SAMPLE, Sample
+from rewardfleet_server.observe.tracing import SAMPLE, ItemSpan
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Call(Generic[T]):
-    """A running computation, the sample that started it, and the number of its waiters."""
+class _Flight(Generic[T]):
+    """A running computation, the item that started it, and the number of its waiters."""
 
     task: asyncio.Task[T]
-    leader: Sample | None
+    leader: ItemSpan | None
     waiters: int = 0
 
 
@@ -27,7 +27,7 @@ class SingleFlight(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._calls: dict[str, _Call[T]] = {}
+        self._flights: dict[str, _Flight[T]] = {}
 
     async def do(self, key: str, start: Callable[[], Coroutine[None, None, T]]) -> T:
         """Wait for the computation of `key`; start it if it is not running.
@@ -40,9 +40,9 @@ class SingleFlight(Generic[T]):
             Exception: Whatever the computation raises, to each of its waiters.
         """
         sample = SAMPLE.get()
-        call = self._calls.get(key)
+        call = self._flights.get(key)
         if call is None:
-            call = self._calls[key] = _Call(asyncio.ensure_future(start()), sample)
+            call = self._flights[key] = _Flight(asyncio.ensure_future(start()), sample)
             call.task.add_done_callback(lambda _: self._remove(key, call))
         elif sample is not None:
             sample.leader = call.leader
@@ -57,6 +57,6 @@ class SingleFlight(Generic[T]):
                 self._remove(key, call)  # at once: the next caller starts a new computation
                 call.task.cancel()
 
-    def _remove(self, key: str, call: _Call[T] | None) -> None:
-        if self._calls.get(key) is call:
-            del self._calls[key]
+    def _remove(self, key: str, call: _Flight[T] | None) -> None:
+        if self._flights.get(key) is call:
+            del self._flights[key]

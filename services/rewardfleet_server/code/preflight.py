@@ -60,7 +60,7 @@ class Preflight:
 
     Args:
         sandbox: Where they run.
-        settings: Of the service.
+        settings: The settings of the service.
     """
 
     def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -160,7 +160,7 @@ def _left_out(
 
     Args:
         cases: All cases.
-        indexes: Those that were evaluated without a program.
+        indexes: The indexes of those that were evaluated without a program.
         checks: How many checks each evaluated; None for those that failed.
 
     Raises:

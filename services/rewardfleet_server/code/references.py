@@ -37,7 +37,7 @@ class References:
 
     Args:
         sandbox: Where they run.
-        settings: Of the service.
+        settings: The settings of the service.
         run: Runs a program on all tests, until one fails.
     """
 

@@ -21,7 +21,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
-from rewardfleet_server.engine import CachePolicy, Plan
+from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
@@ -55,7 +55,7 @@ class _Prepared(NamedTuple):
         tests: The tests, with their prompt in the setup.
         limits: The limits of one run.
         program: The program, continued from the prompt.
-        original_program: The program that the critique judged, likewise.
+        original_program: The program that the critique judged, continued from the prompt.
     """
 
     tests: PlainTests
@@ -93,7 +93,7 @@ class CodeScorer:
         self,
         request: CodeRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - there is none
-    ) -> Plan[CodeScore]:
+    ) -> ScoringPlan[CodeScore]:
         """Check the limits, extract the program, and parse the critique.
 
         Raises:
@@ -104,9 +104,9 @@ class CodeScorer:
         compute = partial(self._score, request, submission, limits)
         overdue = None if self.isolation == "fusion" else _overdue
         if submission.critique_invalid or submission.no_program:  # scored without running it
-            return Plan(self._name, compute, overdue=overdue)
+            return ScoringPlan(self._name, compute, overdue=overdue)
         policy = await self._cache_policy(request, submission)
-        return Plan(self._name, compute, policy, overdue=overdue)
+        return ScoringPlan(self._name, compute, policy, overdue=overdue)
 
     async def _cache_policy(
         self, request: CodeRequest, submission: Submission

@@ -94,7 +94,7 @@ class SubmissionRun:
             wall time.
 
     Attributes:
-        numbers: As given.
+        numbers: The numbers of the tests.
         verdicts: One per test so far.
         suspicions: Signs of tampering.
         timing: The stages of all runs.

@@ -1,10 +1,10 @@
 """Comparison of the values that a program returned with the expected ones.
 
-The supervisor (warden.py) writes a value as JSON. Null, booleans, strings, lists and finite
-numbers are themselves; an object has one key, which names the kind of value: `tuple`, `set`,
-`dict` (a list of pairs), `int` (hexadecimal), `float` (nan or an infinity), `complex`, `fraction`
-(numerator and denominator), `decimal`, `bytes` (hexadecimal), `other` (the name of a type that is
-not built in).
+The supervisor (jail/guest/supervisor.py) writes a value as JSON. Null, booleans, strings, lists
+and finite numbers are themselves; an object has one key, which names the kind of value: `tuple`,
+`set`, `dict` (a list of pairs), `int` (hexadecimal), `float` (nan or an infinity), `complex`,
+`fraction` (numerator and denominator), `decimal`, `bytes` (hexadecimal), `other` (the name of a
+type that is not built in).
 
 Values are compared by type and value, and none of the program's code takes part. Numbers of
 different types are equal if Python says so.
@@ -31,7 +31,7 @@ class Equality:
     """A rule by which values are equal.
 
     Attributes:
-        tolerance: Of expected floating-point numbers. Not of keys and items of sets.
+        tolerance: How much expected floating-point numbers may differ; not keys or items of sets.
         as_json: Whether tuples equal lists, as the expected value came as JSON, which has no
             tuples.
         bool_is_int: Whether True equals 1 and False equals 0, as in Python.
@@ -45,7 +45,7 @@ class Equality:
         """Return whether a program returned the expected value.
 
         Args:
-            given: As the supervisor wrote it, or as a program forged it.
+            given: The value that the supervisor wrote, or that a program forged.
             expected: A value of built-in types.
         """
         if expected is None:
@@ -157,9 +157,7 @@ def _special_number(given: Any) -> Number | None:  # noqa: PLR0911 - one for eac
     """Read a number that JSON cannot represent.
 
     Raises:
-        ValueError: It is not one.
-        TypeError: Likewise.
-        ArithmeticError: Likewise.
+        ValueError, TypeError, ArithmeticError: It is not one.
     """
     if (text := _content(given, "int")) is not None:
         return int(str(text), 16)

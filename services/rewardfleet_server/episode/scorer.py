@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from rewardfleet.episodes import score_episodes
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet.wire.score import Timing
-from rewardfleet_server.engine import Plan
+from rewardfleet_server.engine import ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
@@ -22,14 +22,14 @@ class EpisodeScorer:
         self,
         request: EpisodeRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
-    ) -> Plan[EpisodeScore]:
+    ) -> ScoringPlan[EpisodeScore]:
         async def compute(_: float | None) -> EpisodeScore:
             timing = Timing()
             with stage(timing, "backend"):
                 score = score_one(request)
             return score.model_copy(update={"timing_ms": timing})
 
-        return Plan(encode.BACKEND, compute)
+        return ScoringPlan(encode.BACKEND, compute)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return dict(encode.PROVENANCE)

@@ -67,7 +67,7 @@ class BodyReader:
         """Check what the headers say about the body; return its bytes, 0 if they do not say.
 
         Args:
-            headers: Of the request, with names in lower case.
+            headers: The headers of the request, with names in lower case.
             is_form: Whether it is a form that the route accepts.
 
         Raises:
@@ -106,7 +106,7 @@ class BodyReader:
             request: Its body has not been read.
             route: How to decode it.
             deadline: Time of the event loop's clock by which it must be decoded.
-            is_form: As above.
+            is_form: Whether it is a form that the route accepts.
             on_size: Called with the number of its bytes so far, whenever some have arrived.
 
         Raises:
@@ -221,7 +221,7 @@ def media_type(headers: Mapping[str, str]) -> str:
     """Return the media type of a body, in lower case and without parameters; "" if not given.
 
     Args:
-        headers: Of the request, with names in lower case.
+        headers: The headers of the request, with names in lower case.
     """
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 

@@ -80,9 +80,9 @@ class Dispatcher:
         """Answer one request. Every failure becomes a problem response.
 
         Args:
-            route: At the request's path, for its method.
+            route: The route of the request's path and method.
             request: The request.
-            parameters: Of its path.
+            parameters: The parameters of its path.
         """
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw

@@ -117,8 +117,8 @@ class _Request:
     """A request of the application on behalf of a message.
 
     Attributes:
-        status: Of the response; 500 if there is none.
-        body: Of the response.
+        status: The status of the response; 500 if there is none.
+        body: The body of the response.
     """
 
     def __init__(

@@ -182,7 +182,7 @@ class Routes:
         """Return the route of a request, None if there is none, and the parameters of its path.
 
         Args:
-            method: Of the request.
+            method: The method of the request.
             path: Its decoded path.
             raw_path: The path as it was sent, where an encoded slash is not the end of a part.
         """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from rewardfleet.wire.in_flight import MAX_LISTED, InFlight, InFlightSample
 
 from .telemetry import RequestContext
-from .tracing import Sample
+from .tracing import ItemSpan
 
 #: A sample may share another one's computation, which may wait for a third one's check of tests.
 _MAX_LEADERS = 2
@@ -31,17 +31,19 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
     return InFlight(total=total, samples=samples)
 
 
-def _samples_of(request: RequestContext) -> Iterator[Sample]:
+def _samples_of(request: RequestContext) -> Iterator[ItemSpan]:
     """Return the samples of a request; one for the request itself if there is none."""
     if request.samples:
         yield from request.samples
         return
-    sample = Sample()
+    sample = ItemSpan()
     sample.stage, sample.since = request.stage, request.started
     yield sample
 
 
-def _described(service: str, request: RequestContext, sample: Sample, now: float) -> InFlightSample:
+def _described(
+    service: str, request: RequestContext, sample: ItemSpan, now: float
+) -> InFlightSample:
     working = sample
     for _ in range(_MAX_LEADERS):
         working = working.leader or working

@@ -36,7 +36,7 @@ from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status, Timing
 from rewardfleet_server.admission import Admission
 
-from .tracing import SAMPLE, Sample, Span
+from .tracing import SAMPLE, ItemSpan, Span
 
 log = logging.getLogger("rewardfleet_server.request")
 
@@ -112,22 +112,22 @@ class RequestContext:
     parameters: Mapping[str, str] = field(default_factory=dict)
     stage: str = "body"
     is_patient: bool = False
-    samples: dict[Sample, None] = field(default_factory=dict)
+    samples: dict[ItemSpan, None] = field(default_factory=dict)
     fallback_rewards: int = 0
     span: Span | None = None
 
-    def begin(self, items: int = 1) -> Sample:
+    def begin(self, items: int = 1) -> ItemSpan:
         """Add a sample, or several that are scored as a whole, to those in flight.
 
         What the current task does from now on, and the tasks that it starts, is on its behalf.
         """
         has_span = self.span is not None and len(self.samples) < _MAX_TRACED
-        sample = Sample(items, self.span.child("score") if self.span and has_span else None)
+        sample = ItemSpan(items, self.span.child("score") if self.span and has_span else None)
         self.samples[sample] = None
         SAMPLE.set(sample)
         return sample
 
-    def end(self, sample: Sample) -> None:
+    def end(self, sample: ItemSpan) -> None:
         """Remove a sample from those in flight. If its span has not ended, it was cancelled."""
         del self.samples[sample]
         if sample.root is not None:
@@ -233,9 +233,9 @@ class Telemetry:
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
 
     Attributes:
-        service: As above.
+        service: The name of the service.
         metrics: All metrics of this class, for the documentation.
-        deadline_s: As above.
+        deadline_s: Seconds for a request.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class Tracer(Protocol):
         """Begin the span of a request, and continue the trace that its headers name.
 
         Args:
-            name: Of the span, e.g. `POST /score`.
-            headers: Of the request, with names in lower case.
+            name: The name of the span, e.g. `POST /score`.
+            headers: The headers of the request, with names in lower case.
         """
 
     async def aclose(self) -> None:
@@ -77,21 +77,21 @@ def open_tracer(service: str) -> Tracer | None:
     return OtelTracer(service)
 
 
-class Sample:
-    """A sample in flight, or several that are scored as a whole.
+class ItemSpan:
+    """What happens to an item in flight, or to several that are scored as a whole.
 
     Args:
-        items: How many samples it is.
+        items: How many items it stands for.
         span: Its span; None without traces.
 
     Attributes:
-        items: As above.
+        items: The number of its items.
         backend: What scores it; empty if that is not known yet.
         stage: What happens to it, e.g. `queue`.
         since: Time of `time.monotonic` at which the stage began.
-        root: As `span` above.
+        root: The span of the whole item; None without traces.
         span: The innermost span that has not ended.
-        leader: The sample whose computation it shares; None if it has its own.
+        leader: The item whose computation it shares; None if it has its own.
     """
 
     __slots__ = ("backend", "items", "leader", "root", "since", "span", "stage")
@@ -102,11 +102,11 @@ class Sample:
         self.stage = "prepare"
         self.since = time.monotonic()
         self.root = self.span = span
-        self.leader: Sample | None = None
+        self.leader: ItemSpan | None = None
 
 
 #: The sample on whose behalf code runs. A shared computation runs on behalf of its first sample.
-SAMPLE: ContextVar[Sample | None] = ContextVar("sample", default=None)
+SAMPLE: ContextVar[ItemSpan | None] = ContextVar("sample", default=None)
 
 
 def trace_headers() -> dict[str, str]:
@@ -122,7 +122,7 @@ class Stage:
         self._timing = timing
         self._name = name
         self._started: float | None = None
-        self._sample: Sample | None = None
+        self._sample: ItemSpan | None = None
         self._span: Span | None = None
 
     def __enter__(self) -> Self:
@@ -168,7 +168,7 @@ def stage(timing: Timing | None, name: str) -> Stage:
     Args:
         timing: The milliseconds of the block are added to its field `name`; None: they are not
             reported.
-        name: Of the stage.
+        name: The name of the stage.
     """
     return Stage(timing, name)
 

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.system.log_throttle import RareWarning
+from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class RunStateMetrics(Collector):
     def __init__(self) -> None:
         self._clock_jumps = 0
         self._failures = 0
-        self._warning = RareWarning(log)
+        self._warning = LogThrottle(log)
 
     def report_clock(self, message: str, difference_s: float) -> None:
         """Count and log a wall clock that differs from the store's.

@@ -7,7 +7,7 @@ import time
 _SECONDS = 10.0
 
 
-class RareWarning:
+class LogThrottle:
     """Logs a warning at most every ten seconds, and how often it was due since.
 
     Args:

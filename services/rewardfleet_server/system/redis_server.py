@@ -12,7 +12,7 @@ def client_of(url: str, **options: Any) -> Any:
 
     Args:
         url: `redis://host:port/number`.
-        options: Those of `redis.asyncio.Redis`.
+        options: Options of `redis.asyncio.Redis`.
 
     Raises:
         ImportError: The `redis` package is not installed.

@@ -12,7 +12,7 @@ from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.errors import Problem, RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
-from rewardfleet_server.engine import Plan
+from rewardfleet_server.engine import ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
@@ -166,7 +166,7 @@ class ToolsScorer:
         self,
         request: ToolsRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
-    ) -> Plan[ToolsScore]:
+    ) -> ScoringPlan[ToolsScore]:
         async def compute(_: float | None) -> ToolsScore:
             price = None if request.run is None else await self._budgets.price(request.run)
             timing = Timing()
@@ -178,7 +178,7 @@ class ToolsScorer:
             score = ToolsScore.model_validate(msgspec.to_builtins(result))
             return score.model_copy(update={"timing_ms": timing})
 
-        return Plan(BACKEND, compute)
+        return ScoringPlan(BACKEND, compute)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return dict(PROVENANCE)

@@ -26,7 +26,7 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
-from rewardfleet_server.engine import CachePolicy, Plan
+from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
@@ -201,7 +201,7 @@ class VideoScorer:
 
     async def plan(
         self, request: VideoRequest, upload: AnonymousFile | None = None
-    ) -> Plan[VideoScore]:
+    ) -> ScoringPlan[VideoScore]:
         """Find the judge and the digest of the clip.
 
         Raises:
@@ -229,7 +229,7 @@ class VideoScorer:
         if judge.deterministic:
             key = cache_key(name, self._fingerprints[name], digest, request)
             policy = CachePolicy((key,))
-        return Plan(
+        return ScoringPlan(
             name,
             lambda _: self._score(name, request, source, digest, memory),
             policy,

@@ -111,7 +111,7 @@ class RunResult:
     """The result of a run, as observed from outside the program.
 
     Attributes:
-        exit_code: As in Python's `subprocess`: negative for a signal.
+        exit_code: The exit code as in Python's `subprocess`: negative for a signal.
         stopped: The limit that ended the run, if one did (`files`: it created too many files);
             `died` if the jail ended together with the run.
         stdout: Standard output, at most one byte longer than its limit, as are `stderr` and

@@ -78,7 +78,7 @@ descriptors.write_all(source, fields.pop("source").encode(errors="surrogatepass"
 descriptors.write_all(stdin_file, stdin)
 os.lseek(stdin_file, 0, os.SEEK_SET)
 outputs = map(opened, ("stdout", "stderr", "report"))
-files = program.ProgramFiles(source, -1, stdin_file, *outputs, -1, arguments)
+files = program.GuestFiles(source, -1, stdin_file, *outputs, -1, arguments)
 del given, text, stdin
 streams.open_streams()
 script = descriptors.Script(fields.pop("setup"), fields.pop("checks"))

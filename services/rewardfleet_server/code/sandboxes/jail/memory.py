@@ -145,7 +145,7 @@ class Memory:
         total: Bytes.
 
     Attributes:
-        total: As above.
+        total: Bytes in all.
         waits: How many jobs have waited.
     """
 

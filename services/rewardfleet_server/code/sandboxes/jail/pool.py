@@ -315,7 +315,7 @@ class Schedule:
 
 
 class CoreTurn:
-    """The permit of one job; see `Turn`.
+    """The permit of one job; see `CoreGrant`.
 
     Args:
         schedule: Grants it.
@@ -324,8 +324,8 @@ class CoreTurn:
         is_checker: Whether the job needs a jail for checkers.
 
     Attributes:
-        share: As above.
-        is_checker: As above.
+        share: The memory of the job.
+        is_checker: Whether the job needs a jail for checkers.
         number: The order in which jobs came.
         worker: The jail, once it has begun.
         begins: Gets the jail.
@@ -373,7 +373,7 @@ class CoreTurn:
 
     @property
     def needs_core(self) -> bool:
-        """See `Turn`."""
+        """See `CoreGrant`."""
         return self._is_lent or not self.has_core
 
     def begin(self, worker: Worker) -> None:
@@ -395,16 +395,16 @@ class CoreTurn:
         self.worker.stop()
 
     def take_long(self) -> None:
-        """See `Turn`."""
+        """See `CoreGrant`."""
         self._loop.call_soon_threadsafe(self._schedule.take_long, self)
 
     def lend(self) -> None:
-        """See `Turn`."""
+        """See `CoreGrant`."""
         self._is_lent = True
         self._loop.call_soon_threadsafe(self._schedule.lend, self)
 
     def take(self) -> None:
-        """See `Turn`."""
+        """See `CoreGrant`."""
         with stage(self._timing, "queue"):
             self._granted.clear()
             if not self._cancelled:  # `cancel` after this ends the wait
@@ -417,7 +417,7 @@ class CoreTurn:
         self._granted.set()
 
     def cancel(self) -> None:
-        """See `Turn`."""
+        """See `CoreGrant`."""
         self._cancelled = True
         self._granted.set()
 

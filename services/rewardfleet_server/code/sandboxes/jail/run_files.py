@@ -135,7 +135,7 @@ class RunFiles(MemoryFiles):
 
         Args:
             zygote: Leads to the zygote.
-            number: Of the run, for those who stop it.
+            number: The number of the run, by which it is stopped.
 
         Raises:
             OSError: The zygote has ended.

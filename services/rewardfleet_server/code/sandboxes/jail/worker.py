@@ -73,7 +73,7 @@ class WorkerConfig:
     preload: tuple[str, ...]
 
 
-class Turn(Protocol):
+class CoreGrant(Protocol):
     """The permit of a job to use a core. All methods but `cancel` are called by its worker."""
 
     @property
@@ -114,7 +114,7 @@ class Worker:
         self._zygote: socket.socket | None = None
         self._stopped = threading.Event()
         self._run_number = 0
-        self._turn: Turn | None = None
+        self._grant: CoreGrant | None = None
         self.handshake: Mapping[str, Any] = {}
         self.restarts = 0
         self.kills = 0
@@ -191,9 +191,9 @@ class Worker:
         """Whether there is a jail."""
         return self._channel is not None
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, grant: CoreGrant) -> None:
         """Prepare for the next job: undo `stop`, and use the job's permit."""
-        self._turn = turn
+        self._grant = grant
         self._stopped.clear()
 
     def run(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
@@ -329,8 +329,8 @@ class Worker:
         """End the current job soon. Can be called from any thread while there is a job."""
         self._stopped.set()
         self._send_stop()
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._grant is not None:
+            self._grant.cancel()
 
     def pause(self) -> None:
         """Pause the program until its job has a core. Can be called from any thread.
@@ -363,8 +363,8 @@ class Worker:
 
     def _send_run(self, program: ProgramFiles, job: Job, run: ProgramRun) -> RunFiles:
         """Start a run and return its files. If the jail has died, receiving the report fails."""
-        if self._turn is not None and self._turn.needs_core:  # e.g. the last run slept at its end
-            self._turn.take()
+        if self._grant is not None and self._grant.needs_core:  # e.g. the last run slept at its end
+            self._grant.take()
         files = RunFiles(program, job, run)
         channel, zygote = self._channel, self._zygote
         if channel is None or zygote is None:
@@ -395,8 +395,8 @@ class Worker:
             while "exit" not in report and "refused" not in report:
                 if "asleep" in report:
                     self._follow_sleep(channel, asleep=report["asleep"])
-                elif "long" in report and self._turn is not None:
-                    self._turn.take_long()  # any other one says that the jail is alive
+                elif "long" in report and self._grant is not None:
+                    self._grant.take_long()  # any other one says that the jail is alive
                 report = _receive(channel)
         except JailDied as error:
             if isinstance(error.__cause__, TimeoutError) or not self._was_killed():
@@ -419,11 +419,11 @@ class Worker:
 
     def _follow_sleep(self, channel: socket.socket, *, asleep: bool) -> None:
         """Lend the core while the program sleeps. Otherwise it is paused until it has one."""
-        turn = self._turn
-        if turn is not None and asleep:
-            turn.lend()
-        elif turn is not None and turn.needs_core:
-            turn.take()
+        grant = self._grant
+        if grant is not None and asleep:
+            grant.lend()
+        elif grant is not None and grant.needs_core:
+            grant.take()
         if not asleep and not self._stopped.is_set():
             _send(channel, {"core": True})
         if self._stopped.is_set():

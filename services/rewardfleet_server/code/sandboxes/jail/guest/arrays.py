@@ -14,7 +14,7 @@ def compare_sizes(names: Iterable[str]) -> None:
     """Let comparisons of arrays fail if only one of the two has items.
 
     Args:
-        names: Those that a test uses. Only what it imports by them is imported.
+        names: The names that a test uses. Only what it imports by them is imported.
     """
     for name in _BY_NAME.keys() & names:
         with contextlib.suppress(ImportError):

@@ -593,7 +593,7 @@ class TestSide(Side):
     Attributes:
         may_repeat: Whether the current test may be evaluated again in the program's process if it
             fails, because it needs objects that cannot cross.
-        generators: Those of random numbers that tests seed.
+        generators: The generators of random numbers that tests seed.
     """
 
     is_trusted = True

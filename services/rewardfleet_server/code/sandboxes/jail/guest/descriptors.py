@@ -52,7 +52,7 @@ class Order(NamedTuple):
     that it touches is copied.
 
     Attributes:
-        number: Of the run.
+        number: The number of the run.
         tests_apart: Whether another process evaluates the checks.
         has_script: Whether there is a file with a `Script` for the program's process.
         prints_last: Whether the program may print when its objects are destroyed.

@@ -87,10 +87,10 @@ class Names(NamedTuple):
 
     Attributes:
         used: All of them.
-        classes: Those that are written like a class, or like a constant and used like a class.
-        modules: Those of modules of the table, if only their attributes are used.
+        classes: The names that are written like a class, or like a constant and used like a class.
+        modules: The names of modules of the table, if only their attributes are used.
         has_objects: Whether the test uses attributes that no value has.
-        called: Those that are called.
+        called: The names that are called.
         methods: Attributes of `Solution()`.
     """
 
@@ -124,9 +124,9 @@ class _Finder:
 
     Attributes:
         used: Names whose values are used.
-        objects: Those that are used otherwise than for an attribute.
+        objects: The names that are used otherwise than for an attribute.
         bound: Names that are bound, in whatever scope.
-        imported: Those bound by an import.
+        imported: The names that an import binds.
         attributes: Attributes, each with the name that the path to it begins with, or "".
         called: Names that are called.
         methods: Attributes of `Solution()`.

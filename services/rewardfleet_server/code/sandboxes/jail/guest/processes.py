@@ -28,7 +28,7 @@ class Process:
         pid: Its id.
 
     Attributes:
-        status: As in `os.wait4`, once it has ended.
+        status: Its status as `os.wait4` returns it, once it has ended.
         usage: What it used, once it has ended.
         was_idle: Whether it was ended because its tests had ended.
         was_killed: Whether SIGKILL ended it, and not by the supervisor: nor by itself, as the
@@ -128,8 +128,8 @@ class Run:
         cores: How many cores its threads may use at the same time.
 
     Attributes:
-        processes: As above.
-        order: As above.
+        processes: Its processes.
+        order: Its limits.
         started: When the supervisor learned of it (`time.monotonic`).
         wall: What counts for the limit on wall time.
         paused_s: Seconds for which it was paused, because it had no core.

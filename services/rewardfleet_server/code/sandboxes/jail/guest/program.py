@@ -39,7 +39,7 @@ _WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
 
 
-class ProgramFiles(NamedTuple):
+class GuestFiles(NamedTuple):
     """Descriptors of the files of a run.
 
     Attributes:
@@ -69,7 +69,7 @@ def run_program(confinement: Confinement, order: Order, descriptors: tuple[int, 
     script = read_script(others.pop(0)) if order.has_script else Script()
     link = others[0] if order.tests_apart else -1
     arguments = () if order.tests_apart else tuple(others)
-    files = ProgramFiles(source, code, stdin, out, err, report, link, arguments)
+    files = GuestFiles(source, code, stdin, out, err, report, link, arguments)
     confine = functools.partial(confinement.apply, order.cpu_s, order.memory_bytes)
     Program(order, script, files, confine).run()
 
@@ -84,7 +84,7 @@ def warm_up() -> None:
     fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
     message = ORDER.pack(*Order(0, False, False, False, 1.0, 1.0, 1, 1, 1))
     for _ in range(_WARM_UPS):
-        files = ProgramFiles(os.dup(code), os.dup(code), 0, 1, 2, -1, -1, ())
+        files = GuestFiles(os.dup(code), os.dup(code), 0, 1, 2, -1, -1, ())
         order = Order._make(ORDER.unpack(message))
         program = Program(order, Script(), files, lambda: None)
         module = program.module()
@@ -109,7 +109,7 @@ class Program:
     """
 
     def __init__(
-        self, order: Order, script: Script, files: ProgramFiles, confine: Callable[[], None]
+        self, order: Order, script: Script, files: GuestFiles, confine: Callable[[], None]
     ) -> None:
         self.order = order
         self.script = script
@@ -296,7 +296,7 @@ def show(error: BaseException, err: Any) -> None:
         traceback.print_exception(error, file=err)
 
 
-def take_files(files: ProgramFiles) -> None:
+def take_files(files: GuestFiles) -> None:
     """Make the standard streams those of the run, and close all other descriptors."""
     for number, file in enumerate((files.stdin, files.out, files.err)):
         os.dup2(file, number)

@@ -111,7 +111,7 @@ class TestScript:
         """Remember that the script ignores a check that did not hold, or that did not end.
 
         Args:
-            lines: Those of checks. Elsewhere, an AssertionError of the program may be expected.
+            lines: The lines of checks. Elsewhere, an AssertionError of the program may be expected.
         """
         error = sys.exception()
         if isinstance(error, AssertionError) and error.__traceback__ is not None:
@@ -360,7 +360,7 @@ def compiled(tree: ast.Module, filename: str, *, counts: bool = True) -> types.C
 
     Args:
         tree: The script.
-        filename: Of its code.
+        filename: The name of its file, for tracebacks.
         counts: Whether it counts its checks.
     """
     limit = sys.getrecursionlimit()
@@ -524,7 +524,7 @@ def has_check(statements: Iterable[ast.stmt], own: Mapping[str, bool]) -> bool:
     """Return whether statements can find a program wrong.
 
     Args:
-        statements: Of a script.
+        statements: Statements of a script.
         own: The functions that the script defines; see `functions_of`.
     """
     nodes = itertools.chain.from_iterable(map(ast.walk, statements))
