@@ -256,10 +256,11 @@ class _Pages:
     """`serve.ingress` adds the application."""
 
 
-#: The applications that a configuration file of Ray Serve can name, e.g. `ray_serve:code`.
-video, code, episode, tools = (
-    partial(application, name) for name in ("video", "code", "episode", "tools")
-)
+def __getattr__(name: str) -> Any:
+    """Return the application that a configuration file names, e.g. `ray_serve:code`."""
+    if name not in SERVICES:
+        raise AttributeError(f"there are {', '.join(SERVICES)} and index (got {name})")
+    return partial(application, name)
 
 
 @click.command(help="Run the services on Ray Serve, below one address.")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from blocking_stub import blocking_stub
+from deployment_files import OF_SERVICES, WITH_REGIONS, with_regions
 from grafana_dashboards import dashboard, names
 from kubernetes_copies import prometheus_rule
 from reference_pages import errors_page, http_page, metrics_page, settings_page
@@ -22,6 +23,8 @@ GENERATED: list[tuple[str, Callable[[], str]]] = [
     ("docs/reference/settings.md", settings_page),
     *((f"deploy/grafana/dashboards/{name}.json", partial(dashboard, name)) for name in names()),
     ("k8s/components/monitoring/prometheus-rule.yaml", prometheus_rule),
+    *((file, partial(with_regions, file)) for file in WITH_REGIONS),
+    *((file, partial(str, text)) for file, text in OF_SERVICES.items()),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rewardfleet.wire.errors import (
@@ -19,18 +18,13 @@ from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.code.app import code_service
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.engine import Engine
-from rewardfleet_server.episode.app import episode_service
-from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.flags import flag_of, metavar_of, shown_default
 from rewardfleet_server.http.body import FILE_FIELD
 from rewardfleet_server.http.routes import Routes, Service
 from rewardfleet_server.observe.telemetry import Telemetry
-from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.run_state import SqliteRunState
+from rewardfleet_server.registry import SERVICES, ServiceEntry
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
-from rewardfleet_server.tools.app import tools_service
-from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import video_service
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -81,24 +75,21 @@ _HEADERS = (
 )
 
 
-#: The label of a service's own metrics.
-_LABELS = {
-    "video": "`backend`: the name of the judge",
-    "code": "`level`: the isolation level of programs; `requested`: the level they should have",
-    "episode": "`temperature`: to the nearest tenth, up to 2.0",
-    "tools": "`run`: one of the 32 runs whose budgets this process changed last",
-}
-
-
 def services() -> dict[str, Service[Any, Any]]:
-    """Return every service, with a fake backend."""
-    episode, tools = (SqliteRunState(Path(":memory:")) for _ in range(2))
-    return {
-        "video": video_service(VideoSettings(), {"reference": FakeJudge()}),
-        "code": code_service(CodeSettings(), FakeSandbox()),
-        "episode": episode_service(EpisodeSettings(), episode),
-        "tools": tools_service(ToolsSettings(), tools),
+    """Return every service; those that need a judge or a jail have a fake one."""
+    with_fakes = {
+        "video": lambda: video_service(VideoSettings(), {"reference": FakeJudge()}),
+        "code": lambda: code_service(CodeSettings(), FakeSandbox()),
     }
+    return {
+        name: with_fakes[name]() if name in with_fakes else _service(entry)
+        for name, entry in SERVICES.items()
+    }
+
+
+def _service(entry: ServiceEntry) -> Service[Any, Any]:
+    service: Service[Any, Any] = entry.load_app()(entry.load_settings()()).service
+    return service
 
 
 def settings_page() -> str:
@@ -162,7 +153,7 @@ def metrics_page() -> str:
                 )
                 for family in families
             ]
-            parts += [f"## Service `{name}`", f"Label {_LABELS[name]}."]
+            parts += [f"## Service `{name}`", f"Label {SERVICES[name].metric_labels}."]
             parts.append(_table(("metric", "type", ""), own))
     return _page(parts)
 

@@ -20,12 +20,18 @@ class ServiceEntry:
         app: The function that makes its application from its settings, as `module:attribute`.
         checks: The function that checks, for `rewardfleet doctor`, what the service needs with
             its settings, as `module:attribute`; None if there is nothing to check.
+        metric_labels: What the labels of its own metrics are, for the documentation.
+        has_own_deployment: Whether its container, its pods and its application of Ray Serve are
+            written by hand, as it needs more than run state. Those of others are generated, see
+            docs/deployment_files.py.
     """
 
     description: str
     settings: str
     app: str
     checks: str | None = None
+    metric_labels: str = ""
+    has_own_deployment: bool = False
 
     def load_settings(self) -> "type[ServerSettings]":
         """Import the class of its settings."""
@@ -52,22 +58,28 @@ SERVICES: dict[str, ServiceEntry] = {
         "rewardfleet_server.video.settings:VideoSettings",
         "rewardfleet_server.video.app:create_app",
         "rewardfleet_server.video.doctor:checks",
+        metric_labels="`backend`: the name of the judge",
+        has_own_deployment=True,
     ),
     "code": ServiceEntry(
         "Score programs by running them against tests in a sandbox.",
         "rewardfleet_server.code.settings:CodeSettings",
         "rewardfleet_server.code.app:create_app",
         "rewardfleet_server.code.doctor:checks",
+        metric_labels="`level`: the isolation of programs; `requested`: what it should be",
+        has_own_deployment=True,
     ),
     "episode": ServiceEntry(
         "Turn rollout batches into rewards, group statistics and temperatures.",
         "rewardfleet_server.episode.settings:EpisodeSettings",
         "rewardfleet_server.episode.app:create_app",
+        metric_labels="`temperature`: to the nearest tenth, up to 2.0",
     ),
     "tools": ServiceEntry(
         "Score tool-use answers, and keep the cost of tools within a budget.",
         "rewardfleet_server.tools.settings:ToolsSettings",
         "rewardfleet_server.tools.app:create_app",
+        metric_labels="`run`: one of the 32 runs whose budgets this process changed last",
     ),
 }
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, Unavailable, episode_request
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
@@ -22,7 +23,6 @@ from .conftest import Stack, request, status
 from .engine import HERE, ROOT, Engine
 
 LIBERO = ROOT / "tests/data/libero"
-SERVICES = ("video", "code", "episode", "tools")
 HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 #: Reads /dev/stdin, which needs /proc in the jail, and imports a package.
 PROGRAM = (

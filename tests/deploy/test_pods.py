@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet import RewardFleet
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
@@ -162,7 +163,7 @@ async def test_all_pods_of_an_overlay_work_together(engine: Engine, network: str
     """Through the proxy, with API keys, run state in a Redis with a password, and the jail."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    names = ["redis", "video", "code", "episode", "tools", "proxy"]
+    names = ["redis", *SERVICES, "proxy"]
     with running(engine, "cpu", names, tmp_path, {"proxy": f"{port}:18000"}) as containers:
         for path in ("healthz", *(f"{name}/readyz" for name in names[1:-1])):
             wait_until(lambda path=path: status("GET", f"{url}/{path}") == 200, 150)

@@ -4,6 +4,8 @@ import ipaddress
 
 import pytest
 
+from rewardfleet_server.registry import SERVICES as REGISTRY
+
 from .manifests import OVERLAYS, Manifest, Manifests, labels_of, name_of, names_of, ports_of
 
 #: A pod as the labels of its namespace and its own, or an address outside of the cluster.
@@ -90,7 +92,7 @@ def reached(overlay: Manifests) -> dict[str, set[str]]:
 
 
 DNS = {"dns", "node-local dns", "cloud dns"}
-SERVICES = {"code", "video", "episode", "tools"}
+SERVICES = set(REGISTRY)
 #: What peers reach in addition to the rule of all overlays.
 ADDITIONS = {
     "gpu": {"vlm": {"redis", "internet"} | DNS, "proxy": {"vlm"}},

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from rewardfleet_server.registry import SERVICES
+
 from .manifests import ROOT, Manifest, Manifests, changed, container_of, name_of, names_of
 
 METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text()
@@ -101,7 +103,7 @@ def test_queries_use_metrics_that_exist(overlays: dict[str, Manifests]):
     scraped = [
         each for each in services if each["metadata"]["labels"].get(rule["key"]) in rule["values"]
     ]
-    assert names_of(scraped) == {"video", "code", "episode", "tools", "proxy"}
+    assert names_of(scraped) == {*SERVICES, "proxy"}
     for scaler in overlay.of("ScaledObject"):
         (trigger,) = scaler["spec"]["triggers"]
         query = trigger["metadata"]["query"]
