@@ -20,8 +20,8 @@ from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.episode import decode as episode_decode
 from rewardfleet_server.http import body_parser as decoding_process
 from rewardfleet_server.http.body_parser import (
+    BodyParser,
     ComplexityLimits,
-    DecodingProcess,
     check_complexity,
 )
 from rewardfleet_server.system import child_process
@@ -271,7 +271,7 @@ def _is_running(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_the_service_loads_nothing_but_data_from_the_decoding_process():
-    process = DecodingProcess(MIB)
+    process = BodyParser(MIB)
     try:
         body = MemoryFile()
         body.write(b"\x7f\0\0\1")
@@ -286,7 +286,7 @@ def test_a_decoding_process_that_does_not_start_is_no_fault_of_the_body(
 ):
     monkeypatch.setattr(child_process, "_PROGRAM", "import time; time.sleep(600)")
     monkeypatch.setattr(child_process, "_START_SECONDS", 0.1)
-    process = DecodingProcess(MIB)
+    process = BodyParser(MIB)
     with pytest.raises(Unavailable, match="did not start"):
         process.decode(IPv4Address, MemoryFile(), ComplexityLimits(10, 10))
     process.close()

@@ -18,8 +18,8 @@ from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.threads import run_in_thread
 
 from .body_parser import (
+    BodyParser,
     ComplexityLimits,
-    DecodingProcess,
     check_complexity,
     is_simple,
 )
@@ -59,9 +59,9 @@ class BodyReader:
         self._max_bytes = max_bytes
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
-        self._process = DecodingProcess(max_bytes)
+        self._parser = BodyParser(max_bytes)
         # The thread that waits for the process, which ends with it.
-        self._process_thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
+        self._parser_thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
     def announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
         """Check what the headers say about the body; return its bytes, 0 if they do not say.
@@ -133,14 +133,14 @@ class BodyReader:
         file = _in_memory_file(body) if isinstance(body, bytes) else body
         async with asyncio.timeout_at(deadline):
             return await run_in_thread(
-                self._process_thread, lambda: self._process.decode(decode, file, limits)
+                self._parser_thread, lambda: self._parser.decode(decode, file, limits)
             )
 
     def close(self) -> None:
         """End the threads and the process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._process.close()
-        self._process_thread.shutdown(wait=False, cancel_futures=True)
+        self._parser.close()
+        self._parser_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _limited(
         self, request: Request, on_size: Callable[[int], None]

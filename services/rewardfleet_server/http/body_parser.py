@@ -61,7 +61,7 @@ class ComplexityLimits(NamedTuple):
     values: int
 
 
-class DecodingProcess:
+class BodyParser:
     """Decodes bodies, one at a time, in a child process that starts with the first of them.
 
     Args:

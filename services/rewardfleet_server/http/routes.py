@@ -70,7 +70,7 @@ class Route(Generic[DecodedT]):
         response_model: The model of the response.
         handler: Takes the decoded body, returns a model or the encoded response.
         decode: Decodes the body; may run in a thread. Default: validates the request model. Large
-            bodies are decoded in another process, see `DecodingProcess.decode`.
+            bodies are decoded in another process, see `BodyParser.decode`.
         decode_form: Decodes a form; None if forms are refused.
         scores: Whether it scores items; then a body that cannot be decoded is counted as one
             failed item.
