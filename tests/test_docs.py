@@ -1,5 +1,6 @@
 """The documentation is true: links, commands, code blocks, tables, and the list of files."""
 
+import ast
 import json
 import os
 import re
@@ -225,19 +226,45 @@ def test_the_readme_is_short_and_names_every_page():
             assert place in linked, place
 
 
-def test_the_architecture_lists_every_file_and_no_other():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    listing = "\n".join(re.findall(r"```text\n(.*?)```", page, re.DOTALL))
-    listed = set(re.findall(r"[\w-]+\.pyi?\b", listing))
-    packages = (ROOT / "clients" / "rewardfleet", ROOT / "services" / "rewardfleet_server")
-    files = {
-        path.name
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def drawn(title: str) -> str:
+    """The picture in a section of the page on architecture."""
+    section = ARCHITECTURE.partition(f"\n## {title}\n")[2]
+    return section.partition("```text\n")[2].partition("```")[0]
+
+
+def test_the_architecture_draws_every_folder_and_no_other():
+    listed, parents = set(), [""]
+    for indent, names in re.findall(r"(?m)^( *)((?:[\w/]+/ *)+)", drawn("Folders")):
+        depth = len(indent) // 2
+        for name in names.split():
+            parents = [*parents[: depth + 1], f"{parents[depth]}{name}"]
+            listed.add(parents[-1])
+    packages = ("clients/rewardfleet", "services/rewardfleet_server")
+    folders = {
+        f"{path.parent.relative_to(ROOT)}/"
         for package in packages
-        for path in [*package.rglob("*.py"), *package.rglob("*.pyi")]
-        if path.name not in {"__init__.py", "__main__.py"}
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in {".py", ".mp4"} and "route_texts" not in path.parts
     }
-    assert files - listed == set(), "not listed"
-    assert listed - files == set(), "listed, but does not exist"
+    assert {each for each in listed if each.startswith(packages)} == folders
+    assert all((ROOT / each).is_dir() for each in listed)
+
+
+def test_the_architecture_draws_functions_that_exist():
+    package, seen = ROOT, 0
+    for line in drawn("How a request is handled").splitlines():
+        if line.endswith("/"):
+            package = ROOT / line
+        elif match := re.fullmatch(r" +(\S+\.py) +([\w.]+)  .*", line):
+            body = ast.parse((package / match[1]).read_text()).body
+            for name in match[2].split("."):
+                (found,) = [each for each in body if getattr(each, "name", None) == name]
+                body = found.body
+            seen += 1
+    assert seen >= 10
 
 
 def test_make_targets_that_are_named_exist():
