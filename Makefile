@@ -7,6 +7,7 @@ ENGINES := .venv-engines
 RAY := .venv-ray
 CLIENTS := .clients
 TRAINERS := .venv-trainers
+ROUTER := contrib/router
 
 # With SLICE=1, a heavy gate runs the few tests of it that CI runs.
 AND_SLICE := $(if $(SLICE), and slice,)
@@ -26,9 +27,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(VENV)/.installed servers packages
 
-$(VENV)/.installed: requirements.lock pyproject.toml tests/install.py
+$(VENV)/.installed: requirements.lock pyproject.toml $(ROUTER)/pyproject.toml tests/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
-	@$(INSTALL) $(VENV) requirements.lock
+	@$(INSTALL) $(VENV) requirements.lock --also $(ROUTER)
 	@touch $(VENV)/.server $@
 
 install-server: $(VENV)/.server jail packages
@@ -193,8 +194,8 @@ bench-ray: install install-ray  ## what Ray Serve adds to a call, next to the ga
 
 install-trainers: $(TRAINERS)/.installed  ## torch for CPUs, verl, TRL and Ray, in their own environment
 
-$(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml tests/install.py
-	@$(INSTALL) $(TRAINERS) requirements-trainers.txt
+$(TRAINERS)/.installed: requirements-trainers.txt pyproject.toml $(ROUTER)/pyproject.toml tests/install.py
+	@$(INSTALL) $(TRAINERS) requirements-trainers.txt --also $(ROUTER)
 	touch $@
 
 install-clients: $(CLIENTS)/.installed  ## releases of other trainers and clients, without what they need
@@ -214,9 +215,10 @@ record-peers: install-clients install-peers  ## rewrite what the tests repeat wh
 	RECORD=1 $(TRAINERS)/bin/python -m pytest -q $$(grep -l 'peers import' tests/third_party/test_*.py)
 
 # All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
-TRAINER_TESTS := tests/router tests/training tests/adapters tests/third_party
+TRAINER_TESTS := tests/training tests/adapters tests/third_party
 
 test-trainers: install-trainers install-clients  ## the router and the adapters, and runs of TRL and verl, on torch and a local Ray
+	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(ROUTER)/tests
 	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(TRAINER_TESTS)
 	$(if $(SLICE),,$(TRAINERS)/bin/python -m pytest -q tests/test_docs.py -k 'python_blocks_run and trainers')
 

@@ -39,12 +39,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
 from rewardfleet import blocking
-from rewardfleet.adapters.router.config import RouterConfig, parse_arguments
-from rewardfleet.adapters.router.metrics import read_metrics
-from rewardfleet.adapters.router.responders import Rollout
-from rewardfleet.adapters.router.routes import ROUTES, load_route_texts, rewrite_prompt
-from rewardfleet.adapters.router.train import RouterTrainer
 from rewardfleet.tools import tools_request
+from rewardfleet_router.config import RouterConfig, parse_arguments
+from rewardfleet_router.metrics import read_metrics
+from rewardfleet_router.responders import Rollout
+from rewardfleet_router.routes import ROUTES, load_route_texts, rewrite_prompt
+from rewardfleet_router.train import RouterTrainer
 
 Floats = NDArray[np.float64]
 

@@ -41,6 +41,9 @@ def main() -> int:
     parser.add_argument(
         "requirements", type=Path, nargs="+", help="files with pinned versions and hashes"
     )
+    parser.add_argument(
+        "--also", type=Path, action="append", default=[], help="another project of this repository"
+    )
     parser.add_argument("--no-deps", action="store_true", help="install what the file lists only")
     arguments = parser.parse_args()
     started = time.monotonic()
@@ -49,9 +52,10 @@ def main() -> int:
     where = f"{count} packages into {arguments.environment}"
     print(f"installing {where} ...", flush=True)
     files = [word for each in arguments.requirements for word in ("-r", str(each))]
+    projects = [word for each in (ROOT, *arguments.also) for word in ("--editable", str(each))]
     steps = [
         [*(["--no-deps"] if arguments.no_deps else []), "--require-hashes", *files],
-        ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
+        ["--no-deps", "--no-build-isolation", *projects],
     ]
     try:
         python = make_environment(Path(sys.executable), arguments.environment)

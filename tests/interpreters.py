@@ -100,8 +100,8 @@ def test(python: str, paths: list[str]) -> bool:
         try:
             own_python = make_environment(Path(python), folder / "venv", **options)
             install(own_python, ["--require-hashes", "-r", "requirements.lock"], **options)
-            project = ["--no-deps", "--no-build-isolation", "--editable", "."]
-            install(own_python, project, **options)
+            projects = ["--editable", ".", "--editable", "contrib/router"]
+            install(own_python, ["--no-deps", "--no-build-isolation", *projects], **options)
         except subprocess.SubprocessError as error:
             print(error)
             return False

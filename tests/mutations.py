@@ -31,7 +31,7 @@ SEED = 29
 PART_SECONDS = 1200
 
 #: Run in environments of their own, or by `make demo`.
-ELSEWHERE = re.compile(r"adapters/router/|/engine_\w+\.py|robometer|labeling/model|demo\.py")
+ELSEWHERE = re.compile(r"/engine_\w+\.py|robometer|demo\.py")
 #: Mutations that no test can observe, as (file, line, mutated line), and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -210,7 +210,8 @@ def make_copy(folder: Path, tests_from: Path | None) -> Path:
     (site,) = (venv / "lib").glob("python*/site-packages")
     (own,) = (Path(sys.prefix) / "lib").glob("python*/site-packages")
     # The .pth file of the editable installation is read in its own folder only.
-    (site / "copy.pth").write_text(f"{copy / 'clients'}\n{copy / 'services'}\n{own}\n")
+    sources = (copy / "clients", copy / "services", copy / "contrib" / "router", own)
+    (site / "copy.pth").write_text("".join(f"{each}\n" for each in sources))
     for program in (Path(sys.prefix) / "bin").iterdir():
         if not (venv / "bin" / program.name).exists() and program.name != "rewardfleet":
             (venv / "bin" / program.name).symlink_to(program)

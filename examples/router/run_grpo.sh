@@ -5,7 +5,7 @@ set -euo pipefail
 : "${DATA_DIR:?}" "${BASE_MODEL:?}" "${EXPERIMENT_NAME:?}"
 gpus="${GPUS:-1}"
 
-exec "${PYTHON:-python3}" -m rewardfleet.adapters.router.verl \
+exec "${PYTHON:-python3}" -m rewardfleet_router.verl \
     algorithm.adv_estimator=grpo \
     data.train_files="$DATA_DIR/train_router.parquet" \
     data.val_files="$DATA_DIR/test_router.parquet" \

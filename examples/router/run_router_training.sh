@@ -6,8 +6,8 @@ set -euo pipefail
 : "${BASE_MODEL:?the actor, a causal language model}"
 
 case "${LOOP:-verl}" in
-verl) program=(-m rewardfleet.adapters.router.verl) ;;
-own) program=(-m rewardfleet.adapters.router train) ;;
+verl) program=(-m rewardfleet_router.verl) ;;
+own) program=(-m rewardfleet_router train) ;;
 *) echo "LOOP: verl or own" >&2; exit 2 ;;
 esac
 

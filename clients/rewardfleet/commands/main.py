@@ -39,7 +39,6 @@ _COMMANDS = {
         "rewardfleet_server.commands.packages:command",
         "Install packages that scored programs can import.",
     ),
-    "tools": ("rewardfleet_server.commands.tools:command", "Label datasets of tool use."),
     "doctor": (
         "rewardfleet.commands.doctor:command",
         "Report what works on this machine, and how to fix the rest.",

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.app import create_app as create_reward_app
@@ -13,7 +14,6 @@ from rewardfleet_server.run_state import RunState, describe_run_state, open_run_
 
 from .api import BudgetMetrics, ToolsApi, request_of
 from .budgets import SHAPE, Budgets
-from .families import read_families
 from .scorer import AnswerScorer, BulkAnswers, ToolsScorer
 from .settings import ToolsSettings
 

@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, tools_request
+from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.commands import sizing
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.decode import FastItem, Item, _Fields
-from rewardfleet_server.tools.families import read_families
 from rewardfleet_server.tools.scorer import AnswerScorer, BulkAnswers, Result
 
 from .conftest import TRUTH, answer, call, served_tools, update

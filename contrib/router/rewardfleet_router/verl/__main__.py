@@ -1,0 +1,180 @@
+"""The command `python -m rewardfleet_router.verl`: verl's trainer, with a router.
+
+It takes the arguments of `python -m verl.trainer.main_ppo`, and in addition `router.*` and
+`trainer.save_on_exit`.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import Field
+
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_router.config import Router, Section, keys, parse_as
+
+from .settings import choose_cpu, tensorboard_folder
+
+#: What differs from verl's defaults. Arguments override them.
+_DEFAULTS = (
+    "trainer.use_v1=false",  # the trainer with `fit`
+    "trainer.logger=[console,tensorboard]",
+    "trainer.default_local_dir=runs/${trainer.project_name}/${trainer.experiment_name}",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+)
+#: In addition, on CPUs.
+_CPU_DEFAULTS = (
+    "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.name=hf",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "actor_rollout_ref.model.use_remove_padding=false",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.use_torch_compile=false",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+    "+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32}",
+    "reward.num_workers=1",
+    "data.dataloader_num_workers=0",
+)
+
+
+class _Trainer(Section):
+    save_on_exit: bool = Field(
+        True, description="On SIGINT and SIGTERM, a checkpoint after the step in progress."
+    )
+
+
+class Options(Section):
+    """The keys that verl's configuration lacks."""
+
+    router: Router = Router()
+    trainer: _Trainer = _Trainer()
+
+
+def compose(arguments: Sequence[str]) -> Any:
+    """Return verl's configuration, with `router` and `trainer.save_on_exit`.
+
+    Args:
+        arguments: `key=value`, as verl takes them.
+
+    Raises:
+        InvalidRequest: A key of `router` is unknown, or a value of it is not valid.
+        hydra.errors.HydraException: A key of verl is unknown.
+    """
+    own = [each for each in arguments if _is_own(each)]
+    options = parse_as(Options, own)
+    if options.router.responder != "actor":
+        raise InvalidRequest("router.responder: in verl, the actor answers")
+    on_cpu = "trainer.device=cpu" in arguments
+    if on_cpu:
+        choose_cpu()
+    # verl reads the variables above when it is imported.
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from omegaconf import OmegaConf, open_dict
+
+    of_verl = [each for each in arguments if each not in own]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra_compose(
+            "ppo_trainer", [*_DEFAULTS, *(_CPU_DEFAULTS if on_cpu else ()), *of_verl]
+        )
+    router = options.router
+    with open_dict(config):
+        config.router = OmegaConf.create(router.model_dump(mode="json"))
+        config.actor_rollout_ref.router = config.router
+        config.trainer.save_on_exit = options.trainer.save_on_exit
+        reward = config.reward.custom_reward_function
+        if reward.path is None:
+            reward.path = f"pkg://{__package__}.reward"
+            reward.name = "compute_score"
+            tools = router.model_dump(mode="json", include={"variant", "cost", "cost_weights"})
+            reward.reward_kwargs = {
+                "url": router.url,
+                "timeout_s": router.timeout_s,
+                "options": tools,
+            }
+        # For processes of Ray that do not inherit this one's.
+        default = Path(config.trainer.default_local_dir, "tensorboard")
+        environment = {"TENSORBOARD_DIR": str(tensorboard_folder(default))}
+        if on_cpu:
+            choose_cpu(environment)
+        runtime = config.ray_kwargs.ray_init.setdefault("runtime_env", {})
+        runtime.env_vars = {**environment, **runtime.get("env_vars", {})}
+    return config
+
+
+def _is_own(argument: str) -> bool:
+    """Return whether an argument sets one of `Options`."""
+    key = argument.lstrip("+").partition("=")[0]
+    return key.startswith("router.") or key in set(keys(Options))
+
+
+def train(config: Any) -> None:
+    """Train on Ray, which is started where there is none; return when the run ends."""
+    from verl.trainer.main_ppo import run_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
+
+    auto_set_device(config)
+    validate_config(
+        config=config,
+        use_reference_policy=need_reference_policy(config),
+        use_critic=need_critic(config),
+    )
+    run_ppo(config, task_runner_class=_StoppableRunner)
+
+
+class _StoppableRunner:
+    """Creates the process of the loop, and passes it SIGINT and SIGTERM."""
+
+    @staticmethod
+    def remote() -> Any:
+        import ray
+
+        from .trainer import RouterTaskRunner
+
+        # Two threads: one trains, the other receives `stop`.
+        runner = ray.remote(RouterTaskRunner).options(max_concurrency=2, num_cpus=0).remote()
+        stops = threading.Event()
+
+        def wait() -> None:
+            stops.wait()
+            runner.stop.remote()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+        def on_signal(_signal: int, _frame: FrameType | None) -> None:
+            if stops.is_set():
+                raise KeyboardInterrupt
+            print("stopping after the step in progress; again to stop at once", file=sys.stderr)
+            stops.set()
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, on_signal)
+        return runner
+
+
+def main() -> None:
+    """Train with the arguments of the command line."""
+    from hydra.errors import HydraException
+
+    try:
+        config = compose(sys.argv[1:])
+    except (HydraException, InvalidRequest) as error:
+        sys.exit(str(error))
+    train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""`rewardfleet tools label`: labels of datasets for the router, made offline."""
