@@ -21,6 +21,8 @@ from rewardfleet_server.video.judges import JUDGES
 ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "clients" / "rewardfleet"
 SERVER = ROOT / "services" / "rewardfleet_server"
+#: A distribution of its own, which uses the client.
+ROUTER = ROOT / "contrib" / "router" / "rewardfleet_router"
 
 #: The only files that run received code: inside a jail, and nowhere else.
 GUEST = SERVER / "code" / "sandboxes" / "jail" / "guest"
@@ -31,8 +33,7 @@ SHARED_WITH_GUEST = {
 
 #: The only files of the server that use the client: commands and a demo.
 CLIENT_USERS = {
-    "__main__.py", "tools/labeling/command.py", "tools/labeling/dataset.py",
-    *(f"commands/{path.name}" for path in (SERVER / "commands").glob("*.py")),
+    "__main__.py", *(f"commands/{path.name}" for path in (SERVER / "commands").glob("*.py"))
 }  # fmt: skip
 #: Modules of a service's own package that others may import: the fakes that ship.
 FAKES = "testing.py"
@@ -44,15 +45,6 @@ PICKLER = (SERVER / "http" / "body_parser.py", "pickle")
 TRAINERS = {"torch", "verl"}
 #: The only module that imports Gymnasium; its package imports it on first use.
 GYMNASIUM_WRAPPER = CLIENT / "adapters" / "libero" / "wrapper.py"
-#: The router's package: the only one that imports torch. It is imported on first use, except for
-#: these modules, which the commands import too.
-ROUTER = CLIENT / "adapters" / "router"
-WITHOUT_TORCH = {"__init__", "config", "labels", "metrics", "routes", "rows"}
-#: Libraries of a trainer's environment that it uses.
-ROUTER_LIBRARIES = {
-    "click", "hydra", "omegaconf", "pyarrow", "ray", "safetensors", "tensorboard", "tensordict",
-    "tomli", "tqdm", "transformers", "wandb",
-}  # fmt: skip
 #: Optional libraries that a file of the client imports inside its functions.
 LAZY = {
     CLIENT / "adapters" / "ctrl" / "progress.py": {"tqdm"},
@@ -78,7 +70,7 @@ def tree(path: Path) -> ast.Module:
 @cache
 def imports(path: Path) -> tuple[str, ...]:
     """The absolute names of the modules that a file imports."""
-    package = CLIENT if CLIENT in path.parents else SERVER
+    package = next(each for each in (CLIENT, SERVER, ROUTER) if each in path.parents)
     here = [package.name, *path.relative_to(package).with_suffix("").parts][:-1]
     found = []
     for node in ast.walk(tree(path)):
@@ -119,10 +111,15 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
         allowed |= TRAINERS if package == "adapters" else set()
         allowed |= {"click", "rich", "prometheus_client"} if package == "commands" else set()
         allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
-        allowed |= ROUTER_LIBRARIES if ROUTER in path.parents else set()
         return top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names)
 
     assert not violations(files(CLIENT), is_allowed)
+
+
+def test_nothing_imports_the_router_and_the_router_does_not_import_the_server():
+    assert not violations(files(ROUTER), lambda _, name: not name.startswith("rewardfleet_server"))
+    others = [*files(CLIENT), *files(SERVER)]
+    assert not violations(others, lambda _, name: not name.startswith("rewardfleet_router"))
 
 
 def test_optional_libraries_are_imported_inside_functions():
@@ -185,7 +182,7 @@ def test_packages_of_the_server_import_in_one_direction():
 def test_the_environment_is_read_in_settings_only():
     readers = {
         str(path.relative_to(package))
-        for package in (SERVER, CLIENT)
+        for package in (SERVER, CLIENT, ROUTER)
         for path in files(package)
         if re.search(r"os\.(environ\b(?!\.(setdefault|clear\())|getenv)", path.read_text())
     }
@@ -202,7 +199,7 @@ def test_threads_get_the_context_of_their_caller():
 def test_clients_and_services_are_folders_and_no_packages():
     assert not (ROOT / "clients" / "__init__.py").exists()
     assert not (ROOT / "services" / "__init__.py").exists()
-    for path in [*files(CLIENT), *files(SERVER), *files(ROOT / "tests")]:
+    for path in [*files(CLIENT), *files(SERVER), *files(ROUTER), *files(ROOT / "tests")]:
         assert not re.search(r"(from|import) (clients|services)\b", path.read_text()), path
 
 
@@ -211,7 +208,7 @@ def test_no_received_data_can_run():
 
     What the decoding process sends to its service is pickled; the service loads data only.
     """
-    for path in {*files(CLIENT), *files(SERVER)} - {*files(GUEST)}:
+    for path in {*files(CLIENT), *files(SERVER), *files(ROUTER)} - {*files(GUEST)}:
         for name in imports(path):
             refused = {"pickle", "marshal", "shelve", "yaml"}
             assert name.partition(".")[0] not in refused or (path, name) == PICKLER, path
@@ -248,7 +245,6 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
         ".".join(path.relative_to(CLIENT / "adapters").with_suffix("").parts)
         for path in files(CLIENT / "adapters")
         if path != GYMNASIUM_WRAPPER
-        and (ROUTER not in path.parents or (path.parent == ROUTER and path.stem in WITHOUT_TORCH))
     ]
     done = subprocess.run(
         [sys.executable, "-c", program, *adapters], capture_output=True, text=True, check=True

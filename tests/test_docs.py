@@ -25,6 +25,7 @@ from fastapi.openapi.models import OpenAPI
 from rewardfleet import RewardFleet
 from rewardfleet.commands import main as cli
 from rewardfleet.wire.video import FILE_REPLACES, VideoRequest
+from rewardfleet_router.__main__ import main as router_command
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
@@ -45,12 +46,21 @@ from .gateways import fleet_of
 
 ROOT = Path(__file__).parent.parent
 LIBERO = ROOT / "tests" / "data" / "libero"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=str)
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("contrib/*/README.md")], key=str
+)
 
 _BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 #: The comment in front of a block that needs what may not be installed.
 _NEEDS = re.compile(r"needs: (.+)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+#: Files and folders of commands, and existing ones.
+_EXISTING = {
+    "/data/rollouts": str(LIBERO),
+    "runs/router_grpo/baseline_router": str(LIBERO),
+    "prompts.jsonl": os.devnull,
+}
 
 #: What a page's Python may use without defining it.
 _GIVEN = "import numpy as np\nframes = np.zeros((20, 64, 64, 3), np.uint8)\n"
@@ -288,7 +298,8 @@ def commands_of(group: click.Group) -> Iterator[click.Command]:
 def test_flags_and_variables_that_are_named_exist():
     settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
     flags = {f"--{name.replace('_', '-')}" for name in settings}
-    own = [param for each in commands_of(cli.command) for param in each.params]
+    groups = (cli.command, router_command)
+    own = [param for group in groups for each in commands_of(group) for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
     flags |= {
         "--judge",
@@ -390,12 +401,14 @@ def test_python_blocks_run(group: tuple[Block, ...], at_services: Callable[[str]
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.id)
 def test_python_blocks_compile_and_import_what_exists(block: Block):
-    """Those that need a package as well."""
+    """Those that need a package as well; the router's own tests run its example."""
     program = block.text
     if "await " in program:
         program = f"async def main():\n{textwrap.indent(program, '    ')}\n"
     compile(program, str(block.page), "exec")
-    for line in re.findall(r"(?m)^(from rewardfleet\S* import (?:\([^)]*\)|.*))$", block.text):
+    for line in re.findall(
+        r"(?m)^(from rewardfleet(?!_router)\S* import (?:\([^)]*\)|.*))$", block.text
+    ):
         exec(line, {})
 
 
@@ -421,11 +434,12 @@ def test_curl_lines_are_answered(block: Block, at_services: Callable[[str], str]
     assert done.stdout
 
 
-@pytest.mark.parametrize("words", command_lines("rewardfleet"), ids=" ".join)
+@pytest.mark.parametrize("words", command_lines("rewardfleet", "rewardfleet-router"), ids=" ".join)
 def test_command_lines_are_accepted(words: list[str]):
     """The command exists, and so do its arguments and flags; a service accepts their values."""
-    arguments = [str(LIBERO) if word == "/data/rollouts" else word for word in words[1:]]
-    command: click.Command = cli.command
+    arguments = [_EXISTING.get(word, word) for word in words[1:]]
+    is_router = Path(words[0]).name == "rewardfleet-router"
+    command: click.Command = router_command if is_router else cli.command
     context = click.Context(command)
     while isinstance(command, click.Group):
         name, found, arguments = command.resolve_command(context, arguments)

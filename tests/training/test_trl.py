@@ -11,11 +11,9 @@ torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
 from datasets import Dataset
-from transformers import ByT5Tokenizer
+from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 
 from rewardfleet.adapters.trl import reward_function
-
-from ..router.conftest import tiny_llama
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,14 +26,19 @@ def test_a_policy_that_writes_random_bytes_is_trained_for_30_steps(code_url: str
     """Empty programs and NUL characters are among what it writes."""
     torch.set_num_threads(1)
     tokenizer = ByT5Tokenizer(extra_ids=0)
-    model = tiny_llama(
+    torch.manual_seed(0)
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
         num_hidden_layers=1,
+        num_attention_heads=2,
         max_position_embeddings=64,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    model = LlamaForCausalLM(config)
     score = reward_function("code", code_url)
     scored: dict[str, float] = {}
 

@@ -15,7 +15,7 @@ from .head import RouterActor
 from .routes import ROUTES, Message, Route, RouteTexts, rewrite_prompt
 
 
-def load_actor(folder: Path, device: str | torch.device = "cpu") -> tuple[RouterActor, Any]:
+def load_actor(folder: str | Path, device: str | torch.device = "cpu") -> tuple[RouterActor, Any]:
     """Return the actor with its head, in the mode `eval()`, and its tokenizer, of a checkpoint.
 
     Args:
@@ -30,6 +30,7 @@ def load_actor(folder: Path, device: str | torch.device = "cpu") -> tuple[Router
         AutoTokenizer,
     )
 
+    folder = Path(folder)
     if (folder / MANIFEST_FILE).exists():
         checkpoint = folder
     elif found := checkpoints(folder):

@@ -1,5 +1,6 @@
 """A tiny actor, a tokenizer with a chat template, and a tools service that loses its state."""
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -60,6 +61,13 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} : {{ message['content'] }} <eos> "
     "{% endfor %}{% if add_generation_prompt %}assistant :{% endif %}"
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("REWARDFLEET_", "OTEL_", "OPENAI_")):
+            monkeypatch.delenv(name)
 
 
 class LosableState:

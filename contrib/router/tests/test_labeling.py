@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import logging
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import termios
@@ -18,6 +20,7 @@ from fastapi import FastAPI, Request, Response
 from pyarrow import parquet
 
 from rewardfleet_router.__main__ import main
+from rewardfleet_router.labels import labeling
 from rewardfleet_router.labels.model import TOOL_FAMILY, read_label
 from rewardfleet_router.labels.report import agreement
 from rewardfleet_router.labels.row_labels import labels_of, read_sidecar
@@ -472,6 +475,38 @@ def test_a_refusal_ends_the_run_and_keeps_the_answers(
     endpoint.failures.clear()
     label(dataset, *model)
     assert len(endpoint.requests) == 2, "3 of 5 tools had been labeled"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        Response("busy", media_type="text/plain"),
+        Response("{", media_type="application/json"),
+        Response("[]", media_type="application/json"),
+        Response('{"choices": []}', media_type="application/json"),
+        Response('{"choices": [{"message": null}]}', media_type="application/json"),
+    ],
+    ids=lambda response: response.body.decode(),
+)
+def test_an_answer_that_is_no_completion_is_reported(
+    dataset: Path, endpoint: Endpoint, url: str, response: Response
+):
+    endpoint.failures = dict.fromkeys(range(1, 10), response)
+    message = error_of(dataset, "--model-url", url, "--model", "m")
+    assert "the endpoint of m did not return a valid chat completion" in message
+
+
+def test_an_endpoint_that_is_not_there_is_reported_without_its_key(
+    dataset: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setattr(labeling, "_RETRIES", 0)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+    message = error_of(dataset, "--model-url", url, "--model", "m")
+    assert "the endpoint of m failed: APIConnectionError: " in message
+    assert "secret" not in message + caplog.text
 
 
 @pytest.mark.slow

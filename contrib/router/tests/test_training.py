@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -414,6 +415,18 @@ def test_the_command_routes_prompts_by_the_newest_checkpoint(
     assert sum(routed["probabilities"].values()) == pytest.approx(1)
     assert routed["route"] == max(routed["probabilities"], key=routed["probabilities"].get)
     assert f"Route: {routed['route']}" in routed["prompt"][0]["content"]
+
+
+def test_the_example_of_the_page_loads_a_checkpoint_and_routes_a_prompt(
+    arguments: Configure, train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    train(arguments("trainer.total_training_steps=1"))
+    page = (EXAMPLES.parent / "docs" / "router.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    run = "runs/router_grpo/baseline_router/global_step_200"
+    assert run in example
+    exec(example.replace(run, str(tmp_path / "run")), {})
+    assert "ANSWER" in capsys.readouterr().out
 
 
 def test_the_command_names_what_is_wrong_without_a_traceback(tmp_path: Path):

@@ -16,12 +16,27 @@ from types import TracebackType
 from typing import Self
 
 import openai
+from pydantic import BaseModel, Field, ValidationError
 from tqdm import tqdm
 
 from rewardfleet.wire.errors import BackendFailed
 
 #: Seconds to wait for another process that writes to the cache.
 _BUSY_SECONDS = 10.0
+
+
+# The client does not check what it receives.
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -140,19 +155,20 @@ class LabelModel:
     async def _ask(self, task: Task, text: str) -> str | None:
         """Return the model's label of a text, or None if it gave no valid answer."""
         try:
-            completion = await self._client.chat.completions.create(
+            response = await self._client.chat.completions.with_raw_response.create(
                 model=self._model, messages=_messages(task, text), **self._parameters
             )
+            choice = _Completion.model_validate_json(response.http_response.content).choices[0]
         except openai.APIStatusError as error:
             reason = f"HTTP {error.status_code}: {error.response.text[:200]}"
             raise BackendFailed(f"the endpoint of {self._model} refused: {reason}") from None
         except openai.APIError as error:
             reason = f"{type(error).__name__}: {error.__cause__ or error}"
             raise BackendFailed(f"the endpoint of {self._model} failed: {reason}") from None
-        choices = getattr(completion, "choices", None)
-        if not choices:
-            raise BackendFailed(f"the endpoint of {self._model} did not return a chat completion")
-        return read_label(choices[0].message.content, choices[0].finish_reason, task.labels)
+        except ValidationError:
+            reason = "did not return a valid chat completion"
+            raise BackendFailed(f"the endpoint of {self._model} {reason}") from None
+        return read_label(choice.message.content, choice.finish_reason, task.labels)
 
     def _read(self, task: Task, text: str) -> str | None:
         query = "SELECT label FROM labels WHERE key = ?"
