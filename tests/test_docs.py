@@ -445,9 +445,9 @@ def test_command_lines_are_accepted(words: list[str]):
         name, found, arguments = command.resolve_command(context, arguments)
         assert found is not None, words
         command, context = found, click.Context(found, context, name)
-    parsed = command.make_context(context.info_name, arguments, context.parent)
-    if words[1] == "serve":
+    with command.make_context(context.info_name, arguments, context.parent) as parsed:
         given = {name: value for name, value in parsed.params.items() if value not in (None, ())}
+    if words[1] == "serve":
         read_settings(SERVICES[words[2]].load_settings(), given)
 
 
