@@ -160,13 +160,13 @@ def route(checkpoint: Path, prompts: TextIO, sample: bool, seed: int) -> None:
     chat per line, as JSON: a list of messages, or an object with `prompt`. The output has one JSON
     object per line: `route`, `probabilities`, `prompt`.
     """
-    import torch  # noqa: PLC0415 - see above
-
-    from .inference import load_actor, route_prompt  # noqa: PLC0415 - see above
-
     try:
+        import torch  # noqa: PLC0415 - see above
+
+        from .inference import load_actor, route_prompt  # noqa: PLC0415 - see above
+
         actor, tokenizer = load_actor(checkpoint)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise click.ClickException(str(error)) from None
     generator = torch.Generator()
     generator.manual_seed(seed)

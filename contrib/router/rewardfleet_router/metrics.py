@@ -1,9 +1,11 @@
 """Metrics of a training run: a file with one line per step, TensorBoard, W&B."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .config import RouterConfig, flatten
 
 #: One JSON object per step: `step`, and metrics by name.
 METRICS_FILE = "metrics.jsonl"
@@ -13,26 +15,13 @@ class MetricsLog:
     """Writes the metrics of each step.
 
     Args:
-        folder: Where `metrics.jsonl` and the folder `tensorboard` are.
-        loggers: `tensorboard`, `wandb`; others are ignored.
+        config: Says where `metrics.jsonl` and the folder `tensorboard` are, and who else gets them.
         step: The last step that counts: later ones are of a run that was killed, and are removed.
-        project: For W&B.
-        name: Name of the run, for W&B.
-        run: Its identity, so that W&B continues it.
-        config: Shown by W&B.
+        run: Identity of the run, so that W&B continues it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        loggers: Sequence[str],
-        *,
-        step: int,
-        project: str,
-        name: str,
-        run: str,
-        config: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, config: RouterConfig, *, step: int, run: str) -> None:
+        folder, trainer = config.folder, config.trainer
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS_FILE
         stays = [line for line in _lines(path) if json.loads(line)["step"] <= step]
@@ -42,22 +31,22 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
         self._writer: Any = None
         self._wandb: Any = None
-        if "tensorboard" in loggers:
+        if "tensorboard" in trainer.logger:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - it is optional
 
             self._writer = SummaryWriter(
                 str(folder / "tensorboard"), purge_step=step + 1 if step else None
             )
-        if "wandb" in loggers:
+        if "wandb" in trainer.logger:
             import wandb  # noqa: PLC0415 - it is optional
 
             self._wandb = wandb.init(
-                project=project,
-                name=name,
+                project=trainer.project_name,
+                name=trainer.experiment_name,
                 id=run,
                 resume="allow",
                 dir=str(folder),
-                config=dict(config),
+                config=flatten(config),
             )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -151,15 +151,8 @@ class RouterTrainer:
         """
         config = self._config
         self._open_budget()
-        metrics_log = MetricsLog(
-            config.folder,
-            config.trainer.logger,
-            step=self.step,
-            project=config.trainer.project_name,
-            name=config.trainer.experiment_name,
-            run=self._budget.run.rpartition("/")[2],
-            config=flatten(config),
-        )
+        run = self._budget.run.rpartition("/")[2]
+        metrics_log = MetricsLog(config, step=self.step, run=run)
         metrics: dict[str, float] = {}
         with _stopping_on_signals(self._stops), self._progress() as bar:
             try:
