@@ -1,13 +1,18 @@
 """Settings that no loaded judge or sandbox reads stop the command."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from rewardfleet.commands.main import main
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.up.settings import plan, read_config
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.settings import built_in
+from rewardfleet_server.video.judges.vlm import families
 from rewardfleet_server.video.settings import VideoSettings
 
 URL = "http://127.0.0.1:9/v1"
@@ -148,3 +153,37 @@ def test_a_flag_for_all_judges_that_have_values_of_their_own_is_refused():
         VideoSettings(**own, model_path="b")
     both = VideoSettings(backend=["PRIMO-R1", VLLM], set=["PRIMO-R1.model_path=a"], model_path="b")
     assert [both.judge_settings(name).model_path for name in both.backends] == ["a", "b"]
+
+
+FAMILY = """
+from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm.settings import VllmSettings
+
+class NewSettings(VllmSettings):
+    tiles: int = own(12, "Tiles per frame.")
+
+JUDGE = BuiltInJudge("New-VL", NewSettings, lambda own, service: FakeJudge(own.tiles / 100))
+"""
+
+
+def test_a_family_of_models_is_one_module(tmp_path: Path, monkeypatch):
+    """Its name, settings, GPUs and engine are found in it."""
+    (tmp_path / "new_vl.py").write_text(FAMILY)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, f"{families.__name__}.new_vl", None)  # removed afterwards
+    del sys.modules[f"{families.__name__}.new_vl"]
+    built_in.cache_clear()
+    try:
+        given = {"backend": ["New-VL"], "model_path": "m", "max_model_len": 9, "gpu_ids": "0"}
+        settings = VideoSettings(set=["tiles=50", "tensor_parallel_size=3"], **given)
+        own = settings.judge_settings("New-VL")
+        assert (own.model_path, own.max_model_len, own.gpus, own.runs_on) == ("m", 9, 3, "vllm")
+        judge = find_judge("New-VL", settings)
+        assert isinstance(judge, FakeJudge) and judge.provenance["score"] == 0.5
+        with pytest.raises(ValueError, match="is not read by New-VL, but by: openai"):
+            VideoSettings(set=["readout=text"], **given)
+        with pytest.raises(ValueError, match="is not read by reference, but by: New-VL"):
+            VideoSettings(set=["tiles=50"])
+    finally:
+        built_in.cache_clear()

@@ -28,7 +28,7 @@ MAX_OUTPUT_KB = 65_536
 _COMMA = re.compile(r",(?!\s*[<>=!~])")
 
 
-def default_cache_file() -> Path:
+def _default_cache_file() -> Path:
     """Return a file in the user's cache folder, so that verdicts outlive the process."""
     folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
@@ -49,7 +49,7 @@ def _default_memory_mb(given: dict[str, object]) -> int:
 
 def checkers_folder() -> Path:
     """Return the folder of compiled checkers, in the user's cache folder."""
-    return default_cache_file().with_name("checkers")
+    return _default_cache_file().with_name("checkers")
 
 
 def environments_folders() -> tuple[Path, ...]:
@@ -102,7 +102,7 @@ class CodeSettings(CacheSettings):
     # One line per setting.
     # fmt: off
     port: int = setting(18081, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
-    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
+    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
     fusion_url: HttpUrl | None = setting(None, "Run programs on a SandboxFusion server, e.g. http://127.0.0.1:8080, and not in jails on this machine.", group="Sandbox")
     workers: PositiveInt = setting(help_text="Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")

@@ -302,6 +302,8 @@ class Telemetry:
             "Cached scores that were computed again, by result: agree or disagree.",
             "result",
         )
+        for result in ("agree", "disagree"):  # few are audited: the series are there before
+            self._audits.labels(service, result)
         self._damaged_entries = self._counter(
             "rewardfleet_cache_damaged_entries_total",
             "Entries of the cache that were damaged, not signed with the key, or no score of their "

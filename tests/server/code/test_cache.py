@@ -225,7 +225,7 @@ def test_an_audit_runs_cached_programs_again_and_counts_disagreements(
             return service.score("print(1)", stdio(("1", "1")))["score"]
 
         assert (score(), score()) == (1.0, 1.0)
-        wait_until(lambda: counts() == {"agree": "1.0"})
+        wait_until(lambda: counts() == {"agree": "1.0", "disagree": "0.0"})
         sandbox._result = RunResult(stdout=b"2")
         assert score() == 1.0, "an audit delays no answer"
         wait_until(lambda: counts() == {"agree": "1.0", "disagree": "1.0"})
@@ -306,11 +306,11 @@ def test_an_audit_compares_the_tests_up_to_the_first_failure(monkeypatch: pytest
         tests = stdio(("1", "2"), ("3", "3"))
         service.score("print(input())", tests)
         service.score("print(input())", tests, mode="all_pass")
-        audits = "rewardfleet_cache_audits_total{result="
-        wait_until(lambda: audits in service.client.get("/metrics").text)
+        audits = 'rewardfleet_cache_audits_total{{result="{}",service="code"}} {}'
+        one = audits.format("agree", "1.0")
+        wait_until(lambda: one in service.client.get("/metrics").text)
         metrics = service.client.get("/metrics").text
-    assert f'{audits}"agree",service="code"}} 1.0' in metrics
-    assert 'result="disagree"' not in metrics
+    assert audits.format("disagree", "0.0") in metrics
 
 
 # Redis
