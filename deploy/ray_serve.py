@@ -33,10 +33,11 @@ from rewardfleet_server.http.problems import problem_response
 from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import prepare_process
-from rewardfleet_server.settings import ServerSettings, is_loopback
+from rewardfleet_server.settings import ServerSettings, is_loopback, is_url
 from rewardfleet_server.up.flags import network_flags
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.settings import FleetConfig, read_config
+from rewardfleet_server.video.judges.settings import built_in
 
 #: Requests that wait in a proxy, e.g. while the only replica is replaced. A burst waits there until
 #: each request has a replica.
@@ -52,12 +53,6 @@ _END_SECONDS = 10.0
 _AUTOSCALING = {"upscale_delay_s": 5.0, "look_back_period_s": 10.0}
 #: Ray's own policy counts requests, not items. A name, as Ray imports it in several processes.
 _POLICY = "rewardfleet_server.up.ray_scaling:scale_on_items"
-#: The judges whose models vLLM loads onto GPUs, and the setting with the GPUs of one model.
-_GPU_JUDGES = {
-    "qwen2_5_vl_vllm": "tensor_parallel_size",
-    "PRIMO-R1": "primo_tensor_parallel_size",
-    "primo_r1_vllm": "primo_tensor_parallel_size",
-}
 
 
 def application(service: str, args: Mapping[str, Any]) -> serve.Application:
@@ -124,17 +119,18 @@ def _settings(service: str, given: dict[str, Any], most: int) -> ServerSettings:
     settings_type = SERVICES[service].load_settings()
     for name in given.keys() - settings_type.model_fields.keys() | given.keys() & {"port"}:
         raise ValueError(f"[{service}] {name}: no such setting of a service in Ray Serve")
-    has_runs = "run_state_file" in settings_type.model_fields
+    has_runs = "run_state" in settings_type.model_fields
     if has_runs:
         given["replicas"] = most
     try:
         settings = read_settings(settings_type, given)
     except ValueError as error:
         raise ValueError(f"[{service}] {error}") from None
-    if has_runs and "run_state_file" in settings.model_fields_set:
+    store = getattr(settings, "run_state", None)
+    if store is not None and not is_url(store):
         raise ValueError(
-            f"[{service}] --run-state-file: Ray may start a replica on another machine, which does "
-            "not have the file; give --run-state-url"
+            f"[{service}] --run-state {store}: Ray may start a replica on another machine, which "
+            "does not have the file; give redis://HOST:6379/0"
         )
     if service == "code" and "workers" not in settings.model_fields_set:
         # The default is all cores of this machine; a replica has those that Ray reserves.
@@ -148,11 +144,7 @@ def _resources(service: str, settings: Any) -> dict[str, float]:
         return {"num_cpus": settings.workers}
     if service != "video":
         return {"num_cpus": 1}
-    gpus = [
-        getattr(settings, _GPU_JUDGES[name]) * settings.data_parallel_size
-        for name in settings.backends
-        if name in _GPU_JUDGES
-    ]
+    gpus = [settings.judge_settings(name).gpus for name in settings.backends if built_in(name)]
     return {"num_cpus": 1, "num_gpus": max(gpus, default=0)}
 
 
@@ -290,7 +282,7 @@ def main(config: Path | None, only: str | None, address: str | None, **given: An
 
 def _run(config: FleetConfig, address: str | None) -> None:
     if "data_dir" in config.model_fields_set:
-        raise ValueError("data_dir: replicas may run on several machines; give --cache-url instead")
+        raise ValueError("data_dir: replicas may run on several machines; give --cache URL instead")
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         click.echo(f"warning: {warning}", err=True)
     planned = _plan(config, config.host)

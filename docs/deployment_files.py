@@ -79,7 +79,7 @@ spec:
             - configMapRef: {{name: settings}}
             - configMapRef: {{name: settings-{name}}}
           env:
-            - name: REWARDFLEET_RUN_STATE_URL
+            - name: REWARDFLEET_RUN_STATE
               valueFrom: {{secretKeyRef: {{name: redis, key: url}}}}
           resources:
             requests: {{cpu: 500m, memory: 512Mi}}

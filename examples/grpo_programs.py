@@ -227,7 +227,7 @@ class Replica(NamedTuple):
 def code_service() -> Iterator[Replica]:
     """Run a code service."""
     # Without the file of cached scores, so that each run computes its own.
-    options = ["--port", "0", "--cache-file", ""]
+    options = ["--port", "0", "--cache", ""]
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "code", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
     with subprocess.Popen(  # noqa: S603 - our own command

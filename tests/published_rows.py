@@ -320,7 +320,7 @@ def _rows_of(folder: Path, name: str) -> Iterator[Row]:
 
 @contextmanager
 def _service(packages: str) -> Iterator[httpx.Client]:
-    settings: dict[str, Any] = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
+    settings: dict[str, Any] = {"cache_mb": 0, "cache": None}
     if packages:
         settings["packages"] = packages
     app = create_app(CodeSettings(**settings))

@@ -347,7 +347,7 @@ def at_services() -> Iterator[Callable[[str], str]]:
     settings = VideoSettings(video_root=[LIBERO])
     with (
         serving(create_video_app(settings)) as video,
-        serving(create_code_app(CodeSettings(cache_file=None))) as code,
+        serving(create_code_app(CodeSettings(cache=None))) as code,
         serving(create_episode_app(EpisodeSettings())) as episode,
         serving(create_tools_app(ToolsSettings())) as tools,
         fleet_of(video=video, code=code, episode=episode, tools=tools) as fleet,

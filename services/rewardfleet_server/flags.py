@@ -11,13 +11,12 @@ from pydantic.fields import FieldInfo
 
 from rewardfleet.wire.validation import InputError, join_errors
 
-from .settings import ENV_PREFIX, ServerSettings, redact, unknown_variables
+from .settings import ENV_PREFIX, ServerSettings, flag_of, shown_value, unknown_variables
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 
-_MAX_WIDTH = 100
-#: How many characters of a value an error shows.
-_MAX_SHOWN = 200
+#: Columns of help, and of the flags in it.
+_MAX_WIDTH, _MAX_COLUMN = 100, 36
 
 #: The name of a setting's value in help, by the last word of the setting's name.
 _UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
@@ -42,11 +41,6 @@ _REASONS = {
 }
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of a setting, e.g. `--max-body-mb`."""
-    return f"--{name.replace('_', '-')}"
-
-
 class ServiceCommand(click.Command):
     """`rewardfleet serve SERVICE`: its help lists the most used flags first, then all by group."""
 
@@ -57,8 +51,10 @@ class ServiceCommand(click.Command):
         settings_type: type[ServerSettings],
         run: Callable[[ServerSettings], int],
     ) -> None:
-        options = [_option(field, info) for field, info in settings_type.model_fields.items()]
-        super().__init__(name, params=list(options), help=description, callback=self._callback)
+        params: list[click.Parameter] = [
+            _option(settings_type, field) for field in settings_type.model_fields
+        ]
+        super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
         self.context_settings = {"max_content_width": _MAX_WIDTH, "help_option_names": ["--help"]}
@@ -69,7 +65,7 @@ class ServiceCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = {
-            str(param.name): record
+            str(param.name): (record[0].partition(" / ")[0], record[1])  # without `--no-…`
             for param in self.get_params(ctx)
             if (record := param.get_help_record(ctx)) is not None
         }
@@ -81,7 +77,7 @@ class ServiceCommand(click.Command):
         sections["Other"] = list(rows.values())
         for title, records in sections.items():
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl(records, col_max=_MAX_COLUMN)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         formatter.write_paragraph()
@@ -145,11 +141,12 @@ def _plain_type(annotation: Any) -> Any:
 
 def _extra(info: FieldInfo) -> dict[str, Any]:
     extra = info.json_schema_extra
-    without = {"group": "Other", "shown": None, "metavar": None, "other_flag": None}
+    without = {"group": "Other", "shown": None, "metavar": None}
     return extra if isinstance(extra, dict) else without
 
 
-def _option(name: str, info: FieldInfo) -> click.Option:
+def _option(settings_type: type[ServerSettings], name: str) -> click.Option:
+    info = settings_type.model_fields[name]
     flag, help_text, default = flag_of(name), str(info.description), shown_default(info)
     if default not in {"none", "off"}:
         help_text += f"  [default: {default}]"
@@ -157,13 +154,14 @@ def _option(name: str, info: FieldInfo) -> click.Option:
         off = f"--no-{name.replace('_', '-')}"
         return click.Option([f"{flag}/{off}"], default=None, help=help_text)
     is_list = get_origin(info.annotation) is list
-    spellings = [flag, *filter(None, [_extra(info)["other_flag"]])]
+    other = settings_type.other_flags.get(name)
     return click.Option(
-        [*spellings, name],
+        [flag, *([other] if other else []), name],
         multiple=is_list,
         metavar=metavar_of(name, info),
         help=help_text,
         type=str,
+        hidden=name in settings_type.hidden,
     )
 
 
@@ -172,12 +170,4 @@ def _explain(error: InputError, given: Mapping[str, object]) -> str:
         return error.reason
     name, reason = str(error.loc[0]), _REASONS.get(error.kind, error.reason)
     source = flag_of(name) if name in given else f"{ENV_PREFIX}{name.upper()}"
-    return f"{source} {_shown(name, error.value)}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _shown(name: str, value: object) -> str:
-    """Return a value as one line, without a password."""
-    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    line = " ".join(text.split())
-    line = redact(line) if name.endswith("_url") else line
-    return f"{line[:_MAX_SHOWN]}…" if len(line) > _MAX_SHOWN else line or "''"
+    return f"{source} {shown_value(error.value)}: {reason[:1].lower()}{reason[1:]}"

@@ -23,12 +23,10 @@ from .http.app import RewardApp
 from .http.server import GracefulServer
 from .observe.logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
-from .settings import ServerSettings
+from .settings import CacheSettings, ServerSettings, is_url
 
 log = logging.getLogger(__name__)
 
-#: Open files besides the connections of requests: of jails, judges, caches and idle connections.
-_OTHER_FILES = 1024
 #: Seconds that cancelled requests may take to answer.
 _CANCEL_GRACE_SECONDS = 2
 #: Seconds after `--shutdown-timeout-s` in which the process exits, whatever its threads do.
@@ -216,11 +214,11 @@ def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:
 
 
 def _describe_cache(settings: ServerSettings) -> str:
+    if not isinstance(settings, CacheSettings):
+        return "none"
     layers = [f"{settings.cache_mb} MiB in memory"] if settings.cache_mb else []
-    if settings.cache_url is not None:
-        layers.append("Redis")
-    elif settings.cache_file is not None:
-        layers.append(str(settings.cache_file))
+    if settings.cache is not None:
+        layers.append("Redis" if is_url(settings.cache) else settings.cache)
     if settings.cache_signing_key_file is not None:
         layers.append("signed")
     return ", ".join(layers) or "none"
@@ -258,26 +256,6 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
 
 
-def with_open_files(settings: ServerSettings, limit: int) -> ServerSettings:
-    """Return settings whose limits on requests can be kept with so many open files.
-
-    Raises:
-        ValueError: They cannot, and `--max-waiting` was given.
-    """
-    others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
-    most = max(limit - others, 1)
-    if settings.max_waiting <= most:
-        return settings
-    reason = f"each request in line is an open connection, and the limit of open files is {limit}"
-    if "max_waiting" in settings.model_fields_set:
-        raise ValueError(
-            f"--max-waiting {settings.max_waiting}: {reason}, {others} of them for others: give at "
-            f"most {most}, or raise the limit (`ulimit -n`)"
-        )
-    log.warning("--max-waiting is %d instead of %d: %s", most, settings.max_waiting, reason)
-    return settings.model_copy(update={"max_waiting": most})
-
-
 def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     """Run a service until SIGTERM; return the exit status of the process.
 
@@ -291,7 +269,6 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         log.warning(warning)
-    settings = with_open_files(settings, raise_descriptor_limit())
     listener = bind(settings)
     with listener:
         server = Server(entry.load_app()(settings), settings, listener)

@@ -245,7 +245,7 @@ def service(
     level: str, *, cache_mb: int = 0, preload: list[str] | None = None
 ) -> AbstractContextManager[tuple[int, int]]:
     settings = CodeSettings(
-        port=0, isolation=level, preload=preload or [], cache_mb=cache_mb, cache_file=None
+        port=0, isolation=level, preload=preload or [], cache_mb=cache_mb, cache=None
     )
     return serving(create_app, settings)
 

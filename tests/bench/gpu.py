@@ -28,7 +28,6 @@ from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
 from rewardfleet_server.video.judges import DeferredJudge, Judge  # noqa: E402
 from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine  # noqa: E402
-from rewardfleet_server.video.judges.vlm.families import qwen  # noqa: E402
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
@@ -98,29 +97,33 @@ def main() -> int:
             settings = VideoSettings(
                 backend=["transformers"],
                 model_path=str(folder),
-                batch_size=options.batch_size,
-                readout=readout,
                 max_tokens=max_tokens,
-                frame_pixels=200_704,
+                set=[
+                    f"batch_size={options.batch_size}",
+                    f"readout={readout}",
+                    "frame_pixels=200704",
+                ],
             )
-            asyncio.run(_measure(readout, qwen.build_transformers(settings).load(), clips))
+            asyncio.run(_measure(readout, _load("transformers", settings), clips))
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), "qwen3_vl")
         if has_gpu:
             _load_full_size(folder, TEXT3, VISION3)
-        settings = VideoSettings(
-            backend=list(PUBLISHED),
-            model_path=str(folder),
-            engine="transformers",
-            batch_size=options.batch_size,
-        )
         for judge, (count, frames) in PUBLISHED.items():
-            found = find_judge(judge, settings)
-            assert isinstance(found, DeferredJudge)
-            asyncio.run(
-                _measure(judge, found.load(), [_first(clip, frames) for clip in clips[:count]])
+            settings = VideoSettings(
+                backend=[judge],
+                model_path=str(folder),
+                set=["engine=transformers", f"batch_size={options.batch_size}"],
             )
+            few = [_first(clip, frames) for clip in clips[:count]]
+            asyncio.run(_measure(judge, _load(judge, settings), few))
     return 0
+
+
+def _load(name: str, settings: VideoSettings) -> Any:
+    found = find_judge(name, settings)
+    assert isinstance(found, DeferredJudge)
+    return found.load()
 
 
 def _first(clip: Clip, frames: int) -> Clip:

@@ -39,7 +39,7 @@ Score = Callable[[RewardFleet, int], Awaitable[Any]]
 
 def main() -> int:
     with ExitStack() as stack:
-        flags = ("--cache-mb", "0", "--workers", "1", "--cache-file", "")
+        flags = ("--cache-mb", "0", "--workers", "1", "--cache", "")
         urls = [stack.enter_context(command_serving("code", *flags)) for _ in range(2)]
         ratios = asyncio.run(compare("code", urls, 1, score_program))
     roots = ("--video-root", str(ROOT / "tests" / "data"))

@@ -57,7 +57,7 @@ def main() -> int:
         clips = copies(folder / "clips")
         flags = [
             *("--video-root", str(folder / "clips"), "--model-path", str(folder / "model")),
-            *("--max-model-len", "4096", "--enforce-eager", "--cache-mb", "0"),
+            *("--max-model-len", "4096", "--set", "enforce_eager=true", "--cache-mb", "0"),
         ]
         engine = OfflineEngine(folder / "model")
         try:

@@ -16,7 +16,7 @@ async def test_groups_are_released_once_while_the_service_is_killed(
     tmp_path: Path, figures: Figures, factor: int
 ):
     """Running statistics of the same runs count each step once."""
-    arguments = ("episode", "--run-state-file", str(tmp_path / "runs.sqlite"))
+    arguments = ("episode", "--run-state", str(tmp_path / "runs.sqlite"))
     steps = _STEPS * factor
     kills = _KILLS * factor
     with ServiceProcess(tmp_path, *arguments) as service:

@@ -36,7 +36,7 @@ print(number * {factor} + (number in {wrong}))
 async def test_no_verdict_changes_while_jails_are_killed(
     tmp_path: Path, figures: Figures, factor: int
 ):
-    arguments = ("--workers", str(_WORKERS), "--cache-file", str(tmp_path / "cache.sqlite"))
+    arguments = ("--workers", str(_WORKERS), "--cache", str(tmp_path / "cache.sqlite"))
     with ServiceProcess(tmp_path, "code", *arguments) as service:
         service.wait_until_ready()
         async with RewardFleet(code=service.url, timeout_s=60) as fleet:

@@ -27,8 +27,8 @@ async def test_redis_is_stopped_frozen_and_flushed(
     What was flushed is gone: budgets are then resumed from checkpoints.
     """
     server = redis_server.url.removesuffix("/0")
-    cache = ("--cache-url", f"{server}/0", "--cache-mb", "0")
-    budgets = ("--run-state-url", f"{server}/1", "--replicas", "2")
+    cache = ("--cache", f"{server}/0", "--cache-mb", "0")
+    budgets = ("--run-state", f"{server}/1", "--replicas", "2")
     with ExitStack() as stack:
         services = {
             "code": [stack.enter_context(ServiceProcess(tmp_path, "code", *cache))],
@@ -37,7 +37,7 @@ async def test_redis_is_stopped_frozen_and_flushed(
             ],
             "episode": [
                 stack.enter_context(
-                    ServiceProcess(tmp_path, "episode", "--run-state-url", f"{server}/2")
+                    ServiceProcess(tmp_path, "episode", "--run-state", f"{server}/2")
                 )
             ],
         }

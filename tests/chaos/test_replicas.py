@@ -23,7 +23,7 @@ async def test_three_replicas_with_a_kill_a_freeze_and_a_restart(
     tmp_path: Path, figures: Figures, factor: int
 ):
     """Scores, and groups in run state that the replicas share."""
-    state = ["--run-state-file", str(tmp_path / "runs.sqlite"), "--replicas", "3"]
+    state = ["--run-state", str(tmp_path / "runs.sqlite"), "--replicas", "3"]
     with ExitStack() as stack:
         replicas = [
             stack.enter_context(ServiceProcess(tmp_path, "episode", *state)) for _ in range(3)

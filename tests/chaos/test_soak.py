@@ -26,8 +26,8 @@ _CONFIG = "".join(
     f"[{name}]\nport = 0\n{extra}"
     for name, extra in {
         # Small caches and logs, so that growth is not theirs.
-        "video": "cache_mb = 1\ncache_file_mb = 1\n",
-        "code": "cache_mb = 1\ncache_file_mb = 1\nworkers = 2\n",
+        "video": "cache_mb = 1\n",
+        "code": "cache_mb = 1\nworkers = 2\n",
         "episode": "",
         "tools": "replicas = 2\n",
     }.items()

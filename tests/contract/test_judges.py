@@ -14,13 +14,13 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.frames import Clip, decode_video
 from rewardfleet_server.video.judges import (
-    JUDGES,
     ClipJudge,
     FileJudge,
     Judgment,
-    openai,
     reference,
 )
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.settings import all_built_in
 from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -57,8 +57,7 @@ def reference_judge() -> Iterator[ClipJudge]:
 @contextmanager
 def openai_judge() -> Iterator[ClipJudge]:
     with serving(endpoint()) as url:
-        settings = {"openai_url": f"{url}/v1", "openai_model": "m"}
-        yield openai.build(VideoSettings(**settings))
+        yield find_judge("openai", VideoSettings(openai_url=f"{url}/v1", openai_model="m"))
 
 
 #: Checked by tests/engines/test_contract.py.
@@ -85,7 +84,7 @@ def clip() -> Clip:
 
 
 def test_the_contract_covers_every_judge():
-    assert set(JUDGES) <= set(MAKERS) | NEED_ENGINES | PUBLISHED
+    assert {each.name for each in all_built_in()} <= set(MAKERS) | NEED_ENGINES | PUBLISHED
 
 
 async def test_it_returns_a_judgment(judge: ClipJudge, clip: Clip):

@@ -29,8 +29,8 @@ EXAMPLES = 10
 SERVICES: dict[str, Callable[[Path], RewardApp]] = {
     "video": lambda _: create_video(VideoSettings()),
     "code": lambda _: create_code(CodeSettings(), FakeSandbox()),
-    "episode": lambda folder: create_episode(EpisodeSettings(run_state_file=folder / "state.db")),
-    "tools": lambda folder: create_tools(ToolsSettings(run_state_file=folder / "state.db")),
+    "episode": lambda folder: create_episode(EpisodeSettings(run_state=folder / "state.db")),
+    "tools": lambda folder: create_tools(ToolsSettings(run_state=folder / "state.db")),
 }
 #: Routes in the formats of other clients, which `make test` tries in `test_trainers.py` and others,
 #: and items of batches and groups, which have the fields of single ones.

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rewardfleet_server.video.judges.vlm.families import primo, qwen
+from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings, judge_spec
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -41,23 +43,23 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
     patch = pytest.MonkeyPatch()
     for name, value in IN_PROCESS.items():
         patch.setenv(name, value)
-    settings = VideoSettings(
-        backend=["qwen2_5_vl_vllm", "transformers", "PRIMO-R1"],
-        model_path=str(checkpoint),
-        device="cpu",
-        readout="text" if request.param == "PRIMO-R1" else "constrained",
-        max_model_len=8192,
-        enforce_eager=True,
-        primo_temperature=0.0,
-        primo_max_tokens=16,
-        max_tokens=6000,  # takes longer than any test waits
-    )
     is_vllm = request.param == "qwen2_5_vl_vllm"
-    judge = (qwen.build_vllm if is_vllm else qwen.build_transformers)(settings).load()
+    name = "qwen2_5_vl_vllm" if is_vllm else "transformers"
+    readout = "text" if request.param == "PRIMO-R1" else "constrained"
+    settings = VideoSettings(
+        backend=[name],
+        model_path=str(checkpoint),
+        max_model_len=8192,
+        max_tokens=6000,  # takes longer than any test waits
+        set=[f"readout={readout}", "enforce_eager=true" if is_vllm else "device=cpu"],
+    )
+    deferred = find_judge(name, settings)
+    assert isinstance(deferred, DeferredJudge)
+    judge = deferred.load()
     assert isinstance(judge, VlmJudge)
     if request.param == "PRIMO-R1":  # its layout and readout, on the engine loaded already
-        model = qwen.load_checkpoint(settings, str(checkpoint), None, "")
-        judge = VlmJudge(primo.judge_spec(settings), model, judge._engine)
+        spec = judge_spec(PrimoSettings(temperature=0.0, max_tokens=16))
+        judge = VlmJudge(spec, judge._checkpoint, judge._engine)
     async with judge.lifespan():
         yield judge
     patch.undo()

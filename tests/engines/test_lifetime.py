@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.judges.loading import load_judges
-from rewardfleet_server.video.judges.vlm.families import qwen
+from rewardfleet_server.video.judges.loading import find_judge, load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
 from .conftest import RunningService, alive, in_flight, serving_video
@@ -48,8 +47,9 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     """Qwen3-VL at a temperature gives mean and spread. Then the service is killed."""
     with serving_video(
         tmp_path / "log",
-        *("--model-path", checkpoint3, "--max-model-len", 4096, "--enforce-eager"),
-        *("--temperature", 1.5, "--top-p", 1.0, "--readout", "constrained"),
+        *("--model-path", checkpoint3, "--max-model-len", 4096),
+        *("--temperature", 1.5, "--top-p", 1.0),
+        *("--set", "readout=constrained", "--set", "enforce_eager=true"),
     ) as running:
         answer, again = (
             running.score(video_path=str(videos[0]), backend_kwargs={"n": 8}).json()
@@ -83,21 +83,19 @@ def test_a_model_that_vllm_cannot_load_is_rejected_at_start(tmp_path: Path, chec
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
     with pytest.raises(ValueError, match="--model-path .*: vLLM could not load it: .*NoSuchModel"):
-        qwen.build_vllm(settings(folder)).load()
+        load_judges(settings(folder))
 
 
 def test_damaged_weights_are_rejected_at_start(tmp_path: Path, checkpoint: Path):
     folder = copy(checkpoint, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ValueError, match="--model-path .* on --device cpu"):
-        qwen.build_transformers(settings(folder, backend=["transformers"], device="cpu")).load()
+    with pytest.raises(ValueError, match="--model-path .* on the device cpu"):
+        load_judges(settings(folder, backend=["transformers"], set=["device=cpu"]))
 
 
 def test_a_device_that_does_not_exist_is_rejected_at_start(checkpoint: Path):
-    with pytest.raises(ValueError, match="--device tpu9"):
-        qwen.build_transformers(
-            settings(checkpoint, backend=["transformers"], device="tpu9")
-        ).load()
+    with pytest.raises(ValueError, match="on the device tpu9"):
+        load_judges(settings(checkpoint, backend=["transformers"], set=["device=tpu9"]))
 
 
 def test_gpus_that_do_not_exist_are_rejected_before_anything_is_loaded(
@@ -112,5 +110,5 @@ def test_gpus_that_do_not_exist_are_rejected_before_anything_is_loaded(
 def test_a_context_without_room_for_a_question_is_rejected_before_anything_is_loaded(
     checkpoint: Path,
 ):
-    with pytest.raises(ValueError, match="--max-model-len 120: readout .*: the frames take"):
-        qwen.build_vllm(settings(checkpoint, max_model_len=120, max_tokens=8))
+    with pytest.raises(ValueError, match="max_model_len 120: readout .*: the frames take"):
+        find_judge("qwen2_5_vl_vllm", settings(checkpoint, max_model_len=120, max_tokens=8))

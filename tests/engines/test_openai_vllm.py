@@ -50,7 +50,7 @@ def test_the_judge_openai_works_with_vllm(
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
-        *("--openai-media", media, "--readout", readout),
+        *("--set", f"media={media}", "--set", f"readout={readout}"),
     ) as running:
         answer = _score(running, videos[0])
     assert answer["backend"] == "openai"

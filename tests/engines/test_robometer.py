@@ -23,6 +23,7 @@ from rewardfleet_server.video.judges.vlm.families import robometer
 from rewardfleet_server.video.judges.vlm.families.robometer import (
     FrameScores,
     RobometerJudge,
+    RobometerSettings,
     authors_text,
 )
 from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import ADDED_TOKENS
@@ -57,9 +58,8 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def build(folder: Path, **more: object) -> robometer.DeferredJudge:
-    return robometer.build(
-        VideoSettings(backend=["robometer"], model_path=str(folder), device="cpu", **more)
-    )
+    own = RobometerSettings(model_path=str(folder), device="cpu", **more)
+    return robometer.build(own, VideoSettings())
 
 
 def clip_of(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
@@ -247,9 +247,7 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
     sizes = []
     for more in ({}, {"frame_pixels": 50_176}):
         for resize in ("single", "qwen-vl-utils"):
-            settings = VideoSettings(
-                backend=["robometer"], model_path=str(folder), frame_resize=resize, **more
-            )
+            settings = RobometerSettings(model_path=str(folder), frame_resize=resize, **more)
             geometry = robometer.load_checkpoint(settings).geometry
             conversation = robometer._conversation(
                 Clip((frame,), (0,), 1, None, 307_200), "a question"
@@ -262,7 +260,7 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
 def test_the_provenance_contains_everything_that_scores_depend_on(folder: Path, tmp_path: Path):
     file = tmp_path / "rbm_heads.py"
     file.write_text('def _process_progress_batch(s):\n    prompt = f"Rate {s.task}!"\n')
-    more = ({}, {"robometer_prompts": file}, {"frame_pixels": 12544}, {"max_model_len": 8192})
+    more = ({}, {"prompts": file}, {"frame_pixels": 12544}, {"max_model_len": 8192})
     provenances = [build(folder, **each).load().provenance for each in more]
     assert len({json.dumps(dict(each), sort_keys=True) for each in provenances}) == 3
     assert provenances[0] == provenances[3]  # the context changes no score

@@ -70,7 +70,7 @@ def test_the_api_keys_are_where_the_setting_says(overlay: Manifests):
 @pytest.mark.parametrize("name", [n for n, e in SERVICES.items() if not e.has_own_deployment])
 def test_replicas_share_run_state(overlay: Manifests, settings: dict[str, Any], name: str):
     assert settings[name].replicas == overlay.workload(name)["spec"]["replicas"] > 1
-    assert settings[name].run_state_url
+    assert settings[name].run_state
 
 
 def test_the_code_service_has_what_its_programs_need(overlay: Manifests, settings: dict[str, Any]):
@@ -97,8 +97,8 @@ def test_the_judge_gets_the_gpus_that_it_uses(overlays: dict[str, Manifests], tm
     settings: Any = settings_of(overlays["gpu"], workload, tmp_path / "keys")
     container = container_of(workload)
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-    assert settings.tensor_parallel_size * settings.data_parallel_size == gpus
     assert settings.backends == ["qwen2_5_vl_vllm"]
+    assert settings.judge_settings("qwen2_5_vl_vllm").gpus == gpus
     volumes = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert names_of(workload["spec"]["volumeClaimTemplates"]) == {"models"}
     assert volumes["models"] == "/models"

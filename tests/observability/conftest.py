@@ -23,19 +23,17 @@ from .prometheus import Prometheus, prometheus
 ROOT = Path(__file__).parent.parent.parent
 ALERTS = ROOT / "deploy/alerts.yml"
 
-#: Few items at the backend, so that others wait; every cached score is audited.
+#: Few items at the backend, so that others wait.
 _CONFIG = f"""
 port = 0
 [video]
 port = 0
 max_in_flight = 1
-cache_audit_rate = 1.0
 video_root = [{json.dumps(str(LIBERO))}]
 [code]
 port = 0
 max_in_flight = 2
 workers = 1
-cache_audit_rate = 1.0
 [episode]
 port = 0
 [tools]

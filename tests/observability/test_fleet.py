@@ -30,8 +30,10 @@ pytestmark = [
 RATE_INTERVAL = "4s"
 
 
-#: Metrics of what the load does not cause: kills from outside, a lack of memory, requests in line.
+#: Metrics of what the load does not cause: kills from outside, a lack of memory, requests in line,
+#: and, as one hit in a thousand is audited, audits.
 NOT_PROVOKED = (
+    "rewardfleet_cache_audits_total",
     "rewardfleet_program_kills_total",
     "rewardfleet_memory_waits_total",
     "rewardfleet_waiting_requests",

@@ -54,7 +54,7 @@ metrics_interval_s = 0.2
 [code]
 replicas = 2
 cache_mb = 0
-cache_file = ""
+cache = ""
 deadline_s = 60
 
 [episode.ray]
@@ -62,7 +62,7 @@ ray_actor_options = {{ num_cpus = 0.1 }}
 
 [tools]
 replicas = 2
-run_state_url = "{redis}"
+run_state = "{redis}"
 
 [tools.ray]
 ray_actor_options = {{ num_cpus = 0.1 }}

@@ -47,7 +47,7 @@ def script(monkeypatch):
 def plain():
     """Serve the services without Ray."""
     with (
-        serving(create_code_app(CodeSettings(cache_mb=0, cache_file=None, workers=1))) as code,
+        serving(create_code_app(CodeSettings(cache_mb=0, cache=None, workers=1))) as code,
         serving(create_video_app(VideoSettings(video_root=[VIDEOS], cache_mb=0))) as video,
         serving(create_tools_app(ToolsSettings())) as tools,
     ):
@@ -242,7 +242,7 @@ def test_a_serve_that_runs_already_requires_keys(cluster: Cluster):
     [
         ("", ["--host", "0.0.0.0"], "--host 0.0.0.0 makes the fleet reachable"),
         ("[tools]\nreplicas = 2", [], "[tools] --replicas 2: replicas must share the state"),
-        ('[tools]\nrun_state_file = "runs.sqlite"', [], "which does not have the file"),
+        ('[tools]\nrun_state = "runs.sqlite"', [], "which does not have the file"),
         ('[code]\nhost = "127.0.0.1"', [], "[code] host: give `host` of Serve's proxies"),
         ("[code]\nport = 1", [], "[code] port: no such setting of a service in Ray Serve"),
         ("[code]\nworker = 1", [], "[code] worker: no such setting"),
@@ -286,10 +286,12 @@ def test_a_judge_with_a_model_gets_its_gpus(script, tmp_path):
         application = script.video({"host": "127.0.0.1", **args})
         return application._bound_deployment.ray_actor_options.get("num_gpus", 0)
 
-    model = {"model_path": "m", "tensor_parallel_size": 2, "data_parallel_size": 2}
+    replicas = {"model_path": "m", "set": ["data_parallel_size=2"]}
+    model = {**replicas, "tensor_parallel_size": 2}
     assert gpus() == 0
     assert gpus(**model) == 4
-    assert gpus(**model, backend=["PRIMO-R1"]) == 2
+    assert gpus(**replicas, backend=["PRIMO-R1"]) == 2
+    assert gpus(**model, backend=["roboreward"]) == 4
     assert gpus(**model, ray={"ray_actor_options": {"num_gpus": 1}}) == 1
 
 

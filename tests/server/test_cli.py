@@ -64,8 +64,26 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         (["serve", "video", "--port", ""], "--port '': give a whole number"),
         (["serve", "video", "--port"], "Option '--port' requires an argument."),
         (
-            ["serve", "video", "--readout", "x"],
-            "--readout x: input should be 'text', 'constrained', 'probability' or 'rubric'",
+            ["serve", "video", "--judge", "transformers", "--set", "readout=x"],
+            "--set readout=x: input should be 'text', 'constrained', 'probability' or 'rubric'",
+        ),
+        (
+            ["serve", "video", "--judge", "transformers", "--set", "redout=text"],
+            "--set redout=text: transformers has no such setting; did you mean readout?; it has: "
+            "prompt_template, temperature, top_p, max_tokens, model_path, max_model_len, "
+            "frame_resize, readout, device, batch_size, frame_pixels",
+        ),
+        (
+            ["serve", "video", "--set", "library"],
+            "--set library: give NAME=VALUE or JUDGE.NAME=VALUE",
+        ),
+        (
+            ["serve", "video", "--judge", "sole-r1", "--judge", "openai", "--set", "prompts=x"],
+            "--set prompts=x: several judges are loaded: set sole-r1.prompts or openai.prompts",
+        ),
+        (
+            ["serve", "video", "--judge", "sole-r1", "--set", "openai.model=x"],
+            "--set openai.model=x is not read by sole-r1, but by: openai",
         ),
         (
             ["serve", "video", "--gpu-ids", "x"],
@@ -96,18 +114,21 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         ),
         (["serve", "video", "--api-key-file", "/none"], "--api-key-file /none: no such file"),
         (["serve", "video", "--video-root", "data/x"], "--video-root data/x: no such directory"),
-        (["serve", "video", "--references", "/none"], "--references /none: no such directory"),
         (
-            ["serve", "video", "--references", "/proc"],
-            "--references /proc: not a library: manifest.jsonl: No such file or directory",
+            ["serve", "video", "--set", "library=/none"],
+            "--set library=/none: path does not point to a directory",
         ),
         (
-            ["serve", "video", "--cache-file", "/none/cache"],
-            "--cache-file /none/cache: unable to open database file",
+            ["serve", "video", "--set", "reference.library=/proc"],
+            "library /proc: not a library: manifest.jsonl: No such file or directory",
         ),
         (
-            ["serve", "video", "--cache-url", "ftp://user:secret@host/0"],
-            "--cache-url ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
+            ["serve", "video", "--cache", "/none/cache"],
+            "--cache /none/cache: unable to open database file",
+        ),
+        (
+            ["serve", "video", "--cache", "ftp://user:secret@host/0"],
+            "--cache ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
         ),
         (
             ["serve", "video", "--openai-url", "ftp://user:secret@host/v1"],
@@ -128,33 +149,32 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
             "judges to load, each by --backend",
         ),
         (
-            ["serve", "code", "--fusion-url", "http://u:p@h", "--sandbox", "jail"],
-            "--fusion-url "
-            "http://***@h/ (or REWARDFLEET_FUSION_URL) is not read by jail, but by: fusion",
+            ["serve", "code", "--fusion-url", "http://u:p@h", "--python", sys.executable],
+            f"--python {sys.executable} (or REWARDFLEET_PYTHON) is not read by fusion, "
+            "but by: jail",
         ),
         (["serve", "code", "--python", "/none"], "--python /none: no such file"),
-        (["serve", "code", "--sandbox", "fusion"], "the sandbox fusion needs --fusion-url"),
         (
-            ["serve", "episode", "--run-state-file", "/none/x"],
-            "--run-state-file /none/x: no such directory: /none",
+            ["serve", "episode", "--run-state", "/none/x"],
+            "--run-state /none/x: no such directory: /none",
         ),
         (
-            ["serve", "episode", "--run-state-file", __file__],
+            ["serve", "episode", "--run-state", __file__],
             (
-                f"--run-state-file {__file__}: the run-state file cannot be used (file is not a "
+                f"--run-state {__file__}: the run-state file cannot be used (file is not a "
                 "database); restore it from a backup, or move it away to start every run from "
                 "scratch"
             ),
         ),
         (
-            ["serve", "episode", "--run-state-url", "ftp://user:secret@host/0"],
-            "--run-state-url ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
+            ["serve", "episode", "--run-state", "ftp://user:secret@host/0"],
+            "--run-state ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
         ),
         (
             ["serve", "episode", "--replicas", "2"],
             (
-                "--replicas 2: replicas must share the state of training runs: give "
-                "--run-state-url, or --run-state-file if all of them are on this machine"
+                "--replicas 2: replicas must share the state of training runs: give --run-state "
+                "redis://HOST:6379/0, or a file if all of them are on this machine"
             ),
         ),
         (["score", "video", "/none.mp4", "task"], "/none.mp4: No such file or directory"),
@@ -277,12 +297,13 @@ def test_help_lists_the_ten_most_used_flags_first_then_every_other_once(service,
     assert SERVICES[service].description.split()[0] in text
     settings = SETTINGS[service]
     flags = re.findall(r"(?m)^  (--[\w-]+)", text)
-    expected = [f"--{name.replace('_', '-')}" for name in settings.model_fields]
+    names = [name for name in settings.model_fields if name not in settings.hidden]
+    expected = [f"--{name.replace('_', '-')}" for name in names]
     assert sorted(flags) == sorted([*expected, "--help"])
     assert flags[:10] == [f"--{name.replace('_', '-')}" for name in settings.most_used]
     assert "--deadline-s SECONDS" in text
-    assert "--cache-audit-rate NUMBER" in text
-    assert re.search(r"differ\s+are\s+evicted\.\s+\[default: 0\.001\]", text)
+    assert "--log-sample-rate NUMBER" in text
+    assert re.search(r"after\s+SIGTERM\.\s+\[default: 30\]", text)
     for artifact in (
         "TEXT",
         "default factory",
@@ -293,6 +314,24 @@ def test_help_lists_the_ten_most_used_flags_first_then_every_other_once(service,
         "None",
     ):
         assert artifact not in text
+
+
+def test_there_are_few_settings():
+    visible = {
+        name: [field for field in settings.model_fields if field not in settings.hidden]
+        for name, settings in SETTINGS.items()
+    }
+    assert len({field for fields in visible.values() for field in fields}) <= 45
+    assert sum(map(len, visible.values())) <= 85
+
+
+def test_the_help_of_video_fits_on_a_page(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["serve", "video", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") <= 60
+    assert "--judge-config FILE" in text and "docs/reference/settings.md" in text
+    assert "primo" not in text and "--temperature" not in text
 
 
 def test_help_of_the_command_has_one_sentence_per_service(capsys):
@@ -427,8 +466,8 @@ def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_por
             done = run(
                 "doctor",
                 REWARDFLEET_PORT=url.rpartition(":")[2],
-                REWARDFLEET_CACHE_URL="redis://user:secret@127.0.0.1:1/0",
-                REWARDFLEET_RUN_STATE_URL="redis://user:secret@127.0.0.1:1/1",
+                REWARDFLEET_CACHE="redis://user:secret@127.0.0.1:1/0",
+                REWARDFLEET_RUN_STATE="redis://user:secret@127.0.0.1:1/1",
                 REWARDFLEET_ISOLATION="landlock",
                 REWARDFLEET_GPU_IDS="x",
             )

@@ -66,9 +66,9 @@ def replica(clock: Clock, *flags: str) -> Iterator[httpx.Client]:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """Return the flags of replicas that share a store."""
     if request.param == "sqlite":
-        return "--run-state-file", str(tmp_path / "runs.sqlite")
+        return "--run-state", str(tmp_path / "runs.sqlite")
     server: RedisServer = request.getfixturevalue("redis_server")
-    return "--run-state-url", server.url
+    return "--run-state", server.url
 
 
 def post(service: httpx.Client, path: str, body: dict) -> dict:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import protocol
 from rewardfleet_server.http.protocol import HttpProtocol
@@ -359,7 +360,8 @@ def test_bodies_count_by_what_has_arrived(item: bytes, monkeypatch: pytest.Monke
     """Two bodies that are announced, but not sent, leave room for a third one."""
     monkeypatch.setattr(http_body, "_SILENCE_SECONDS", 60)
     monkeypatch.setattr(http_body, "_FIRST_SECONDS", 60)
-    settings = VideoSettings(max_body_mb=2, max_total_body_mb=3)
+    monkeypatch.setattr(http_app, "_LARGEST_BODIES", 1.5)
+    settings = VideoSettings(max_body_mb=2)
     with _client(create_app(settings, {"fake": FakeJudge()})) as client, ExitStack() as stack:
         large = [stack.enter_context(connect_to(str(client.base_url))) for _ in range(3)]
         for connection in large:

@@ -45,8 +45,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, htt
     with (
         client_of(create_video(VideoSettings(), {"fake": FakeJudge()})) as video,
         client_of(create_code(CodeSettings(), FakeSandbox())) as code,
-        client_of(create_episode(EpisodeSettings(run_state_file=folder / "e.db"))) as episode,
-        client_of(create_tools(ToolsSettings(run_state_file=folder / "t.db"))) as tools,
+        client_of(create_episode(EpisodeSettings(run_state=folder / "e.db"))) as episode,
+        client_of(create_tools(ToolsSettings(run_state=folder / "t.db"))) as tools,
         client_of(Gateway({"tools": []}, LOOPBACK)) as gateway,
     ):
         yield {

@@ -118,7 +118,7 @@ def test_a_video_on_which_the_judge_abstains_has_no_reward(logs: Path, make_vide
 
 def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
     (tmp_path / "answer.txt").write_text(CALL)
-    with client_of(create_tools(ToolsSettings(run_state_file=tmp_path / "state.db"))) as client:
+    with client_of(create_tools(ToolsSettings(run_state=tmp_path / "state.db"))) as client:
         url = f"tools={client.base_url}"
         answer = tmp_path / "answer.txt"
         assert verify(logs, answer, "--ground-truth", answer, "--service", url) == 0

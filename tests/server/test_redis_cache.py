@@ -44,7 +44,7 @@ def serve_code(redis_server: RedisServer) -> Iterator[ServeCode]:
     with ExitStack() as stack:
 
         def start(**settings: object) -> httpx.Client:
-            given = {"cache_mb": 0, "cache_url": redis_server.url, **settings}
+            given = {"cache_mb": 0, "cache": redis_server.url, **settings}
             app = create_app(CodeSettings(**given), FakeSandbox())
             return stack.enter_context(client_of(app))
 
@@ -126,7 +126,7 @@ def test_a_batch_is_looked_up_with_one_command(serve_code: ServeCode, redis_serv
 def test_a_batch_of_videos_is_looked_up_with_one_command(
     serve: Serve, redis_server: RedisServer, frames_request: dict[str, object]
 ):
-    client = serve(cache_mb=0, cache_url=redis_server.url)
+    client = serve(cache_mb=0, cache=redis_server.url)
     items = [{**frames_request, "task_text": f"task {n}"} for n in range(100)]
     items.append({"task_text": "no such file", "video_path": "none.mp4"})
     redis_server.client.config_resetstat()
@@ -281,7 +281,7 @@ def test_damaged_entries_are_computed_again(serve_code: ServeCode, redis_server:
 def test_a_forged_score_of_a_video_is_computed_again(
     serve: Serve, redis_server: RedisServer, frames_request: dict[str, object]
 ):
-    client = serve(cache_mb=0, cache_url=redis_server.url)
+    client = serve(cache_mb=0, cache=redis_server.url)
     assert client.post("/score", json=frames_request).json()["score"] == 1.0
     for fields in (
         {"score": 7.99},
@@ -436,9 +436,9 @@ def test_an_unreachable_server_is_reported_at_the_start(
     serve_code: ServeCode, caplog: pytest.LogCaptureFixture
 ):
     url = f"redis://user:secret-word@127.0.0.1:{free_port()}/0"
-    assert score(serve_code(cache_url=url))["score"] == 1.0
+    assert score(serve_code(cache=url))["score"] == 1.0
     (first, *_) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert first.startswith("--cache-url redis://***@127.0.0.1:")
+    assert first.startswith("--cache redis://***@127.0.0.1:")
     assert first.endswith("the shared cache is bypassed until it can be used: Connection refused")
     assert "secret" not in caplog.text
 
@@ -462,12 +462,12 @@ def test_a_user_needs_two_commands_and_is_reported_without_them(
         redis_server.client.acl_setuser, "limited", True, passwords=["+secret-word"], reset=True
     )
     grant(commands=["+set"], keys=["rewardfleet:*"])
-    assert score(serve_code(cache_url=url))["score"] == 1.0
+    assert score(serve_code(cache=url))["score"] == 1.0
     assert "the shared cache is bypassed until it can be used: MGET: NoPermission" in caplog.text
     assert "secret" not in caplog.text
     caplog.clear()
     grant(commands=["+set", "+mget"], keys=["rewardfleet:*"])
-    client = serve_code(cache_url=url)
+    client = serve_code(cache=url)
     assert [score(client)["cached"] for _ in range(2)] == [False, True]
     assert "the shared cache" not in caplog.text
     redis_server.client.acl_deluser("limited")
@@ -541,7 +541,7 @@ def test_no_score_is_wrong_while_the_server_is_flushed_and_connections_are_kille
         each["revision"] = f"number = {number}\nprint(input())"
     expected = [0.5, 1.0] * 20
     done = threading.Event()
-    arguments = ["--cache-url", url, "--cache-mb", "0", "--workers", "2"]
+    arguments = ["--cache", url, "--cache-mb", "0", "--workers", "2"]
     with service_process("code", *arguments) as (_, service), ThreadPoolExecutor(4) as pool:
         client = httpx.Client(base_url=service, trust_env=False, timeout=120)
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 import httpx
 import pytest
 
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import guard
 from rewardfleet_server.http.guard import Guard
@@ -113,7 +114,7 @@ def test_scores_of_a_nondeterministic_judge_are_not_cached(serve: Serve, frames_
 
 
 def test_scores_in_a_cache_file_outlive_the_service(serve: Serve, frames_request, tmp_path):
-    settings = {"cache_file": tmp_path / "cache.sqlite"}
+    settings = {"cache": tmp_path / "cache.sqlite"}
     serve(**settings).post("/score", json=frames_request)
     judge = FakeJudge()
     assert serve(judge, **settings).post("/score", json=frames_request).json()["cached"] is True
@@ -404,11 +405,11 @@ def test_a_cached_score_that_cannot_be_decoded_is_computed_again(
 ):
     path = tmp_path / "cache.sqlite"
     judge = FakeJudge()
-    serve(judge, cache_file=path).post("/score", json=frames_request)
+    serve(judge, cache=path).post("/score", json=frames_request)
     with sqlite3.connect(path) as db:
         db.execute("UPDATE entries SET value = substr(value, 1, 10)")
     db.close()
-    client = serve(judge, cache_file=path)
+    client = serve(judge, cache=path)
     cached = [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)]
     assert (cached, len(judge.seen)) == ([False, True], 2)
 
@@ -518,9 +519,12 @@ def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
 
 
 @pytest.mark.slow
-def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(serve: Serve):
+def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     """The capacity for a body of the maximum size is released once its size is known."""
-    client = serve(FakeJudge(wait_s=8), max_body_mb=64, max_total_body_mb=128)
+    monkeypatch.setattr(http_app, "_LARGEST_BODIES", 2)
+    client = serve(FakeJudge(wait_s=8))
 
     def send(number: int) -> int:
         item = {"task_text": str(number), "frames_base64": [image_base64()]}

@@ -43,9 +43,9 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> RunStateSettings:
     """Return the settings of a store that processes can share."""
     if request.param == "sqlite":
-        return RunStateSettings(run_state_file=tmp_path / "runs.sqlite")
+        return RunStateSettings(run_state=tmp_path / "runs.sqlite")
     server: RedisServer = request.getfixturevalue("redis_server")
-    return RunStateSettings(run_state_url=server.url)
+    return RunStateSettings(run_state=server.url)
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ async def test_a_redis_that_is_down_is_a_warning_at_start_and_an_error_of_calls(
 ):
     with RedisServer(tmp_path) as server:
         server.stop()
-        store = open_run_state(RunStateSettings(run_state_url=server.url))
+        store = open_run_state(RunStateSettings(run_state=server.url))
         assert "until Redis can be used: Connection refused" in caplog.text
         for call in (
             lambda: store.read(SCOPE),
@@ -400,15 +400,13 @@ async def test_messages_contain_no_password(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ):
     url = redis_server.url.replace("//", "//user:s3cret@")
-    store = open_run_state(RunStateSettings(run_state_url=url))
+    store = open_run_state(RunStateSettings(run_state=url))
     with pytest.raises(Unavailable) as failure:
         await store.read(SCOPE)
     await store.aclose()
     assert "cannot be used" in failure.value.detail and "AuthenticationError" in caplog.text
-    with pytest.raises(
-        ValueError, match=r"--run-state-url ftp://\*\*\*@host: give a URL"
-    ) as invalid:
-        open_run_state(RunStateSettings(run_state_url="ftp://user:s3cret@host"))
+    with pytest.raises(ValueError, match=r"--run-state ftp://\*\*\*@host: give a URL") as invalid:
+        open_run_state(RunStateSettings(run_state="ftp://user:s3cret@host"))
     assert "s3cret" not in caplog.text + failure.value.detail + str(invalid.value)
 
 
@@ -419,11 +417,11 @@ def test_replicas_without_a_shared_store_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="--replicas 2: replicas must share the state"):
         RunStateSettings(replicas=2)
     assert RunStateSettings(replicas=1).replicas == 1
-    RunStateSettings(replicas=2, run_state_url="redis://127.0.0.1")
-    RunStateSettings(replicas=2, run_state_file=tmp_path / "runs.sqlite")
+    RunStateSettings(replicas=2, run_state="redis://127.0.0.1")
+    RunStateSettings(replicas=2, run_state=tmp_path / "runs.sqlite")
 
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(ValueError, match="--run-state-url .* needs redis, not installed here: .*"):
-        open_run_state(RunStateSettings(run_state_url="redis://127.0.0.1"))
+    with pytest.raises(ValueError, match="--run-state .* needs redis, not installed here: .*"):
+        open_run_state(RunStateSettings(run_state="redis://127.0.0.1"))

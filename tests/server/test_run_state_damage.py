@@ -31,6 +31,7 @@ from rewardfleet_server.run_state import redis as redis_state
 from rewardfleet_server.run_state.redis import RedisRunState
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.steps import StepLog, contains, including
+from rewardfleet_server.settings import is_url
 
 from .conftest import RedisServer
 from .test_run_state import SCOPE, OpenStore, add_one, long_waits, open_store, settings
@@ -145,8 +146,10 @@ async def test_members_that_arrive_together_are_accepted_up_to_the_size(open_sto
 
 
 def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
-    changed = settings.model_copy(update={"run_state_max_age_days": max_age_s / 86_400})
-    return open_run_state(changed)
+    days = max_age_s / 86_400
+    if is_url(settings.run_state):
+        return RedisRunState(str(settings.run_state), max_age_days=days)
+    return SqliteRunState(Path(str(settings.run_state)), max_age_days=days)
 
 
 @pytest.mark.slow
@@ -284,8 +287,8 @@ async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callab
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"cannot be used \(.*\); restore it from a backup"):
             SqliteRunState(path, SHAPES)
-    settings = RunStateSettings(run_state_file=path)
-    with pytest.raises(ValueError, match="--run-state-file .* cannot be used"):
+    settings = RunStateSettings(run_state=path)
+    with pytest.raises(ValueError, match="--run-state .* cannot be used"):
         open_run_state(settings, SHAPES)
 
 

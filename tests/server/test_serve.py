@@ -20,7 +20,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.judges import Judge
-from rewardfleet_server.video.judges.openai import build as build_openai
+from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.reference import ReferenceJudge
 from rewardfleet_server.video.references.matcher import Library
 from rewardfleet_server.video.settings import VideoSettings
@@ -175,7 +175,7 @@ def test_the_startup_table_shows_where_items_are_scored_and_how_many_at_a_time()
     threads = max(2, os.cpu_count() or 1)
     assert video == {"judge": "fake", "workers": f"{threads} decode threads"}
     url = "http://user:secret@127.0.0.1:8080"
-    settings = CodeSettings(sandbox="fusion", fusion_url=url, fusion_concurrency=7, cache_file=None)
+    settings = CodeSettings(fusion_url=url, workers=7, cache=None)
     fusion = create_code_app(settings).service.overview
     assert fusion == {"sandbox": "fusion at http://***@127.0.0.1:8080/", "concurrency": "7"}
 
@@ -193,7 +193,7 @@ class _FailingJudge(FakeJudge):
     "judge",
     [
         ReferenceJudge(Library((), "empty")),
-        build_openai(VideoSettings(openai_url="http://127.0.0.1:1/v1", openai_model="m")),
+        find_judge("openai", VideoSettings(openai_url="http://127.0.0.1:1/v1", openai_model="m")),
     ],
     ids=lambda judge: type(judge).__name__,
 )

@@ -133,7 +133,7 @@ provider.shutdown()
 @pytest.mark.slow
 def test_one_call_is_one_trace_from_the_trainer_to_the_jail(receiver: Receiver):
     """Also through the gateway, and with the blocking client, which calls from another thread."""
-    settings = CodeSettings(workers=1, cache_file=None, cache_mb=0, isolation=LEVELS[1])
+    settings = CodeSettings(workers=1, cache=None, cache_mb=0, isolation=LEVELS[1])
     with serving(create_code_app(settings)) as url, fleet_of(code=url) as fleet_url:
         env = {**os.environ, "OTEL_SERVICE_NAME": "trainer"}
         subprocess.run([sys.executable, "-c", TRAINER, fleet_url], env=env, check=True, timeout=150)
@@ -235,7 +235,7 @@ def test_an_openai_endpoint_gets_the_trace(receiver: Receiver):
 
     with serving(endpoint) as url:
         settings = VideoSettings(
-            backend="openai", openai_url=f"{url}/v1", openai_model="m", readout="text"
+            backend="openai", openai_url=f"{url}/v1", openai_model="m", set=["readout=text"]
         )
         with client_of(create_video_app(settings)) as client:
             answer = client.post("/score", json=body(), headers=TRACEPARENT)
@@ -265,7 +265,7 @@ def test_a_receiver_that_hangs_delays_neither_requests_nor_the_end(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it never answers
         port = silent.getsockname()[1]
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{port}/x")
-        app = create_code_app(CodeSettings(cache_file=None), FakeSandbox())
+        app = create_code_app(CodeSettings(cache=None), FakeSandbox())
         tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
         with client_of(app) as client:
             for number in range(20):

@@ -401,7 +401,7 @@ def test_skyrl_runs_code_as_in_sandbox_fusion(code: httpx.Client):
 
 
 def test_answers_that_call_tools(tmp_path_factory: pytest.TempPathFactory):
-    settings = ToolsSettings(run_state_file=tmp_path_factory.mktemp("tools") / "state.db")
+    settings = ToolsSettings(run_state=tmp_path_factory.mktemp("tools") / "state.db")
     with client_of(create_tools(settings)) as client:
         found = answer(client, "/get_reward", openrlhf(f"{PROMPT}{CALL}<|im_end|>", CALL))
         assert (found["rewards"], found["extra_logs"]["correctness"]) == ([4.0], [3.0])

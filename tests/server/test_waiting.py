@@ -2,13 +2,15 @@
 
 import json
 import re
+import resource
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rewardfleet_server.serve import raise_descriptor_limit, with_open_files
+from rewardfleet_server.http.app import most_waiting
+from rewardfleet_server.serve import raise_descriptor_limit
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -44,11 +46,10 @@ def test_a_waiting_request_costs_20_kib_whatever_its_body_has():
 
 
 def test_a_line_fits_into_the_limit_of_open_files(caplog: pytest.LogCaptureFixture):
-    default = ToolsSettings()
-    assert with_open_files(default, 20_000) is default
-    assert with_open_files(default, 5000).max_waiting == 3400
-    assert "--max-waiting is 3400 instead of 10000" in caplog.text
-    assert with_open_files(default, 100).max_waiting == 1
-    given = ToolsSettings(max_waiting=4000)
-    with pytest.raises(ValueError, match=r"--max-waiting 4000: .* limit of open files is 5000"):
-        with_open_files(given, 5000)
+    settings = ToolsSettings()
+    assert most_waiting(settings, 20_000) == 10_000
+    assert most_waiting(settings, resource.RLIM_INFINITY) == 10_000
+    assert not caplog.text
+    assert most_waiting(settings, 5000) == 3400
+    assert "at most 3400 requests wait in line instead of 10000" in caplog.text
+    assert most_waiting(settings, 100) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.frames import decode_video
 
@@ -73,8 +74,11 @@ def test_clips_get_their_scores_and_what_has_none_is_no_number():
     assert "send 1 to 1024 frames as image_url parts (got 0)" in invalid
 
 
-def test_what_is_refused_at_capacity_is_scored_when_the_client_repeats_it():
-    limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_waiting": 1}
+def test_what_is_refused_at_capacity_is_scored_when_the_client_repeats_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http_app, "_MAX_WAITING", 1)
+    limits = {"max_in_flight": 1, "max_queue_depth": 1}
     clips = [[RIGHT, count] for count in range(1, 7)]
     with served(FakeJudge(0.25, wait_s=0.5, deterministic=False), **limits) as client:
         once = asked(str(client.base_url), clips, 0)[1:]

@@ -348,8 +348,7 @@ class Limits(Request):
     )
     output_kb: Annotated[int, Field(ge=1)] = Field(
         16_384,
-        description="KiB of standard output, and as many of standard error. At most "
-        "`--max-output-kb`.",
+        description="KiB of standard output, and as many of standard error. At most 65,536.",
     )
 
 

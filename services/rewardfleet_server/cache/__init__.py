@@ -5,15 +5,19 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol
 
-from rewardfleet_server.settings import ServerSettings, redact
+from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url, redact
 from rewardfleet_server.system.optional_imports import require
 
 from .entry import EntryFormat, read_signing_key
 from .memory import MemoryCache
 
 _MIB = 2**20
+#: MiB of a cache file in use, which is about a million verdicts; the oldest are evicted first.
+#: Whoever needs more runs replicas, which share a Redis server and its limit.
+_FILE_MB = 1024
 
 
 class Cache(Protocol):
@@ -59,32 +63,34 @@ def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache
             `redis` package is missing.
         OSError: The default cache folder cannot be created.
     """
+    if not isinstance(settings, CacheSettings):  # nothing of this service is cached
+        return MemoryCache(0)
     memory = MemoryCache(settings.cache_mb * _MIB)
     signing_key = None
     if settings.cache_signing_key_file is not None:
         signing_key = read_signing_key(settings.cache_signing_key_file, settings.api_key_file)
     entry_format = EntryFormat(signing_key, on_damage)
-    if settings.cache_url is not None:
-        return _open_redis(settings.cache_url, memory, entry_format)
-    if settings.cache_file is None:
+    if settings.cache is None:
         return memory
+    if is_url(settings.cache):
+        return _open_redis(settings.cache, memory, entry_format)
     from .sqlite import SqliteCache  # noqa: PLC0415 - as above
 
-    if "cache_file" not in settings.model_fields_set:  # the default folder may not exist yet
-        settings.cache_file.parent.mkdir(parents=True, exist_ok=True)
+    file = Path(settings.cache)
+    if "cache" not in settings.model_fields_set:  # the default folder may not exist yet
+        file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        max_bytes = settings.cache_file_mb * _MIB
         return SqliteCache(
-            settings.cache_file, max_bytes=max_bytes, memory=memory, entry_format=entry_format
+            file, max_bytes=_FILE_MB * _MIB, memory=memory, entry_format=entry_format
         )
     except sqlite3.Error as error:
-        raise ValueError(f"--cache-file {settings.cache_file}: {error}") from error
+        raise ValueError(f"--cache {file}: {error}") from error
 
 
 def _open_redis(url: str, memory: MemoryCache, entry_format: EntryFormat) -> Cache:
     from .redis import RedisCache  # noqa: PLC0415 - only services that share a cache need it
 
-    source = f"--cache-url {redact(url)}"
+    source = f"--cache {redact(url)}"
     require("redis", source, "redis")
     try:
         return RedisCache(url, memory=memory, entry_format=entry_format)

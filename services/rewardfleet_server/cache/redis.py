@@ -76,7 +76,7 @@ class RedisCache:
         # Not a ping, which a server answers that does not store anything, e.g. a sentinel.
         reason = unreachable_reason(url, _SILENCE_SECONDS, ("MGET", f"{_PREFIX}start"))
         if reason is not None:
-            message = "--cache-url %s: the shared cache is bypassed until it can be used: %s"
+            message = "--cache %s: the shared cache is bypassed until it can be used: %s"
             log.warning(message, redact(url), reason)
         self._memory = memory
         self._format = entry_format or EntryFormat(None)

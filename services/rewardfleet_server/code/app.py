@@ -17,7 +17,7 @@ from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
 from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
-from .settings import CodeSettings
+from .settings import MAX_OUTPUT_KB, CodeSettings
 
 
 def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> RewardApp:
@@ -73,7 +73,7 @@ def _ceilings(settings: CodeSettings) -> dict[str, dict[str, float]]:
         "cpu_s": {"maximum": settings.max_cpu_s},
         "wall_s": {"maximum": settings.max_wall_s},
         "memory_mb": {"maximum": settings.max_memory_mb},
-        "output_kb": {"maximum": settings.max_output_kb},
+        "output_kb": {"maximum": MAX_OUTPUT_KB},
         "run_timeout": {"maximum": settings.max_cpu_s},
         "memory_limit_MB": {"maximum": settings.max_memory_mb},
     }
@@ -90,7 +90,7 @@ def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:
     if settings.sandbox == "fusion":
         return {
             "sandbox": f"fusion at {redact(str(settings.fusion_url))}",
-            "concurrency": str(settings.fusion_concurrency),
+            "concurrency": str(settings.workers),
         }
     return {
         "sandbox": f"jail, isolation {sandbox.provenance['isolation']}",

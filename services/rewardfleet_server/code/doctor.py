@@ -47,13 +47,10 @@ _LIMITS = RunLimits(cpu_s=10, wall_s=30, memory_bytes=512 << 20, output_bytes=1 
 
 def checks(settings: CodeSettings) -> Iterator[Diagnosis]:
     """Check the sandbox: of jails, the interpreter, the isolation levels and the packages."""
-    if settings.sandbox == "jail":
-        yield from _jail_checks(settings)
     uses_fusion = settings.sandbox == "fusion"
-    yield check_extra("fusion", "code: --sandbox fusion", "sandbox_fusion", required=uses_fusion)
-    if uses_fusion and settings.fusion_url is None:
-        fix = "export REWARDFLEET_FUSION_URL=http://HOST:PORT"
-        yield Diagnosis("failed", "code: --sandbox fusion needs --fusion-url", fix)
+    if not uses_fusion:
+        yield from _jail_checks(settings)
+    yield check_extra("fusion", "code: --fusion-url", "sandbox_fusion", required=uses_fusion)
 
 
 def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:

@@ -34,13 +34,13 @@ from .packages import missing_module
 from .preflight import Preflight
 from .references import References
 from .sandboxes import Job, RunLimits, Sandbox
-from .settings import CodeSettings
+from .settings import MAX_OUTPUT_KB, CodeSettings
 from .submission import Submission, SubmissionRun, why_no_program
 from .text_parser import TextParser
 from .verdict import SANDBOX_DIED, TestRun, plan_runs
 
 #: Settings that verdicts depend on.
-_CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_output_kb", "max_submission_s"}
+_CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
 #: Seconds after which to try an item again that has waited until its deadline. By then, the call
 #: has ended, too: see `_MAX_RESPONSE_SECONDS` of the client.
 _RETRY_AFTER_S = 5
@@ -84,7 +84,7 @@ class CodeScorer:
         self._checkers = Checkers(sandbox, settings)
         self._references = References(sandbox, settings, self._run_until_failure)
         self.verdict_counts = dict.fromkeys(VERDICT_COUNTS, 0)
-        ceilings = settings.model_dump(include=_CEILINGS)
+        ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
         self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
         self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})

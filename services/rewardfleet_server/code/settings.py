@@ -3,17 +3,27 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import BeforeValidator, FilePath, HttpUrl, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, FilePath, HttpUrl, PositiveFloat, PositiveInt, model_validator
 from pydantic_settings import NoDecode
 
-from rewardfleet_server.settings import NameList, ServerSettings, setting
+from rewardfleet_server.settings import (
+    CacheSettings,
+    NameList,
+    Store,
+    given_flag,
+    setting,
+    unread,
+)
 
 from .sandboxes.jail.memory import MOST_MB, default_limit_mb
 
+#: The largest `limits.output_kb` of a request. No test compares outputs beyond it, and a request
+#: may ask for less.
+MAX_OUTPUT_KB = 65_536
 #: A comma between packages, and not between the parts of a version specifier.
 _COMMA = re.compile(r",(?!\s*[<>=!~])")
 
@@ -24,13 +34,17 @@ def _default_cache_file() -> Path:
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 
 
-def _default_sandbox(given: dict[str, object]) -> str:
-    return "fusion" if given.get("fusion_url") else "jail"
+#: Runs on a SandboxFusion server at the same time: it has no limit of its own.
+_FUSION_WORKERS = 32
+
+
+def _default_workers(given: dict[str, object]) -> int:
+    return _FUSION_WORKERS if given.get("fusion_url") else os.cpu_count() or 1
 
 
 def _default_memory_mb(given: dict[str, object]) -> int:
     """Return the most that there is memory for here; on a SandboxFusion server, the usual."""
-    return default_limit_mb() if given.get("sandbox") == "jail" else MOST_MB
+    return MOST_MB if given.get("fusion_url") else default_limit_mb()
 
 
 def checkers_folder() -> Path:
@@ -75,34 +89,47 @@ def _normalize(text: str) -> str:
     return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
 
 
-class CodeSettings(ServerSettings):
+class CodeSettings(CacheSettings):
     """`rewardfleet serve code`."""
 
     most_used = (
         "port", "isolation", "workers", "packages", "preload",
-        "python", "cache_file", "cache_url", "api_key_file", "host",
+        "python", "cache", "fusion_url", "api_key_file", "host",
     )  # fmt: skip
+    #: The settings that a SandboxFusion server has no use for.
+    of_jails: ClassVar = ("isolation", "python", "packages", "preload", "testlib_path")
 
     # One line per setting.
     # fmt: off
-    port: int = setting(18081, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
-    cache_file: Annotated[Path | None, BeforeValidator(lambda given: given or None)] = setting(help_text="SQLite file for cached verdicts that outlive the process; empty for none.", default_factory=_default_cache_file, shown="~/.cache/rewardfleet/code.sqlite", group="Cache")
-    fusion_url: HttpUrl | None = setting(None, "Base URL of a SandboxFusion server, e.g. http://127.0.0.1:8080. Makes fusion the default of --sandbox.", group="Sandbox", read_by=("fusion",))
-    fusion_concurrency: PositiveInt = setting(32, "Runs on the SandboxFusion server at the same time. The server has no limit of its own.", group="Sandbox", read_by=("fusion",))
-    sandbox: Literal["jail", "fusion"] = setting(help_text="Where programs run: in jails on this machine, or on a SandboxFusion server.", default_factory=_default_sandbox, shown="jail; fusion with --fusion-url", group="Sandbox")
-    workers: PositiveInt = setting(os.cpu_count() or 1, "Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", shown="one per core", group="Sandbox", read_by=("jail",))
-    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox", read_by=("jail",))
-    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox", read_by=("jail",))
-    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox", read_by=("jail",))
-    preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox", read_by=("jail",))
-    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox", read_by=("jail",))
+    port: int = setting(18081, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
+    fusion_url: HttpUrl | None = setting(None, "Run programs on a SandboxFusion server, e.g. http://127.0.0.1:8080, and not in jails on this machine.", group="Sandbox")
+    workers: PositiveInt = setting(help_text="Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")
+    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")
+    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
+    preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox")
+    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
     max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request. If it is given, the service starts only where there is this much for each worker. The process of a program's tests may use twice as much. Programs wait for memory as for a core.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have here", group="Ceilings")
-    max_output_kb: PositiveInt = setting(65_536, "Largest limits.output_kb of a request.", group="Ceilings")
     max_submission_s: PositiveFloat = setting(60.0, "Seconds of CPU for all tests of a submission, and 1.5 times as many of wall time; at most half of the caller's timeout. Further tests are skipped.", group="Ceilings")
     # fmt: on
 
     @property
-    def readers(self) -> frozenset[str]:
-        return frozenset({self.sandbox})
+    def sandbox(self) -> Literal["jail", "fusion"]:
+        """Where programs run."""
+        return "fusion" if self.fusion_url else "jail"
+
+    @model_validator(mode="after")
+    def _is_read(self) -> Self:
+        """Refuse settings of jails if there are none."""
+        given = [name for name in self.of_jails if name in self.model_fields_set]
+        if given and self.sandbox == "fusion":
+            raise ValueError(
+                "; ".join(
+                    unread(given_flag(name, getattr(self, name)), ["fusion"], ["jail"])
+                    for name in given
+                )
+            )
+        return self

@@ -15,16 +15,16 @@ from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind
-from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, redact
+from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url, redact
 from rewardfleet_server.system.optional_imports import install_command
 from rewardfleet_server.system.redis_server import unreachable_reason
 
 #: Seconds to wait for another server on this machine, or for Redis.
 _TIMEOUT_SECONDS = 1.0
-#: The settings with the URL of a Redis server, and what it stores.
+#: The settings that may be the URL of a Redis server, and what it stores.
 _REDIS_PURPOSES = {
-    "cache_url": "cache that replicas share",
-    "run_state_url": "run state that replicas share",
+    "cache": "cache that replicas share",
+    "run_state": "run state that replicas share",
 }
 
 
@@ -87,10 +87,10 @@ def _diagnoses() -> Iterator[Diagnosis]:
             yield Diagnosis("failed", f"{name}: {error}", fix)
     servers = list(check_redis_servers(settings_of.values(), unreachable="failed"))
     if not servers:
-        what = "cache or run state that replicas share (--cache-url, --run-state-url)"
+        what = "cache or run state that replicas share (--cache, --run-state)"
         yield check_extra("redis", what, "redis")
         if shutil.which("redis-server") is None:
-            what = "no Redis server on this machine for --cache-url or --run-state-url"
+            what = "no Redis server on this machine for --cache or --run-state"
             yield Diagnosis("note", what, "apt-get install redis-server")
     yield from servers
     for name, settings in settings_of.items():
@@ -114,7 +114,7 @@ def check_redis_servers(
         (name, str(url)): None
         for each in settings
         for name in _REDIS_PURPOSES
-        if (url := getattr(each, name, None)) is not None
+        if is_url(url := getattr(each, name, None))
     }
     for name, url in urls:
         yield _check_redis(name, url, unreachable)

@@ -59,5 +59,5 @@ def episode_service(
         routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
         collectors=(*metrics.collectors, store.metrics),
         failure=lambda: store.failure,
-        overview={"cache": "none", "run state": describe_run_state(settings)},
+        overview={"run state": describe_run_state(settings)},
     )

@@ -8,10 +8,10 @@ class EpisodeSettings(RunStateSettings):
     """`rewardfleet serve episode`."""
 
     most_used = (
-        "port", "run_state_file", "run_state_url", "replicas", "host", "api_key_file",
+        "port", "run_state", "replicas", "host", "api_key_file", "allowed_host",
         "max_in_flight", "deadline_s", "shutdown_timeout_s", "log_level",
     )  # fmt: skip
 
     # fmt: off
-    port: int = setting(18082, "TCP port to listen on. 0 picks a free port and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    port: int = setting(18082, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     # fmt: on

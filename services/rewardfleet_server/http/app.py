@@ -1,6 +1,8 @@
 """Assembly: a service's parts become one ASGI application."""
 
+import logging
 import re
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -51,10 +53,41 @@ from .routes import Route, Routes, Service
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
+log = logging.getLogger(__name__)
+
 _MIB = 2**20
+#: How many of the largest bodies the admitted requests may have together: of 64 MiB, one GiB.
+_LARGEST_BODIES = 16
+#: Requests that wait in line, bodies unread. Each takes 20 KiB, and no trainer sends more at once.
+_MAX_WAITING = 10_000
+#: Open files besides the connections of requests: of jails, judges, caches and idle connections.
+_OTHER_FILES = 1024
+#: The share of cache hits that are computed again and compared: enough to notice a wrong key within
+#: some thousand hits, and too few to take the time of a backend.
+_AUDIT_RATE = 0.001
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 #: What `X-Forwarded-Prefix` may be: it becomes a part of the documentation page.
 _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
+
+
+def most_waiting(settings: ServerSettings, open_files: int) -> int:
+    """Return how many requests may wait in line, each of which is an open connection.
+
+    Args:
+        settings: Their limits on other requests.
+        open_files: The limit on open files, which the server raises to the hard one.
+    """
+    if open_files == resource.RLIM_INFINITY:
+        return _MAX_WAITING
+    others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
+    fitting = max(min(_MAX_WAITING, open_files - others), 1)
+    if fitting < _MAX_WAITING:
+        log.warning(
+            "at most %d requests wait in line instead of %d: each is an open connection, and the "
+            "limit of open files is %d (`ulimit -n`), %d of them for others",
+            fitting, _MAX_WAITING, open_files, others,
+        )  # fmt: skip
+    return fitting
 
 
 def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> "RewardApp":
@@ -64,11 +97,12 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         ValueError: The key file holds no key, or the cache cannot be opened.
         OSError: The key file cannot be read.
     """
+    max_body_bytes = settings.max_body_mb * _MIB
     admission = Admission(
         max_in_flight=settings.max_in_flight,
         max_queue_depth=settings.max_queue_depth,
-        max_total_body_bytes=settings.max_total_body_mb * _MIB,
-        max_waiting=settings.max_waiting,
+        max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
+        max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
     )
     telemetry = Telemetry(
         service.name,
@@ -84,10 +118,10 @@ def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> 
         cache=cache,
         admission=admission,
         telemetry=telemetry,
-        audit_rate=settings.cache_audit_rate,
+        audit_rate=_AUDIT_RATE,
         abstention_fails=service.abstention_fails,
     )
-    bodies = BodyReader(settings.max_body_mb * _MIB)
+    bodies = BodyReader(max_body_bytes)
     keys = ApiKeys(settings.api_key_file)
     tracer = open_tracer(service.name)
 

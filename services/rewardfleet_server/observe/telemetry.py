@@ -302,6 +302,8 @@ class Telemetry:
             "Cached scores that were computed again, by result: agree or disagree.",
             "result",
         )
+        for result in ("agree", "disagree"):  # few are audited: the series are there before
+            self._audits.labels(service, result)
         self._damaged_entries = self._counter(
             "rewardfleet_cache_damaged_entries_total",
             "Entries of the cache that were damaged, not signed with the key, or no score of their "
@@ -311,7 +313,7 @@ class Telemetry:
             "rewardfleet_admitted_requests": "Requests admitted and not answered yet.",
             "rewardfleet_in_flight_items": "Items at the backend; --max-in-flight is the limit.",
             "rewardfleet_queue_depth": "Items that wait for the backend; --max-queue-depth.",
-            "rewardfleet_waiting_requests": "Requests that wait in line; --max-waiting.",
+            "rewardfleet_waiting_requests": "Requests that wait in line.",
             "rewardfleet_max_in_flight_items": "The limit on items at the backend, as configured.",
             "rewardfleet_max_queue_depth": "The limit on items that wait, as configured.",
             "rewardfleet_max_waiting_requests": "The limit on requests in line, as configured.",

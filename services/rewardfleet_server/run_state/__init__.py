@@ -7,7 +7,7 @@ uid) and applied once: a repeated call returns the outcome of the first one.
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.settings import redact
+from rewardfleet_server.settings import is_url, redact
 from rewardfleet_server.system.optional_imports import require
 
 from .groups import Group, GroupKey, Groups, NewMember, Release, Rules
@@ -49,31 +49,30 @@ def open_run_state(settings: RunStateSettings, shapes: Shapes = NO_SHAPES) -> Ru
         ValueError: The file is damaged or cannot be opened, the URL is wrong, or the `redis`
             package is missing. The message names the flag.
     """
-    if settings.run_state_url is not None:
-        return _open_redis(settings.run_state_url, shapes, settings.run_state_max_age_days)
-    return _open_file(settings.run_state_file, shapes, settings.run_state_max_age_days)
+    store = settings.run_state or ":memory:"
+    return _open_redis(store, shapes) if is_url(store) else _open_file(Path(store), shapes)
 
 
 def describe_run_state(settings: RunStateSettings) -> str:
     """Return where the state is stored, for the overview at startup."""
-    return "Redis" if settings.run_state_url is not None else str(settings.run_state_file)
+    return "Redis" if is_url(settings.run_state) else settings.run_state or ":memory:"
 
 
-def _open_redis(url: str, shapes: Shapes, max_age_days: float) -> RunState:
+def _open_redis(url: str, shapes: Shapes) -> RunState:
     from .redis import RedisRunState  # noqa: PLC0415 - only services that share a store need it
 
-    source = f"--run-state-url {redact(url)}"
+    source = f"--run-state {redact(url)}"
     require("redis", source, "redis")
     try:
-        return RedisRunState(url, shapes, max_age_days=max_age_days)
+        return RedisRunState(url, shapes)
     except ValueError:  # whose message may contain a part of the password
         raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
 
 
-def _open_file(path: Path, shapes: Shapes, max_age_days: float) -> RunState:
+def _open_file(path: Path, shapes: Shapes) -> RunState:
     if not path.parent.is_dir():
-        raise ValueError(f"--run-state-file {path}: no such directory: {path.parent}")
+        raise ValueError(f"--run-state {path}: no such directory: {path.parent}")
     try:
-        return SqliteRunState(path, shapes, max_age_days=max_age_days)
+        return SqliteRunState(path, shapes)
     except Unavailable as error:
-        raise ValueError(f"--run-state-file {path}: {error.detail}") from error
+        raise ValueError(f"--run-state {path}: {error.detail}") from error

@@ -66,5 +66,5 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
         ],
         collectors=(*metrics.collectors, store.metrics),
         failure=lambda: store.failure,
-        overview={"cache": "none", "run state": describe_run_state(settings)},
+        overview={"run state": describe_run_state(settings)},
     )

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rewardfleet.wire.validation import format_validation_error
-from rewardfleet_server.flags import flag_of, read_settings
+from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import ServerSettings, is_loopback
+from rewardfleet_server.settings import ServerSettings, flag_of, is_loopback
 
 #: The ports of further replicas of a service: that of the first one plus a multiple of this.
 PORT_STEP = 10
@@ -173,7 +173,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
             raise ValueError(f"[{service}] {name}: no such setting{hint}")
     first_port = own.pop("port", fields["port"].default)
     for number in range(count):
-        given: dict[str, Any] = {**_defaults(config, service, own, count), **own}
+        given: dict[str, Any] = {**_defaults(config, service, count), **own}
         given["port"] = first_port + PORT_STEP * number if first_port else free_port()
         try:
             settings = read_settings(settings_type, given)
@@ -197,20 +197,16 @@ def free_port() -> int:
     raise OSError(f"no port from {_LOWEST_PORT} to {_LOWEST_PORT + _PORT_COUNT - 1} is free")
 
 
-def _defaults(
-    config: FleetConfig, service: str, own: Mapping[str, Any], count: int
-) -> dict[str, Any]:
+def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
     """Return what the file does not say: stores on disk, and who may use the services."""
     folder = config.data_dir.expanduser()
     given: dict[str, Any] = {}
     if config.api_key_file is not None:
         given["api_key_file"] = config.api_key_file
-    if "run_state_file" in SERVICES[service].load_settings().model_fields:
-        given["replicas"] = count
-        if "run_state_url" not in own:
-            given["run_state_file"] = folder / "run-state.sqlite"
-    elif "cache_url" not in own:
-        given["cache_file"] = folder / f"{service}-cache.sqlite"
+    if "run_state" in SERVICES[service].load_settings().model_fields:
+        given = {**given, "replicas": count, "run_state": folder / "run-state.sqlite"}
+    else:
+        given["cache"] = folder / f"{service}-cache.sqlite"
     return given
 
 

@@ -49,7 +49,7 @@ def video_service(
     decode_threads = max(2, os.cpu_count() or 1)
     # Each item that holds a permit decodes at most one clip at a time.
     decoders = FairThreads(decode_threads, threads=settings.max_in_flight)
-    max_bytes = settings.max_video_mb * 2**20
+    max_bytes = settings.max_body_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
     @asynccontextmanager

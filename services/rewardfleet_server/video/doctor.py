@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rewardfleet_server.commands.doctor import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
+from .judges.settings import built_in
 from .settings import VideoSettings, gpu_count
 
 #: The modules that decode frames, and their packages.
@@ -23,15 +24,13 @@ def checks(settings: VideoSettings) -> Iterator[Diagnosis]:
         else:
             yield Diagnosis("ok", f"video: decoding with {package}")
     yield Diagnosis("ok", "video: judges reference and openai")
-    requested = set(settings.backends)
-    uses_vllm = bool(requested & {"qwen2_5_vl_vllm", "PRIMO-R1", "primo_r1_vllm"})
-    what = "video: judges qwen2_5_vl_vllm and PRIMO-R1"
-    yield check_extra("vllm", what, "vllm", required=uses_vllm)
+    engines = _engines(settings)
+    yield check_extra("vllm", "video: judges on vLLM", "vllm", required="vllm" in engines)
     yield check_extra(
         "transformers",
-        "video: judge transformers",
+        "video: judges on transformers",
         *("torch", "torchvision", "transformers"),
-        required="transformers" in requested,
+        required="transformers" in engines,
     )
     count = gpu_count()
     if count:
@@ -40,3 +39,12 @@ def checks(settings: VideoSettings) -> Iterator[Diagnosis]:
         yield Diagnosis("note", "video: GPUs are unknown, as torch is not installed")
     else:
         yield Diagnosis("note", "video: no GPU; the judge transformers also runs on a CPU")
+
+
+def _engines(settings: VideoSettings) -> set[str | None]:
+    """Return the engines of the judges to load."""
+    try:
+        built_ins = [name for name in settings.backends if built_in(name)]
+    except ImportError:  # of a package that decodes frames, which is reported above
+        return set()
+    return {settings.judge_settings(name).runs_on for name in built_ins}

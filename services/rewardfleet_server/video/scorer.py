@@ -36,7 +36,7 @@ from .fair_threads import FairThreads, Turn
 from .fetch import Fetcher
 from .frames import Clip
 from .judges import ClipJudge, FileJudge, Judge, Judgment, RecoveringJudge
-from .settings import ALIASES
+from .judges.settings import ALIASES
 from .sources import (
     AnonymousSource,
     DecodeSpec,

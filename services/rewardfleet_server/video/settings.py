@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -16,9 +18,10 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from rewardfleet_server.settings import NameList, ServerSettings, setting
+from rewardfleet_server.settings import CacheSettings, NameList, given_flag, setting, unread
 
-from .prompts import Prompt
+from .judges.settings import ALIASES, GivenValues, JudgeSettings, all_built_in, built_in
+from .prompts import Template
 
 #: Environment variable that marks the processes of an engine started by a rewardfleet service.
 _ENGINE_MARKER = "REWARDFLEET_ENGINE_PROCESS"
@@ -29,99 +32,89 @@ def _split(value: object) -> object:
     return re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
 
 
-#: Alternative names of judges that requests and settings may use.
-ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
 #: The name of a judge of `--custom-backend-factory` if `--backend` names none.
 CUSTOM = "custom"
 
-# Which judges read a setting, in the words of `VideoSettings.readers`.
-_ON_EITHER_ENGINE = ("PRIMO-R1", "roboreward", "topreward", "sole-r1")
-_MODELS = ("qwen2_5_vl_vllm", "transformers", "roboreward", "topreward", "sole-r1", "robometer")
-_ALL_MODELS = ("PRIMO-R1", *_MODELS)
-#: The judges that come with the service, as in `judges.JUDGES`, whose import takes long.
-BUILT_IN = frozenset({"reference", "openai", *_ALL_MODELS})
-_PROMPTED = ("openai", "qwen2_5_vl_vllm", "transformers")
-_SAMPLED = ("openai with --readout text", "qwen2_5_vl_vllm", "transformers")
-_VLLM = ("qwen2_5_vl_vllm", *(f"{name} with --engine vllm" for name in _ON_EITHER_ENGINE))
-_VLLM_NOT_PRIMO = tuple(name for name in _VLLM if "PRIMO" not in name)
-_TRANSFORMERS = (
-    "transformers", "robometer",
-    *(f"{name} with --engine transformers" for name in _ON_EITHER_ENGINE),
-)  # fmt: skip
+#: A comma between pairs of `--set`, and not within a value.
+_COMMA = re.compile(r",(?=[^,=\s]+=)")
+
+
+def _split_pairs(value: object) -> object:
+    return _COMMA.split(value) if isinstance(value, str) else value
+
 
 #: A list of folders.
 PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
 
 
-class VideoSettings(ServerSettings):
+class OriginalFlags(CacheSettings):
+    """The flags of the original LIBERO reward server that set something of a judge.
+
+    `--help` does not list them. Those that begin with `primo` are for PRIMO-R1, and the others for
+    each other judge. Factories get them all, with these defaults.
+    """
+
+    # One line per setting.
+    # fmt: off
+    tensor_parallel_size: PositiveInt = setting(2)
+    max_model_len: PositiveInt = setting(16384)
+    gpu_memory_utilization: float = setting(0.8, gt=0, le=1)
+    temperature: float = setting(0.0, ge=0, le=2)
+    top_p: float = setting(0.001, gt=0, le=1)
+    max_tokens: PositiveInt = setting(64)
+    prompt_template: Template | None = setting(None)
+    primo_tensor_parallel_size: PositiveInt = setting(1)
+    primo_max_model_len: PositiveInt = setting(16384)
+    primo_gpu_memory_utilization: float = setting(0.9, gt=0, le=1)
+    primo_temperature: float = setting(0.1, ge=0, le=2)
+    primo_top_p: float = setting(0.001, gt=0, le=1)
+    primo_max_tokens: PositiveInt = setting(4096)
+    primo_system_prompt: Template | None = setting(None)
+    primo_user_prompt: Template | None = setting(None)
+    # fmt: on
+
+
+#: Beginnings of names of flags that are for one judge.
+_PREFIXES = {"primo": "PRIMO-R1", "openai": "openai"}
+
+
+def judge_setting(name: str) -> tuple[str | None, str]:
+    """Return the judge and its setting that a flag sets; None for each judge that has it."""
+    prefix, _, rest = name.partition("_")
+    return (_PREFIXES[prefix], rest) if prefix in _PREFIXES else (None, name)
+
+
+class VideoSettings(OriginalFlags):
     """The settings of `rewardfleet serve video`."""
 
     most_used = (
         "port", "video_root", "backend", "model_path", "gpu_ids",
-        "openai_url", "openai_model", "api_key_file", "host", "cache_file",
+        "openai_url", "openai_model", "api_key_file", "host", "cache",
     )  # fmt: skip
+    hidden: ClassVar = tuple(OriginalFlags.__annotations__)
+    other_flags: ClassVar = {"backend": "--judge"}
 
     # One line per setting.
     # fmt: off
-    video_root: PathList = setting([], "Folder of the files that video_path may name. Repeat the flag for several folders. Default: video_path is not accepted.", group="Inputs")
-    video_url_host: NameList = setting([], "Host from which video_url may be fetched, by https. Repeat the flag for several hosts. Default: video_url is not accepted.", group="Inputs")
-    max_video_mb: PositiveInt = setting(64, "MiB of one video file.", group="Inputs")
-    backend: NameList = setting([], "Judge to load. Repeat the flag for several judges; the first is the default of requests. --judge is the same flag.", metavar="JUDGE", other_flag="--judge", shown="reference; custom, openai or qwen2_5_vl_vllm with the flags below", group="Judges")
-    model_path: str | None = setting(None, "Checkpoint of a vision-language model: a folder, or a name on a hub. Makes qwen2_5_vl_vllm the default judge.", metavar="MODEL", shown="that of the authors, for a published model", group="Judges", read_by=(*_MODELS, "PRIMO-R1 without --primo-model-path"))
-    engine: Literal["vllm", "transformers"] = setting("vllm", "Engine of the judges roboreward, topreward, sole-r1 and PRIMO-R1. robometer always runs on transformers.", group="Judges", read_by=_ON_EITHER_ENGINE)
-    references: DirectoryPath | None = setting(None, "Folder of labeled rollouts for the judge `reference`.", shown="the library in the package", group="Judges", read_by=("reference",))
-    custom_backend_factory: str | None = setting(None, "Function that builds your own judge, as pkg.mod:function. Makes it the default judge. Its name is that of --backend, or custom.", metavar="MODULE:FUNCTION", group="Judges", read_by=("a judge of your own, which --backend names",))
-    prompt_template: str | None = setting(None, "Prompt of the model; {task} stands for the task's text.", shown="that of the readout", group="Judges", read_by=_PROMPTED)
-    readout: Literal["text", "constrained", "probability", "rubric"] = setting("text", "How a model's answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5. openai has text and probability, PRIMO-R1 has text only.", group="Judges", read_by=_PROMPTED)
-    abstention: Literal["null", "error"] = setting("null", "What an abstention is. null: a response whose score is null. error: the HTTP error `abstained`, for clients that take null for a score.", group="Judges")
-    temperature: float = setting(0.0, "Sampling temperature of the model. Scores sampled above 0 are not cached.", ge=0, le=2, group="Sampling", read_by=_SAMPLED)
-    top_p: float = setting(0.001, "Nucleus sampling of the model.", gt=0, le=1, group="Sampling", read_by=_SAMPLED)
-    max_tokens: PositiveInt = setting(64, "Most tokens of the model's answer. If a longer answer is cut, the judge abstains.", group="Sampling", read_by=_SAMPLED)
-    openai_url: HttpUrl | None = setting(None, "Base URL of the endpoint of the judge `openai`, e.g. http://127.0.0.1:8000/v1. Makes it the default judge.", group="OpenAI-compatible endpoint", read_by=("openai",))
-    openai_model: str | None = setting(None, "Model to request there.", group="OpenAI-compatible endpoint", read_by=("openai",))
-    openai_api_key_file: FilePath | None = setting(None, "File with the endpoint's API key.", shown="the environment variable OPENAI_API_KEY", group="OpenAI-compatible endpoint", read_by=("openai",))
-    openai_media: Literal["images", "video"] = setting("images", "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts video_url.", group="OpenAI-compatible endpoint", read_by=("openai",))
-    openai_concurrency: PositiveInt = setting(32, "Requests at the endpoint at the same time.", group="OpenAI-compatible endpoint", read_by=("openai",))
-    gpu_ids: str = setting("0,1", "GPUs for all judges, by number, e.g. 0 or 0,1.", shown="the GPUs that CUDA shows", group="Models in the process", read_by=_ALL_MODELS)
-    tensor_parallel_size: PositiveInt = setting(2, "GPUs per replica of the model. If the model fits on one GPU, use 1 and more replicas.", group="Models in the process", read_by=_VLLM_NOT_PRIMO)
-    data_parallel_size: PositiveInt = setting(1, "Replicas of the model, each on its own GPUs.", group="Models in the process", read_by=_VLLM)
-    max_model_len: PositiveInt = setting(16384, "Tokens of prompt, frames and answer together.", group="Models in the process", read_by=_MODELS)
-    gpu_memory_utilization: float = setting(0.8, "Share of a GPU's memory for the model.", gt=0, le=1, group="Models in the process", read_by=_VLLM_NOT_PRIMO)
-    enforce_eager: bool = setting(False, "Start faster and run slower: vLLM compiles nothing.", group="Models in the process", read_by=_VLLM)
-    mm_processor_cache_gb: float = setting(0.0, "GiB of vLLM's cache of processed frames. Useful only if clips repeat.", ge=0, group="Models in the process", read_by=_VLLM)
-    frame_resize: Literal["single", "qwen-vl-utils"] = setting("single", "How frames are resized for a model in the process. single: one resize. qwen-vl-utils: by that library, which is slower.", group="Models in the process", read_by=_ALL_MODELS)
-    device: str = setting("auto", "Device of the engine transformers, as torch names it: cuda, cuda:1, mps, cpu.", group="Models in the process", read_by=_TRANSFORMERS)
-    batch_size: PositiveInt = setting(8, "Most clips in one forward pass of the engine transformers.", group="Models in the process", read_by=_TRANSFORMERS)
-    frame_pixels: PositiveInt = setting(50176, "Most pixels per frame for the judge `transformers`, and for `robometer` if given; 50176 is 224x224. More pixels show more detail and are slower on a CPU.", group="Models in the process", read_by=("transformers", "robometer"))
-    primo_model_path: str | None = setting(None, "Checkpoint of PRIMO-R1, if --model-path is another judge's.", metavar="MODEL", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_tensor_parallel_size: PositiveInt = setting(1, "Like --tensor-parallel-size.", group="PRIMO-R1", read_by=("PRIMO-R1 with --engine vllm",))
-    primo_max_model_len: PositiveInt = setting(16384, "Like --max-model-len.", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_gpu_memory_utilization: float = setting(0.9, "Like --gpu-memory-utilization.", gt=0, le=1, group="PRIMO-R1", read_by=("PRIMO-R1 with --engine vllm",))
-    primo_temperature: float = setting(0.1, "Like --temperature.", ge=0, le=2, group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_top_p: float = setting(0.001, "Like --top-p. Larger values garble its answers.", gt=0, le=1, group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_max_tokens: PositiveInt = setting(4096, "Like --max-tokens. PRIMO-R1 thinks before it answers.", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_prompts: FilePath | None = setting(None, "The authors' src/primo_prompts.py, whose prompts replace the shipped ones. It is parsed, not executed.", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_system_prompt: str | None = setting(None, "System prompt.", shown="the shipped prompt", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    primo_user_prompt: str | None = setting(None, "User prompt; {task} stands for the task's text.", shown="the shipped prompt", group="PRIMO-R1", read_by=("PRIMO-R1",))
-    roboreward_prompts: FilePath | None = setting(None, "A file of the authors with RoboReward's prompt, which replaces the shipped one: the README.md of the checkpoint, or a Python file. It is parsed, not executed.", group="Published reward models", read_by=("roboreward",))
-    topreward_prompts: FilePath | None = setting(None, "A file of the authors with TOPReward's prompt, e.g. topreward/clients/qwen.py. It is parsed, not executed.", group="Published reward models", read_by=("topreward",))
-    sole_prompts: FilePath | None = setting(None, "A file of the authors with SOLE-R1's prompts, e.g. reward_server/src/reward_server/constants.py. It is parsed, not executed.", group="Published reward models", read_by=("sole-r1",))
-    robometer_prompts: FilePath | None = setting(None, "The authors' robometer/data/collators/rbm_heads.py, whose prompt replaces the shipped one. It is parsed, not executed.", group="Published reward models", read_by=("robometer",))
+    video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.", group="Video")
+    video_url_host: NameList = setting([], "Host of video_url, which is fetched by https; repeatable.", group="Video")
+    backend: NameList = setting([], "Judge to load; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below", group="Video")
+    model_path: str | None = setting(None, "Vision-language model: a folder, or a name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL", group="Video")
+    gpu_ids: str = setting("0,1", "GPUs for all judges, e.g. 0,1.", shown="those that CUDA shows", group="Video")
+    openai_url: HttpUrl | None = setting(None, "OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1. Selects openai.", group="Video")
+    openai_model: str | None = setting(None, "Model to request there.", group="Video")
+    custom_backend_factory: str | None = setting(None, "Function pkg.mod:function that builds your own judge, `custom` or named by --backend.", metavar="FUNCTION", group="Video")
+    judge_config: FilePath | None = setting(None, "TOML file with a table of settings for each judge, such as [PRIMO-R1].", group="Video")
+    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "One setting of a judge, e.g. PRIMO-R1.top_p=0.9, or top_p=0.9 for the only judge; repeatable. docs/reference/settings.md lists them all.", metavar="NAME=VALUE", group="Video")
+    abstention: Literal["null", "error"] = setting("null", "A response whose score is null, or the HTTP error `abstained`.", group="Video")
     # fmt: on
 
     @field_validator("gpu_ids")
     @classmethod
     def _gpu_numbers(cls, value: str) -> str:
         ids = value.split(",")
-        if not all(name.isdecimal() for name in ids) or len(set(ids)) < len(ids):
+        if not all(name.isdecimal() for name in ids) or len({*ids}) < len(ids):
             raise ValueError("give numbers, each once, like 0 or 0,1")
-        return value
-
-    @field_validator("prompt_template", "primo_system_prompt", "primo_user_prompt")
-    @classmethod
-    def _is_prompt_template(cls, value: str | None) -> str | None:
-        if value:  # an empty text stands for the shipped prompt
-            Prompt.of(value)
         return value
 
     @property
@@ -133,6 +126,10 @@ class VideoSettings(ServerSettings):
             return [CUSTOM]
         return [*self._selected_by_flags().values()] or ["reference"]
 
+    @property
+    def _canonical_backends(self) -> list[str]:
+        return [ALIASES.get(name, name) for name in self.backends]
+
     def _selected_by_flags(self) -> dict[str, str]:
         selected = {}
         if self.model_path:
@@ -140,17 +137,6 @@ class VideoSettings(ServerSettings):
         if self.openai_url:
             selected["--openai-url"] = "openai"
         return selected
-
-    @property
-    def readers(self) -> frozenset[str] | None:
-        names = [ALIASES.get(name, name) for name in self.backends]
-        if not BUILT_IN.issuperset(names):
-            return None  # the factory of another judge gets all settings
-        more = (f"--engine {self.engine}", f"--readout {self.readout}")
-        readers = {*names, *(f"{name} with {flag}" for name in names for flag in more)}
-        if "PRIMO-R1" in names and self.primo_model_path is None:
-            readers.add("PRIMO-R1 without --primo-model-path")
-        return frozenset(readers)
 
     @model_validator(mode="after")
     def _selects_one_judge(self) -> Self:
@@ -160,12 +146,62 @@ class VideoSettings(ServerSettings):
             raise ValueError(f"{choices}: name the judges to load, each by --backend")
         return self
 
-    @property
-    def openai_api_key(self) -> str | None:
-        """The endpoint's key. There is no flag for it, as other users could read the command line."""
-        if self.openai_api_key_file is not None:
-            return self.openai_api_key_file.read_text().strip()
-        return os.environ.get("OPENAI_API_KEY")
+    @model_validator(mode="after")
+    def _judges_read_all(self) -> Self:
+        """Refuse a setting that no judge to load reads, and a value that one does not accept."""
+        loaded = self._canonical_backends
+        self._given_to_judges().check()
+        selecting = self.model_fields_set & {"custom_backend_factory", "gpu_ids"}
+        judges = [built_in(name) for name in loaded] if selecting else []
+        if self.custom_backend_factory and all(judges):
+            flag = given_flag("custom_backend_factory", self.custom_backend_factory)
+            raise ValueError(unread(flag, loaded, ["a judge of your own, which --backend names"]))
+        if "gpu_ids" in selecting and not any(each is None or each.has_model for each in judges):
+            readers = [each.name for each in all_built_in() if each.has_model]
+            raise ValueError(unread(given_flag("gpu_ids", self.gpu_ids), loaded, readers))
+        return self
+
+    def judge_settings(self, name: str) -> JudgeSettings:
+        """Return the settings of a judge that comes with the service.
+
+        Raises:
+            ValueError: A value is not accepted.
+        """
+        return self._given_to_judges().settings_of(ALIASES.get(name, name))
+
+    def factory_settings(self, name: str) -> Mapping[str, Any]:
+        """Return what `--judge-config` and `--set` say about a judge of the user's own."""
+        return self._given_to_judges().values(name)
+
+    def _given_to_judges(self) -> GivenValues:
+        """Return the values that judges get: `--set` comes before flags, and these before files."""
+        loaded = self._canonical_backends
+        given = GivenValues(loaded)
+        if self.judge_config is not None:
+            given.read_file(self.judge_config)
+        names = ["openai_url", "openai_model", "model_path", *self.hidden]
+        names = [name for name in names if name in self.model_fields_set]
+        flags = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in flags.items():
+            judge, key = judge_setting(name)
+            # The factory of a judge that is not built in gets all flags.
+            if judge in loaded or (judge and all(built_in(each) for each in loaded)):
+                given.add(judge, key, value, given_flag(name, value))
+        given.read_pairs(self.set)
+        for name, value in flags.items():
+            judge, key = judge_setting(name)
+            if judge is None:
+                but = ("PRIMO-R1",) if name in self.hidden else ()
+                given.add_for_all(key, value, given_flag(name, value), but)
+        return given
+
+
+def openai_api_key(file: Path | None) -> str | None:
+    """Return the key of an endpoint, from a file or from `OPENAI_API_KEY`.
+
+    There is no flag for it, as other users could read the command line.
+    """
+    return file.read_text().strip() if file is not None else os.environ.get("OPENAI_API_KEY")
 
 
 def select_gpus(settings: VideoSettings) -> None:
@@ -206,7 +242,7 @@ def check_gpu_count(settings: VideoSettings, needed: int) -> None:
     if gpu_count() and count is not None and count < needed:
         raise ValueError(
             f"tensor parallel size times data parallel size needs {needed} GPUs, there are "
-            f"{count}; if the model fits on one GPU, use --tensor-parallel-size 1"
+            f"{count}; if the model fits on one GPU, set tensor_parallel_size=1"
         )
 
 

@@ -93,16 +93,14 @@ def asserts(*cases: str, **fields: object) -> dict[str, object]:
 def served_code(
     level: str = "auto",
     sandbox: Sandbox | None = None,
-    sandbox_name: str = "jail",
     **settings: object,
 ) -> Iterator[Service]:
     """Serve the code service for the duration of the block."""
     if level == "bubblewrap":
         required("bwrap")
     # Without a cache, so that the effects of an attack on later programs are visible.
-    uncached = {"cache_mb": 0, "cache_file": None, "cache_audit_rate": 0}
-    jails = {"workers": 2, "isolation": level} if sandbox_name == "jail" else {}
-    settings = {**jails, "sandbox": sandbox_name, **uncached, **settings}
+    jails = {} if "fusion_url" in settings else {"workers": 2, "isolation": level}
+    settings = {**jails, "cache_mb": 0, "cache": None, **settings}
     app = create_app(CodeSettings(**settings), sandbox)
     with client_of(app) as client:
         yield Service(client, level)

@@ -26,6 +26,7 @@ from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.code.text_parser import TextParser
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
 from ..conftest import RedisServer
@@ -50,7 +51,7 @@ TESTS = functional("double", ([1], 2), ([2], 4), ([3], 5))
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     file = tmp_path_factory.mktemp("cache") / "code.sqlite"
-    with served_code(cache_mb=16, cache_file=file) as service:
+    with served_code(cache_mb=16, cache=file) as service:
         yield service
 
 
@@ -68,7 +69,7 @@ def test_equivalent_programs_share_their_verdicts(cached: Service):
 def test_a_long_program_takes_no_space_in_the_cache(tmp_path: Path):
     file = tmp_path / "code.sqlite"
     program = DOUBLE + f"# {'x' * 900_000}"
-    with served_code(cache_mb=16, cache_file=file) as service:
+    with served_code(cache_mb=16, cache=file) as service:
         service.score(program, TESTS)
         again = service.score(program, TESTS)
     assert again["cached"] and again["code"] == program
@@ -208,9 +209,12 @@ def test_identical_programs_in_flight_run_once(monkeypatch: pytest.MonkeyPatch):
     assert len(sandbox.jobs) == 1
 
 
-def test_an_audit_runs_cached_programs_again_and_counts_disagreements():
+def test_an_audit_runs_cached_programs_again_and_counts_disagreements(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http_app, "_AUDIT_RATE", 1)
     sandbox = FakeSandbox()
-    with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
+    with served_code(sandbox=sandbox, cache_mb=16) as service:
 
         def counts() -> dict[str, str]:
             metrics = service.client.get("/metrics").text
@@ -221,7 +225,7 @@ def test_an_audit_runs_cached_programs_again_and_counts_disagreements():
             return service.score("print(1)", stdio(("1", "1")))["score"]
 
         assert (score(), score()) == (1.0, 1.0)
-        wait_until(lambda: counts() == {"agree": "1.0"})
+        wait_until(lambda: counts() == {"agree": "1.0", "disagree": "0.0"})
         sandbox._result = RunResult(stdout=b"2")
         assert score() == 1.0, "an audit delays no answer"
         wait_until(lambda: counts() == {"agree": "1.0", "disagree": "1.0"})
@@ -295,17 +299,18 @@ def test_other_packages_have_another_key():
     assert one != other
 
 
-def test_an_audit_compares_the_tests_up_to_the_first_failure():
+def test_an_audit_compares_the_tests_up_to_the_first_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_app, "_AUDIT_RATE", 1)
     sandbox = FakeSandbox()
-    with served_code(sandbox=sandbox, cache_mb=16, cache_audit_rate=1.0) as service:
+    with served_code(sandbox=sandbox, cache_mb=16) as service:
         tests = stdio(("1", "2"), ("3", "3"))
         service.score("print(input())", tests)
         service.score("print(input())", tests, mode="all_pass")
-        audits = "rewardfleet_cache_audits_total{result="
-        wait_until(lambda: audits in service.client.get("/metrics").text)
+        audits = 'rewardfleet_cache_audits_total{{result="{}",service="code"}} {}'
+        one = audits.format("agree", "1.0")
+        wait_until(lambda: one in service.client.get("/metrics").text)
         metrics = service.client.get("/metrics").text
-    assert f'{audits}"agree",service="code"}} 1.0' in metrics
-    assert 'result="disagree"' not in metrics
+    assert audits.format("disagree", "0.0") in metrics
 
 
 # Redis
@@ -322,8 +327,8 @@ def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str
 def test_replicas_share_verdicts_through_redis(redis_url: str):
     one, two = FakeSandbox(), FakeSandbox()
     with (
-        served_code(sandbox=one, cache_mb=16, cache_url=redis_url) as first,
-        served_code(sandbox=two, cache_mb=16, cache_url=redis_url) as second,
+        served_code(sandbox=one, cache_mb=16, cache=redis_url) as first,
+        served_code(sandbox=two, cache_mb=16, cache=redis_url) as second,
     ):
         assert not first.score("print(1)", stdio(("1", "1")))["cached"]
         assert second.score("print( 1 )", stdio(("1", "1")))["cached"]
@@ -363,15 +368,15 @@ def test_a_redis_that_does_not_respond_is_bypassed():
     """Only the first lookup waits for it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections only
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        with served_code(sandbox=FakeSandbox(), cache_mb=16, cache_url=url) as service:
+        with served_code(sandbox=FakeSandbox(), cache_mb=16, cache=url) as service:
             assert service.score("print(1)", stdio(("1", "1")))["score"] == 1.0
             scores = [service.score(f"print({n})", stdio(("1", "1"))) for n in range(10)]
     assert statistics.median(score["timing_ms"]["total"] for score in scores) < 200
 
 
 def test_an_invalid_cache_url_prevents_the_start(tmp_path: Path):
-    with pytest.raises(ValueError, match="--cache-url"):
-        served_code(sandbox=FakeSandbox(), cache_url="http://127.0.0.1").__enter__()
+    with pytest.raises(ValueError, match="--cache"):
+        served_code(sandbox=FakeSandbox(), cache="http://127.0.0.1").__enter__()
 
 
 def test_the_metrics_count_hits_and_misses(cached: Service):
@@ -400,7 +405,7 @@ def test_by_default_verdicts_are_stored_in_the_users_cache_folder(
             score = httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False).json()
         assert score["cached"] is cached
     assert (tmp_path / "cache" / "rewardfleet" / "code.sqlite").exists()
-    assert CodeSettings(cache_file="").cache_file is None
+    assert CodeSettings(cache="").cache is None
 
 
 USUAL_TESTS = [

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 def served_fusion(**settings: object) -> Iterator[tuple[Service, FusionServer]]:
     with (
         fusion_server() as server,
-        served_code(sandbox_name="fusion", fusion_url=server.url, **settings) as service,
+        served_code(fusion_url=server.url, **settings) as service,
     ):
         yield service, server
 
@@ -42,7 +42,7 @@ def fusion_service():
 
 @pytest.fixture(scope="module")
 def limited_pair():
-    with served_fusion(fusion_concurrency=4) as (service, server):
+    with served_fusion(workers=4) as (service, server):
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
         yield service, server
 
@@ -84,7 +84,7 @@ def test_a_checker_program_decides(fusion_service):
     tests["checker_program"] = {"language": "cpp", "source": "int main() {}"}
     response = fusion_service.post(right, tests)
     assert response.status_code == 422
-    assert "--sandbox jail" in response.json()["detail"]
+    assert "--fusion-url" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_server_that_hangs_is_not_retried(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_server_that_is_down_is_unavailable():
-    with served_code(sandbox_name="fusion", fusion_url="http://127.0.0.1:9") as service:
+    with served_code(fusion_url="http://127.0.0.1:9") as service:
         response = service.post("print(1)", stdio(("", "1")))
         check_problem(response, "unavailable", "Connect")
 
@@ -281,15 +281,7 @@ def test_concurrent_runs_are_limited(pair: tuple):
     assert max(each["timing_ms"]["queue"] for each in results) > 50
 
 
-def test_the_service_does_not_start_without_the_url_of_the_server(
-    capsys: pytest.CaptureFixture[str],
-):
-    assert main(["serve", "code", "--sandbox", "fusion"]) == 2
-    assert "--fusion-url" in capsys.readouterr().err
-
-
 def test_the_service_does_not_start_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setitem(sys.modules, "sandbox_fusion", None)
-    flags = ["--sandbox", "fusion", "--fusion-url", "http://127.0.0.1:9"]
-    assert main(["serve", "code", *flags]) == 2
-    assert "the sandbox fusion needs sandbox_fusion" in capsys.readouterr().err
+    assert main(["serve", "code", "--fusion-url", "http://127.0.0.1:9"]) == 2
+    assert "--fusion-url needs sandbox_fusion" in capsys.readouterr().err

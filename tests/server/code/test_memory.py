@@ -240,7 +240,7 @@ print(len(held) + f(0))
 @pytest.mark.parametrize("level", LEVELS)
 def test_programs_do_not_lose_their_memory_to_others(level: str):
     """In 2 GiB, which the programs that may use a core at the same time would exceed."""
-    flags = ("--isolation", level, "--workers", "4", "--cache-file", "", "--cache-mb", "0")
+    flags = ("--isolation", level, "--workers", "4", "--cache", "", "--cache-mb", "0")
     with (
         memory_group(2 * GIB) as group,
         service_process("code", *flags, prefix=group.command) as (_, url),

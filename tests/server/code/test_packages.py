@@ -274,4 +274,4 @@ def test_the_message_says_how_to_add_a_module_to_the_sandbox_in_use():
     assert packages.how_to_add(given, "x") == "rewardfleet serve code --packages scipy,x"
     assert packages.how_to_add(given, "PIL").endswith(" scipy,pillow")
     assert "environment of --python" in packages.how_to_add(own, "x")
-    assert "SandboxFusion server" in packages.how_to_add(CodeSettings(sandbox="fusion"), "x")
+    assert "SandboxFusion server" in packages.how_to_add(CodeSettings(fusion_url="http://h"), "x")

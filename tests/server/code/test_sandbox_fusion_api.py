@@ -14,6 +14,7 @@ import pytest
 import sandbox_fusion as sf
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...measure import Stopwatch
@@ -75,9 +76,14 @@ def passed(result: sf.EvalResult) -> list[bool]:
 )
 @pytest.mark.parametrize("audit_rate", [0, 1])
 def test_a_submission_has_the_same_metrics_as_an_item_on_the_services_own_routes(
-    seconds: float, error: Exception | None, status: str, audit_rate: int
+    seconds: float,
+    error: Exception | None,
+    status: str,
+    audit_rate: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Sent twice, so that the second one is a cache hit, and audited."""
+    monkeypatch.setattr(http_app, "_AUDIT_RATE", audit_rate)
     tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
     item = {"revision": "pass", "tests": tests, "limits": {"cpu_s": seconds, "wall_s": seconds}}
     config = {"dataset_type": "CommonOJDataset", "language": "python", "run_timeout": seconds}
@@ -90,8 +96,7 @@ def test_a_submission_has_the_same_metrics_as_an_item_on_the_services_own_routes
     found = {}
     for path, body in bodies.items():
         sandbox = FakeSandbox(error=error)
-        settings = {"cache_mb": 1, "cache_audit_rate": audit_rate}
-        with served_code(sandbox=sandbox, **settings) as service:
+        with served_code(sandbox=sandbox, cache_mb=1) as service:
             for _ in range(2):
                 service.client.post(path, json=body)
             wait_for_audits(service.client, audit_rate if status == "ok" else 0)
@@ -495,9 +500,10 @@ def test_the_time_for_which_a_gateway_has_held_a_request_counts():
 
 
 @BOTH
-def test_at_capacity_requests_wait_in_line(path: str, body: dict):
+def test_at_capacity_requests_wait_in_line(path: str, body: dict, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_app, "_MAX_WAITING", 3)
     sandbox = HeldSandbox()
-    limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_waiting": 3}
+    limits = {"max_in_flight": 1, "max_queue_depth": 1}
     with served_code(sandbox=sandbox, **limits) as service, ThreadPoolExecutor(5) as callers:
         early = [callers.submit(service.client.post, path, json=body) for _ in range(5)]
         try:

@@ -69,7 +69,7 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(
     tmp_path: Path, column: tuple[str, str]
 ):
     file = tmp_path / "runs.sqlite"
-    with served_episodes(run_state_file=file) as service:
+    with served_episodes(run_state=file) as service:
         before = [each.status_code for each in use_everything(service)]
         assert before == [200] * 10 + [422]
         for new, wrong in enumerate(WRONG, 1):
@@ -84,8 +84,8 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(
     write(file, *column, "[]")
     if column[0] != "members":  # whose shapes are checked when they are used
         with (
-            pytest.raises(ValueError, match="--run-state-file .* is damaged"),
-            served_episodes(run_state_file=file),
+            pytest.raises(ValueError, match="--run-state .* is damaged"),
+            served_episodes(run_state=file),
         ):
             pass
 
@@ -97,7 +97,7 @@ def test_a_budget_of_a_wrong_shape_is_the_documented_error(
     tmp_path: Path, store: str, redis_server: RedisServer
 ):
     file = tmp_path / "runs.sqlite"
-    fields = {"run_state_file": file} if store == "sqlite" else {"run_state_url": redis_server.url}
+    fields = {"run_state": file if store == "sqlite" else redis_server.url}
 
     def calls(service: httpx.Client) -> list[httpx.Response]:
         item = {"response": "", "ground_truth": "<response>1</response>", "run": "r"}
@@ -139,7 +139,7 @@ def stored(file: Path, server: RedisServer) -> dict:
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_with_redis")
 def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server: RedisServer):
-    with served_episodes(run_state_url=redis_server.url) as service:
+    with served_episodes(run_state=redis_server.url) as service:
         assert [each.status_code for each in use_everything(service)] == [200] * 10 + [422]
         keys = [k for k in redis_server.client.scan_iter() if b":group:" in k or b"values" in k]
         for new, wrong in enumerate(WRONG, 1):
@@ -158,8 +158,8 @@ def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     """Return the settings of a store."""
     if request.param == "redis":
-        return {"run_state_url": request.getfixturevalue("redis_server").url}
-    return {"run_state_file": tmp_path / "runs.sqlite"} if request.param == "sqlite" else {}
+        return {"run_state": request.getfixturevalue("redis_server").url}
+    return {"run_state": tmp_path / "runs.sqlite"} if request.param == "sqlite" else {}
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_service_ends_when_its_file_is_deleted_and_does_not_start_again(
     folder = tmp_path / "state"
     folder.mkdir()
     file = folder / "runs.sqlite"
-    arguments = ("--run-state-file", str(file))
+    arguments = ("--run-state", str(file))
     with (
         service_process("episode", *arguments) as (process, url),
         httpx.Client(base_url=url, timeout=60, trust_env=False) as service,
@@ -223,14 +223,14 @@ def test_a_service_ends_when_its_file_is_deleted_and_does_not_start_again(
             assert service.get("/readyz").status_code == 503
         wait_until(lambda: process.poll() is not None)
         assert process.returncode == 1
-    with pytest.raises(ValueError, match=r"--run-state-file .* was deleted while a service"):
-        open_run_state(EpisodeSettings(run_state_file=file))
+    with pytest.raises(ValueError, match=r"--run-state .* was deleted while a service"):
+        open_run_state(EpisodeSettings(run_state=file))
 
 
 @pytest.mark.slow
 def test_a_service_ends_when_its_file_is_damaged_and_does_not_start_again(tmp_path: Path):
     file = tmp_path / "runs.sqlite"
-    arguments = ("--run-state-file", str(file))
+    arguments = ("--run-state", str(file))
     with service_process("episode", *arguments) as (process, url):
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as service:
             assert use_everything(service)[0].status_code == 200
@@ -261,4 +261,4 @@ def test_a_service_ends_when_its_file_is_damaged_and_does_not_start_again(tmp_pa
         check=False,
     )
     assert start.returncode != 0
-    assert "--run-state-file" in start.stderr and "restore it from a backup" in start.stderr
+    assert "--run-state" in start.stderr and "restore it from a backup" in start.stderr

@@ -46,7 +46,7 @@ def failures(service: httpx.Client) -> list[httpx.Response]:
 @pytest.mark.usefixtures("patient_with_redis")
 def test_replicas_share_the_state_in_redis(redis_server: RedisServer):
     """Members of a group may be sent to any replica, and all get the same results."""
-    fields = {"run_state_url": redis_server.url, "replicas": 2}
+    fields = {"run_state": redis_server.url, "replicas": 2}
     with served_episodes(**fields) as one, served_episodes(**fields) as other:
         assert not add_member(one, four_items()[0]).json()["released"]
         assert add_member(other, four_items()[1]).json()["missing"] == 1
@@ -64,7 +64,7 @@ def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted
     redis_server: RedisServer,
 ):
     items = [item for group in range(8) for item in four_items(f"g{group}", temperature=1.0)]
-    fields = {"run_state_url": redis_server.url, "replicas": 2}
+    fields = {"run_state": redis_server.url, "replicas": 2}
     with served_episodes(**fields) as one, served_episodes(**fields) as other:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_group_that_replicas_complete_at_the_same_time_is_released_and_counted
 @pytest.mark.usefixtures("patient_with_redis")
 def test_without_redis_calls_answer_503_and_count_nothing(tmp_path: Path):
     """Afterwards they continue with the state that was stored before."""
-    with RedisServer(tmp_path) as server, served_episodes(run_state_url=server.url) as service:
+    with RedisServer(tmp_path) as server, served_episodes(run_state=server.url) as service:
         first = adapt(service).json()
         assert normalize(service).json()["running"]["count"] == 4
         add_member(service, four_items()[0])
@@ -95,7 +95,7 @@ def test_without_redis_calls_answer_503_and_count_nothing(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_frozen_redis_delays_no_request_for_long(redis_server: RedisServer):
-    with served_episodes(run_state_url=redis_server.url) as service:
+    with served_episodes(run_state=redis_server.url) as service:
         redis_server.freeze()
         try:
             watch = Stopwatch()

@@ -235,14 +235,14 @@ def test_running_statistics_count_each_episode_of_a_run_once(tmp_path: Path):
         {"uid": f"{n}", "kind": "return", "episode_reward": r} for n, r in enumerate(rewards)
     ]
     file = tmp_path / "runs.sqlite"
-    with served_episodes(run_state_file=file) as service:
+    with served_episodes(run_state=file) as service:
         first = post_batch(service, returns[:20], options=options, run="a", step=1)
         again = post_batch(service, returns[:20], options=options, run="a", step=1)
         assert first["running"] == again["running"]
         assert first["results"] == again["results"]
         assert first["running"]["mean"] == pytest.approx(rewards[:20].mean())
         overlapping = post_batch(service, returns[10:], options=options, run="a", step=1)
-    with served_episodes(run_state_file=file) as service:  # the state survives a restart
+    with served_episodes(run_state=file) as service:  # the state survives a restart
         later = post_batch(service, returns[:1], options=options, run="a", step=2)["running"]
         assert overlapping["running"]["count"] == 40
         assert overlapping["running"]["variance"] == pytest.approx(rewards.var())
@@ -278,11 +278,11 @@ def test_each_step_of_a_run_moves_its_temperatures_once(tmp_path: Path):
         fields = {"run": "r", "step": step, **outcome}
         return service.post("/temperatures", json={"n": 2, "adapt": fields}).json()
 
-    with served_episodes(run_state_file=file) as service:
+    with served_episodes(run_state=file) as service:
         easy = adapt(service, 1, success_rate=1.0)
         assert easy["base_temperature"] > 0.6 and easy["temperature_range"] > 0.3
         assert adapt(service, 1, success_rate=0.0) == easy, "a step moves them once"
-    with served_episodes(run_state_file=file) as service:
+    with served_episodes(run_state=file) as service:
         assert adapt(service, 1, success_rate=1.0) == easy, "and that survives a restart"
         hard = adapt(service, 2, success_rate=0.0)
         assert hard["base_temperature"] == pytest.approx(0.6)
@@ -304,12 +304,12 @@ def test_a_complete_group_is_released(tmp_path: Path):
     items = four_items()
     file = tmp_path / "runs.sqlite"
     options = {"normalize": "group_mean"}
-    with served_episodes(run_state_file=file) as service:
+    with served_episodes(run_state=file) as service:
         first = add_member(service, items[0], options=options).json()
         assert (first["released"], first["missing"]) == (False, 2)
         again = {**items[0], "success": False}  # the first item that was sent for a uid counts
         assert add_member(service, again, options=options).json()["missing"] == 2
-    with served_episodes(run_state_file=file) as service:  # an open group survives a restart
+    with served_episodes(run_state=file) as service:  # an open group survives a restart
         add_member(service, items[1], options=options)
         last = add_member(service, items[2], options=options).json()
         parsed = GroupMemberResponse.model_validate(last, extra="forbid")
@@ -328,7 +328,7 @@ def test_a_complete_group_is_released(tmp_path: Path):
 def test_the_episodes_of_a_group_are_counted_once(tmp_path: Path):
     """Also if several members ask for it at the moment at which it is complete."""
     items = [item for group in range(8) for item in four_items(f"g{group}", temperature=1.0)]
-    with served_episodes(run_state_file=tmp_path / "runs.sqlite") as service:
+    with served_episodes(run_state=tmp_path / "runs.sqlite") as service:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             for _ in range(3):
                 list(pool.map(lambda item: add_member(service, item, group_size=4), items))
@@ -402,8 +402,8 @@ def test_replicas_share_the_run_state_file(tmp_path: Path):
     """Members of a group may be sent to any replica, and all get the same results."""
     file = tmp_path / "runs.sqlite"
     with (
-        served_episodes(run_state_file=file) as one,
-        served_episodes(run_state_file=file) as other,
+        served_episodes(run_state=file) as one,
+        served_episodes(run_state=file) as other,
     ):
         assert not add_member(one, four_items()[0]).json()["released"]
         assert add_member(other, four_items()[1]).json()["missing"] == 1

@@ -68,7 +68,7 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
     with ExitStack() as stack:
         running = [
             stack.enter_context(
-                service_process("code", "--workers=1", f"--cache-file={tmp_path}/{number}")
+                service_process("code", "--workers=1", f"--cache={tmp_path}/{number}")
             )
             for number in range(2)
         ]

@@ -21,7 +21,7 @@ packages = ["numpy", "pandas"]
 
 [tools]
 port = 19083
-run_state_url = "redis://127.0.0.1:6379/0"
+run_state = "redis://127.0.0.1:6379/0"
 """
 
 
@@ -36,9 +36,9 @@ def test_by_default_all_services_start_with_stores_on_disk():
     planned = {each.name: each for each in plan(read_config(None, {"data_dir": Path("/data")}))}
     assert list(planned) == ["video-0", "code-0", "episode-0", "tools-0"]
     assert [each.settings.port for each in planned.values()] == [18080, 18081, 18082, 18083]
-    assert planned["code-0"].settings.cache_file == Path("/data/code-cache.sqlite")
-    assert planned["tools-0"].settings.run_state_file == Path("/data/run-state.sqlite")
-    assert planned["episode-0"].settings.run_state_file == Path("/data/run-state.sqlite")
+    assert planned["code-0"].settings.cache == "/data/code-cache.sqlite"
+    assert planned["tools-0"].settings.run_state == "/data/run-state.sqlite"
+    assert planned["episode-0"].settings.run_state == "/data/run-state.sqlite"
     assert all(each.settings.host == "127.0.0.1" for each in planned.values())
 
 
@@ -48,11 +48,10 @@ def test_the_settings_of_a_file_become_flags(file: Path):
     first, second, tools = plan(config)
     assert [first.settings.port, second.settings.port] == [18081, 18091]
     assert first.flags == [
-        "--cache-file", "/data/code-cache.sqlite", "--workers", "3",
+        "--cache", "/data/code-cache.sqlite", "--workers", "3",
         "--packages", "numpy", "--packages", "pandas", "--port", "18081",
     ]  # fmt: skip
-    assert "--run-state-file" not in tools.flags
-    assert tools.settings.run_state_url is not None
+    assert tools.settings.run_state == "redis://127.0.0.1:6379/0"
 
 
 def test_flags_come_before_the_file(file: Path):

@@ -301,9 +301,9 @@ def replicas(
 ) -> Iterator[list[httpx.Client]]:
     """Two services that share a store."""
     store = (
-        {"run_state_url": redis_server.url}
+        {"run_state": redis_server.url}
         if request.param == "redis"
-        else {"run_state_file": tmp_path / "runs.sqlite"}
+        else {"run_state": tmp_path / "runs.sqlite"}
     )
     with served_tools(**store, replicas=2) as one, served_tools(**store, replicas=2) as other:
         yield [one, other]
@@ -338,7 +338,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
     expected, path = 0.0, tmp_path / "runs.sqlite"
     for step in range(3):
         with (
-            service_process("tools", "--run-state-file", str(path)) as (process, url),
+            service_process("tools", "--run-state", str(path)) as (process, url),
             httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
         ):
             client.put("/budgets/r", json={"eta": 0.5})
@@ -354,7 +354,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_with_redis")
 def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: RedisServer):
-    with served_tools(run_state_url=redis_server.url) as service:
+    with served_tools(run_state=redis_server.url) as service:
         service.put("/budgets/r", json={"eta": 1, "budget": 0})
         update(service, "r", 0, costs=[1])
         redis_server.stop()

@@ -113,7 +113,7 @@ def _fill(service: httpx.Client) -> tuple[int, dict]:
 def test_an_acknowledged_step_survives_a_full_disk_and_a_kill(make, tmp_path: Path):
     with _server(make, tmp_path) as (server, url):
         assert server.runs(HEALTH) == server.runs(READINESS) == 0
-        with served_tools(run_state_url=url) as service:
+        with served_tools(run_state=url) as service:
             acknowledged, problem = _fill(service)
             assert acknowledged > 0
             assert problem["retryable"]
@@ -136,7 +136,7 @@ def test_a_redis_that_cannot_write_is_seen_and_not_restarted(
     """With the default of Redis for `appendfsync`, with which it goes on."""
     with (
         _server(_every_second, tmp_path) as (server, url),
-        served_tools(run_state_url=url) as service,
+        served_tools(run_state=url) as service,
     ):
         _, problem = _fill(service)
         refusal = (

@@ -162,7 +162,7 @@ def test_a_video_with_fewer_frames_than_it_states_is_invalid(client, make_video)
 
 @pytest.mark.slow
 def test_a_video_above_the_size_limit_is_too_large_from_any_source(serve, tmp_path):
-    client = serve(max_video_mb=1)
+    client = serve(max_body_mb=1)
     content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
     (tmp_path / "large.mp4").write_bytes(content)
     check_problem(post_path(client, "large.mp4"), "too_large", "1 MiB")

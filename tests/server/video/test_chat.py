@@ -19,6 +19,7 @@ from PIL import Image
 from pydantic import JsonValue
 
 from rewardfleet_server.commands.demo import auroc
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
@@ -439,8 +440,9 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
 
 
 @pytest.mark.slow
-def test_a_service_at_capacity_says_when_to_try_again(chat: Chat):
-    limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_waiting": 1}
+def test_a_service_at_capacity_says_when_to_try_again(chat: Chat, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_app, "_MAX_WAITING", 1)
+    limits = {"max_in_flight": 1, "max_queue_depth": 1}
     client = chat(FakeJudge(wait_s=1, deterministic=False), **limits)
     with ThreadPoolExecutor(6) as pool:
         requests = [trend_payload(level, level + 1, n=2) for level in range(6)]

@@ -214,6 +214,29 @@ def test_the_factory_gets_the_settings(custom, module, calls):
     assert args["custom_backend_factory"] == f"{module}:build_recording"
 
 
+def test_the_factory_gets_all_options_of_the_original_server(custom, calls):
+    load_and_close(custom("build_recording"))
+    [(_, args, _)] = calls()
+    original = """backend custom_backend_factory model_path host port gpu_ids tensor_parallel_size
+        max_model_len gpu_memory_utilization temperature top_p max_tokens prompt_template
+        primo_tensor_parallel_size primo_max_model_len primo_gpu_memory_utilization
+        primo_temperature primo_top_p primo_max_tokens primo_system_prompt primo_user_prompt"""
+    assert len(original.split()) == 21
+    assert not set(original.split()) - args.keys()
+    assert all(args[name] is not None for name in original.split())
+
+
+def test_the_factory_gets_settings_of_its_own(custom, calls, tmp_path: Path):
+    (tmp_path / "judges.toml").write_text("[mine]\nthreshold = 0.5\n")
+    load_and_close(
+        custom("build_recording", judge_config=tmp_path / "judges.toml", set=["device=cpu"])
+    )
+    [(_, args, _)] = calls()
+    assert (args["threshold"], args["device"]) == (0.5, "cpu")
+    with pytest.raises(ValueError, match="temperature: the service has this setting: give --temp"):
+        load_and_close(custom("build_recording", set=["temperature=1"]))
+
+
 def test_the_factory_gets_the_defaults_of_the_original_server(custom, calls):
     load_and_close(custom("build_recording"))
     given = {

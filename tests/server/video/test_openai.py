@@ -139,7 +139,7 @@ def _level(url: str) -> float:
 
 
 def test_frames_are_sent_as_one_video_if_set(endpoint, tmp_path):
-    with serving_judge(endpoint, openai_media="video") as post_score:
+    with serving_judge(endpoint, set=["media=video"]) as post_score:
         assert post_score().json()["score"] == 0.8
     video, question = endpoint.requests[0]["messages"][0]["content"]
     assert (video["type"], question["type"]) == ("video_url", "text")
@@ -196,7 +196,7 @@ def test_numbers_are_parsed_by_the_score_mode(post_score, endpoint):
 )
 def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
     endpoint.answers = [tokens]
-    with serving_judge(endpoint, readout="probability") as post_score:
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         answer = post_score().json()
     assert answer["status"] == "ok"
     assert answer["score"] == pytest.approx(score, abs=2e-3)
@@ -209,14 +209,14 @@ def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
 )
 def test_a_wide_interval_is_an_abstention(endpoint, tokens):
     endpoint.answers = [tokens]
-    with serving_judge(endpoint, readout="probability") as post_score:
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         answer = post_score().json()
     assert (answer["score"], answer["status"]) == (None, "abstained")
     assert "lies between" in answer["model_output"]
 
 
 def test_an_endpoint_without_log_probabilities_is_a_failure(endpoint):
-    with serving_judge(endpoint, readout="probability") as post_score:
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         answer = post_score()
     assert answer.status_code == 502
     assert "log-probabilities" in answer.json()["detail"]
@@ -309,7 +309,7 @@ def test_an_unreachable_endpoint_is_an_error():
 
 def test_concurrent_requests_are_limited(endpoint):
     endpoint.wait_s = 0.5
-    with serving_judge(endpoint, openai_concurrency=3) as post_score:
+    with serving_judge(endpoint, set=["concurrency=3"]) as post_score:
         threads = [
             threading.Thread(target=post_score, kwargs={"task_text": f"task {index}"})
             for index in range(12)
@@ -330,7 +330,7 @@ def test_the_key_comes_from_a_file_or_the_environment(endpoint, tmp_path, monkey
     with serving_judge(endpoint) as post_score:
         post_score()
     (tmp_path / "key").write_text("from-file\n")
-    with serving_judge(endpoint, openai_api_key_file=tmp_path / "key") as post_score:
+    with serving_judge(endpoint, set=[f"api_key_file={tmp_path}/key"]) as post_score:
         answer = post_score()
     assert endpoint.keys == ["Bearer from-environment", "Bearer from-file"]
     assert "from-file" not in answer.text

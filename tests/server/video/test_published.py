@@ -23,13 +23,13 @@ from rewardfleet_server.video.judges.vlm import (
     GenerationParams,
     ImagePart,
 )
-from rewardfleet_server.video.judges.vlm.families import roboreward, sole, topreward
+from rewardfleet_server.video.judges.vlm.families import roboreward, sole_r1, topreward
 from rewardfleet_server.video.judges.vlm.prompt_layouts import (
     FirstPreviousCurrent,
     OneVideoToContinue,
 )
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
-from rewardfleet_server.video.prompts import TOPREWARD
+from rewardfleet_server.video.prompts.authors import prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
 #: The part of a checkpoint's config.json that is read before loading.
@@ -77,7 +77,7 @@ def clip(count: int, *, height: int = 32, width: int = 32) -> Clip:
     ],
 )
 def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int | None):
-    readout = roboreward.judge_spec(VideoSettings()).readouts["grade"]
+    readout = roboreward.judge_spec(roboreward.RoboRewardSettings()).readouts["grade"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
     assert judgment.score == (None if grade is None else (grade - 1) / 4)
     assert judgment.components == ({} if grade is None else {"grade": grade})
@@ -85,13 +85,13 @@ def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int |
 
 
 def test_a_grade_that_the_token_limit_cut_abstains():
-    readout = roboreward.judge_spec(VideoSettings()).readouts["grade"]
+    readout = roboreward.judge_spec(roboreward.RoboRewardSettings()).readouts["grade"]
     judgment = readout.read([Completion("ANSWER: 4", truncated=True)], "auto")
     assert judgment.score is None and "token limit" in judgment.text
 
 
 def test_roboreward_is_decoded_greedily():
-    spec = roboreward.judge_spec(VideoSettings())
+    spec = roboreward.judge_spec(roboreward.RoboRewardSettings())
     params = spec.readouts["grade"].generation_params(spec.sampling, 1)
     assert (params.temperature, params.max_tokens, params.n) == (0, 128, 1)
 
@@ -100,7 +100,9 @@ def test_roboreward_is_decoded_greedily():
 
 
 def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probability():
-    readout = LabelReadout("true_logprob v1", TOPREWARD, {1.0: (7,), 0.0: (8,)}, "true_logprob")
+    readout = LabelReadout(
+        "true_logprob v1", topreward.PROMPT, {1.0: (7,), 0.0: (8,)}, "true_logprob"
+    )
     (completion,) = [Completion(" True", truncated=True, logprobs={7: -20.0, 8: -22.0})]
     judgment = readout.read([completion], "auto")
     assert judgment.score == pytest.approx(1 / (1 + np.exp(-2)))
@@ -110,7 +112,9 @@ def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probabili
 
 
 def test_a_true_without_any_probability_has_no_component():
-    readout = LabelReadout("true_logprob v1", TOPREWARD, {1.0: (7,), 0.0: (8,)}, "true_logprob")
+    readout = LabelReadout(
+        "true_logprob v1", topreward.PROMPT, {1.0: (7,), 0.0: (8,)}, "true_logprob"
+    )
     completion = Completion("", truncated=True, logprobs={7: -np.inf, 8: -1.0})
     judgment = readout.read([completion], "auto")
     assert judgment.score == 0 and "true_logprob" not in judgment.components
@@ -137,7 +141,7 @@ def test_the_model_of_topreward_continues_the_text():
     prefixes = layout.prefix_prompts(clip(4), 2, "Answer:", None)
     assert [(frame, each.is_open) for frame, each in prefixes] == [(5, True), (15, True)]
     assert all(len(each.parts) == 2 for _, each in prefixes)  # each prefix is one video
-    assert TOPREWARD.render("x").endswith(":")  # the next word begins with a space
+    assert topreward.PROMPT.render("x").endswith(":")  # the next word begins with a space
 
 
 # sole-r1
@@ -161,14 +165,14 @@ def test_the_model_of_topreward_continues_the_text():
     ],
 )
 def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: float | None):
-    readout = sole.judge_spec(VideoSettings()).readouts["progress"]
+    readout = sole_r1.judge_spec(sole_r1.SoleSettings()).readouts["progress"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
     assert judgment.score == (None if progress is None else max(progress, 0))
     assert judgment.components == ({} if progress is None else {"progress": progress})
 
 
 def test_sole_has_the_sampling_of_its_authors():
-    spec = sole.judge_spec(VideoSettings())
+    spec = sole_r1.judge_spec(sole_r1.SoleSettings())
     params = spec.readouts["progress"].generation_params(spec.sampling, 1)
     assert params == GenerationParams(max_tokens=200, temperature=1.0, top_p=0.9, top_k=50, n=1)
 
@@ -222,7 +226,7 @@ class ScriptedEngine:
         pass
 
 
-def sole_judge(engine: ScriptedEngine, **settings: object) -> sole.SoleJudge:
+def sole_judge(engine: ScriptedEngine) -> sole_r1.SoleJudge:
     """Return the judge with a checkpoint whose chat template is the text alone."""
     checkpoint: Any = SimpleNamespace(
         path="p",
@@ -232,7 +236,7 @@ def sole_judge(engine: ScriptedEngine, **settings: object) -> sole.SoleJudge:
         prompt=lambda conversation: conversation.parts[-1],
         check_length=lambda *_: None,
     )
-    return sole.SoleJudge(sole.judge_spec(VideoSettings(**settings)), checkpoint, engine)
+    return sole_r1.SoleJudge(sole_r1.judge_spec(sole_r1.SoleSettings()), checkpoint, engine)
 
 
 def answers(*numbers: str) -> list[str]:
@@ -364,7 +368,7 @@ def test_the_prompt_of_roboreward_is_read_from_the_authors_file(
     tmp_path: Path, name: str, text: str
 ):
     (tmp_path / name).write_text(text)
-    settings = VideoSettings(backend=["roboreward"], roboreward_prompts=tmp_path / name)
+    settings = roboreward.RoboRewardSettings(prompts=tmp_path / name)
     prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
     assert prompt.render("lift").startswith("Grade it")
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
@@ -431,14 +435,14 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
         ),
     ):
         file.write_text(text)
-        spec = sole.judge_spec(VideoSettings(backend=["sole-r1"], sole_prompts=file))
+        spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=file))
         assert spec.system is not None and spec.system.render("t").lower() == "think. answer. done."
         question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
         assert question.lower() == "one view of lift. it was at -5%. and now?"
 
 
 @pytest.mark.parametrize(
-    "read", [roboreward.authors_text, topreward.authors_text, sole.authors_texts]
+    "read", [roboreward.authors_text, topreward.authors_text, sole_r1.authors_texts]
 )
 @pytest.mark.parametrize(
     "text",
@@ -465,8 +469,8 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
 def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: Any, text: str):
     file = tmp_path / "prompts.py"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"--\w+-prompts .*prompts\.py: "):
-        read(file)
+    with pytest.raises(ValueError, match=r"prompts .*prompts\.py: "):
+        prompts_of(file, read, None)
 
 
 # Checks before anything is loaded
@@ -476,8 +480,8 @@ def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: An
 @pytest.mark.parametrize(
     ("given", "config", "message"),
     [
-        ({"readout": "text"}, {}, "--readout text .* is not read by .*, but by: openai, "),
-        ({"max_model_len": 60}, {}, "--max-model-len 60 leaves no room for .*'s answer of"),
+        ({"set": ["readout=text"]}, {}, "readout=text is not read by .*, but by: openai, "),
+        ({"max_model_len": 60}, {}, "max_model_len 60 leaves no room for an answer of"),
         ({"max_model_len": 100_000}, {}, "takes at most 32768 tokens"),
         ({}, {"vision_config": {}}, "not a vision-language model of the Qwen-VL family"),
     ],
@@ -495,7 +499,7 @@ def test_a_checkpoint_of_another_model_type_is_rejected(tmp_path: Path, judge: s
     config = CONFIG | {"model_type": "qwen2_5_vl"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"'qwen2_5_vl' is not {judge}, which is a 'qwen3_vl'"):
-        find_judge(judge, VideoSettings(model_path=str(tmp_path)))
+        find_judge(judge, VideoSettings(backend=[judge], model_path=str(tmp_path)))
 
 
 def test_judge_is_another_spelling_of_backend():

@@ -156,7 +156,7 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     clip = rollout_of(task, success=True)
     assert main(["references", "add", str(library), str(clip), "Stack the bowl", "--success"]) == 0
     assert "added" in capsys.readouterr().out
-    settings = VideoSettings(video_root=[LIBERO], references=library)
+    settings = VideoSettings(video_root=[LIBERO], set=[f"library={library}"])
     with client_of(create_app(settings)) as client:
         request = {"task_text": "stack the bowl"}
         same = client.post("/score", json={**request, "video_path": str(clip)}).json()

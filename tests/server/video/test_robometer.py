@@ -221,9 +221,10 @@ def test_the_prompt_of_the_authors_is_read_from_their_file(tmp_path: Path):
 def test_a_file_without_the_prompt_of_the_authors_is_rejected(tmp_path: Path, content: str):
     file = tmp_path / "rbm_heads.py"
     file.write_text(content)
-    with pytest.raises(ValueError, match="--robometer-prompts .*rbm_heads.py: "):
-        authors_text(file)
+    given = VideoSettings(backend=["robometer"], set=[f"prompts={file}"])
+    with pytest.raises(ValueError, match="prompts .*rbm_heads.py: "):
+        find_judge("robometer", given)
 
 
 def settings(folder: Path) -> VideoSettings:
-    return VideoSettings(model_path=str(folder))
+    return VideoSettings(backend=["robometer"], model_path=str(folder))

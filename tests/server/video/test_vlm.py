@@ -16,14 +16,16 @@ from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
-from rewardfleet_server.video.judges.vlm.families import primo
-from rewardfleet_server.video.judges.vlm.families.primo import authors_prompts
+from rewardfleet_server.video.judges.vlm.families import primo_r1
+from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings, authors_prompts
 from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
 from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
+from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
+from rewardfleet_server.video.prompts.authors import prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...measure import CpuStopwatch
@@ -68,20 +70,20 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
     if content:
         (folder / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        find_judge(judge, settings(model_path=str(folder)))
+        find_judge(judge, settings(backend=[judge], model_path=str(folder)))
 
 
 @pytest.mark.parametrize(
     ("judge", "given", "message"),
     [
         ("qwen2_5_vl_vllm", {"max_model_len": 100_000}, "takes at most 32768 tokens"),
-        ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for --max-tokens 64"),
-        ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for --primo-max-tokens 4096"),
-        ("PRIMO-R1", {"readout": "rubric"}, "--readout rubric .* is not read by PRIMO-R1"),
+        ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for an answer of 64 tokens"),
+        ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for an answer of 4096 tokens"),
+        ("PRIMO-R1", {"set": ["readout=rubric"]}, "readout=rubric is not read by PRIMO-R1"),
         ("PRIMO-R1", {"primo_user_prompt": "{"}, "primo_user_prompt"),
         ("qwen2_5_vl_vllm", {"prompt_template": "how {well}?"}, "{well} is not accepted"),
         ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
-        ("openai", {"readout": "rubric", "openai_url": "http://h/v1", "openai_model": "m"}, "text"),
+        ("openai", {"set": ["url=http://h/v1", "model=m", "readout=rubric"]}, "rubric: .* 'text'"),
     ],
 )
 def test_settings_that_cannot_work_are_rejected(
@@ -120,16 +122,16 @@ def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
 ):
     """Without GPUs the shares of their memory do not matter."""
     deferred = {
-        "first": DeferredJudge(FakeJudge, {"--gpu-memory-utilization": 0.8}),
-        "second": DeferredJudge(FakeJudge, {"--primo-gpu-memory-utilization": 0.9}),
-        "same-as-second": DeferredJudge(FakeJudge, {"--primo-gpu-memory-utilization": 0.9}),
+        "first": DeferredJudge(FakeJudge, {"first.gpu_memory_utilization": 0.8}),
+        "second": DeferredJudge(FakeJudge, {"second.gpu_memory_utilization": 0.9}),
+        "same-as-second": DeferredJudge(FakeJudge, {"second.gpu_memory_utilization": 0.9}),
     }
     monkeypatch.setattr(loading, "find_judge", lambda name, _: deferred[name])
     monkeypatch.setattr(loading, "gpu_count", lambda: gpus)
     assert set(loading.load_judges(settings(backend=["second", "same-as-second"])))
     both = settings(backend=["first", "second"])
     if gpus:
-        message = "2 models .*-utilization 0.8 and --primo-gpu-memory-utilization 0.9 are more"
+        message = "2 models .*_utilization 0.8 and second.gpu_memory_utilization 0.9 are more"
         with pytest.raises(ValueError, match=message):
             loading.load_judges(both)
     else:
@@ -144,8 +146,9 @@ def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
 
 def test_the_settings_may_shorten_the_context(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert load_checkpoint(settings(), str(tmp_path), None, "").context == 32768
-    assert load_checkpoint(settings(), str(tmp_path), 4096, "").context == 4096
+    assert load_checkpoint(ModelSettings(model_path=str(tmp_path)), "x", 1).context == 16384
+    own = ModelSettings(model_path=str(tmp_path), max_model_len=4096)
+    assert load_checkpoint(own, "x", 1).context == 4096
 
 
 # Sizes
@@ -272,7 +275,7 @@ def test_too_few_samples_with_a_score_abstain():
     ],
 )
 def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, score: float | None):
-    readout = primo.judge_spec(settings()).readouts["text"]
+    readout = primo_r1.judge_spec(PrimoSettings()).readouts["text"]
     judgment = readout.read([Completion(text, truncated=truncated)], "percentage")
     assert judgment.score == score
     assert judgment.components == ({} if score is None else {"progress": score})
@@ -280,7 +283,7 @@ def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, scor
 
 @pytest.mark.serial
 def test_repeated_tags_are_parsed_in_linear_time():
-    readout = primo.judge_spec(settings()).readouts["text"]
+    readout = primo_r1.judge_spec(PrimoSettings()).readouts["text"]
     completion = Completion("<think>a</think>" * 20_000, truncated=True)
     watch = CpuStopwatch()
     assert readout.read([completion], "percentage").score is None
@@ -288,7 +291,7 @@ def test_repeated_tags_are_parsed_in_linear_time():
 
 
 def test_primo_has_the_sampling_of_its_authors():
-    spec = primo.judge_spec(settings())
+    spec = primo_r1.judge_spec(PrimoSettings())
     params = spec.readouts["text"].generation_params(spec.sampling, 1)
     assert (params.temperature, params.top_p, params.max_tokens) == (0.1, 0.001, 4096)
 
@@ -311,13 +314,13 @@ UNREADABLE = os.environ
 def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
     file = tmp_path / "primo_prompts.py"
     file.write_text(AUTHORS.replace("UNREADABLE = os.environ", "raise SystemExit"))
-    spec = primo.judge_spec(settings(backend=["PRIMO-R1"], primo_prompts=file))
+    spec = primo_r1.judge_spec(PrimoSettings(prompts=file))
     assert spec.system is not None and spec.system.render("t") == "Keep to {this} format."
     user = spec.readouts["text"].prompt
     assert user.render("stack the bowls").startswith("QUESTION:\nThe first picture is")
     assert "stack the bowls" in user.render("stack the bowls")
     assert user.render("t").endswith("regression\n\nAnswer as `regression`. Give a number.")
-    assert user.digest != primo.judge_spec(settings()).readouts["text"].prompt.digest
+    assert user.digest != primo_r1.judge_spec(PrimoSettings()).readouts["text"].prompt.digest
 
 
 @pytest.mark.parametrize(
@@ -326,8 +329,8 @@ def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
 def test_a_file_without_the_prompts_is_rejected(tmp_path: Path, text: str):
     file = tmp_path / "prompts.py"
     file.write_text(text)
-    with pytest.raises(ValueError, match="--primo-prompts"):
-        authors_prompts(file)
+    with pytest.raises(ValueError, match=r"prompts .*prompts\.py: it must assign"):
+        prompts_of(file, authors_prompts, None)
 
 
 # Curves

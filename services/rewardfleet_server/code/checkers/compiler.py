@@ -107,7 +107,7 @@ class Compiler:
             Unavailable: The compiler cannot be run now.
         """
         if self._isolation not in _LEVELS:
-            raise InvalidRequest("a checker program in C++ requires --sandbox jail")
+            raise InvalidRequest("a checker program in C++ requires jails, so no --fusion-url")
         if self._command is None:
             raise InvalidRequest(
                 "a checker program in C++ requires a compiler where the service runs, e.g. g++"

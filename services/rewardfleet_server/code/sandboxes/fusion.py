@@ -103,17 +103,15 @@ def build(settings: CodeSettings) -> "Fusion":
     """Return a sandbox for the settings. The server need not be up yet.
 
     Raises:
-        ValueError: The URL of the server, or the client's package, is missing.
+        ValueError: The client's package is missing.
     """
-    if settings.fusion_url is None:
-        raise ValueError("the sandbox fusion needs --fusion-url")
-    require("fusion", "the sandbox fusion", "sandbox_fusion")
+    require("fusion", "--fusion-url", "sandbox_fusion")
     client = importlib.import_module("sandbox_fusion")
     # It logs complete programs when it gives up. Failures are logged in this module instead.
     logging.getLogger("sandbox_fusion").setLevel(logging.CRITICAL)
     return Fusion(
         str(settings.fusion_url),
-        settings.fusion_concurrency,
+        settings.workers,
         client.run_code_async,
         client.RunCodeRequest,
     )

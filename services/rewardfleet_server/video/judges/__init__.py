@@ -1,33 +1,22 @@
 """The judges of the video service, and the protocols that they implement.
 
-A judge is named by a lazy `module:attribute` string, so importing the server imports neither torch
-nor vLLM. The attribute is a builder: it takes the `VideoSettings` and returns a `Judge`, or a
-`DeferredJudge` whose model is loaded once all requested judges have passed their checks. Any other
-name is that of a judge that the user provides, see `custom.py`.
+A judge is found by its name: its module, which has it in lower case, declares its settings and a
+builder as `JUDGE`, see `settings.py`. The builder returns a `Judge`, or a `DeferredJudge` whose
+model is loaded once all requested judges have passed their checks. Importing a module imports
+neither torch nor vLLM. Any other name is that of a judge that the user provides, see `custom.py`.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.video import Curve
-from rewardfleet_server.video.frames import Clip
 
-#: The builders of the judges that come with the service, by the name that requests use.
-JUDGES: dict[str, str] = {
-    "reference": "rewardfleet_server.video.judges.reference:build",
-    "openai": "rewardfleet_server.video.judges.openai:build",
-    "qwen2_5_vl_vllm": "rewardfleet_server.video.judges.vlm.families.qwen:build_vllm",
-    "PRIMO-R1": "rewardfleet_server.video.judges.vlm.families.primo:build",
-    "transformers": "rewardfleet_server.video.judges.vlm.families.qwen:build_transformers",
-    "roboreward": "rewardfleet_server.video.judges.vlm.families.roboreward:build",
-    "topreward": "rewardfleet_server.video.judges.vlm.families.topreward:build",
-    "sole-r1": "rewardfleet_server.video.judges.vlm.families.sole:build",
-    "robometer": "rewardfleet_server.video.judges.vlm.families.robometer:build",
-}
+if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
+    from rewardfleet_server.video.frames import Clip
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,7 @@ class ClipJudge(_Backend, Protocol):
     """A judge that gets decoded frames."""
 
     async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+        self, task_text: str, clip: "Clip", backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         """Judge a clip.
 
@@ -164,7 +153,7 @@ class DeferredJudge:
 
     Attributes:
         load: Loads the model; may raise ValueError.
-        gpu_memory: Share of each GPU's memory that the model takes, by the flag that sets it.
+        gpu_memory: Share of each GPU's memory that the model takes, by the setting.
     """
 
     load: Callable[[], Judge]

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from rewardfleet_server.settings import flag_of
 from rewardfleet_server.video.judge_process import JudgeNotStarted, JudgeOrder, JudgeProcess
-from rewardfleet_server.video.prompts import PERCENTAGE, PRIMO_SYSTEM, PRIMO_USER
+from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
 from rewardfleet_server.video.settings import VideoSettings
 
 from . import DeferredJudge, Judgment
@@ -54,16 +55,23 @@ _ORIGINAL_DEFAULTS = {
     "prompt_template": PERCENTAGE.template,
     "primo_top_p": 0.9,
     "primo_max_tokens": 1024,
-    "primo_system_prompt": PRIMO_SYSTEM.template,
-    "primo_user_prompt": PRIMO_USER.template,
+    "primo_system_prompt": Prompt.load("primo_system").template,
+    "primo_user_prompt": Prompt.load("primo_user").template,
 }
 
 
 def _factory_arguments(name: str, settings: VideoSettings) -> dict[str, JsonValue]:
-    """Return all settings by name; those that are not set have the original server's defaults."""
+    """Return all settings by name; those that are not set have the original server's defaults.
+
+    Raises:
+        ValueError: A setting of the service is given as one of the judge.
+    """
     values = {**settings.model_dump(mode="json"), "backend": name}
     defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
-    return values | {key: _ORIGINAL_DEFAULTS[key] for key in defaults}
+    own = settings.factory_settings(name)
+    for key in own.keys() & values.keys():
+        raise ValueError(f"{name}.{key}: the service has this setting: give {flag_of(key)}")
+    return {**values, **{key: _ORIGINAL_DEFAULTS[key] for key in defaults}, **own}
 
 
 class CustomJudge:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from rewardfleet_server.registry import load_attribute
-from rewardfleet_server.video.settings import ALIASES, VideoSettings, gpu_count, select_gpus
+from rewardfleet_server.video.settings import VideoSettings, gpu_count, select_gpus
 
-from . import JUDGES, DeferredJudge, Judge, custom
+from . import DeferredJudge, Judge, custom
+from .settings import all_built_in, built_in
 
 
 def load_judges(settings: VideoSettings) -> dict[str, Judge]:
@@ -26,21 +26,23 @@ def load_judges(settings: VideoSettings) -> dict[str, Judge]:
 
 
 def find_judge(name: str, settings: VideoSettings) -> Judge | DeferredJudge:
-    """Build a judge of `JUDGES`, or the one that the user provides; models are not loaded yet.
+    """Build a judge that comes with the service, or that the user provides.
+
+    Models are not loaded yet.
 
     Raises:
         ValueError: There is no such judge, or it cannot work with these settings.
     """
-    target = JUDGES.get(ALIASES.get(name, name))
-    if target is None and settings.custom_backend_factory is None:
+    judge = built_in(name)
+    if judge is not None:
+        return judge.build(settings.judge_settings(name), settings)
+    if settings.custom_backend_factory is None:
+        known = ", ".join(each.name for each in all_built_in())
         raise ValueError(
-            f"--backend {name}: no such judge; known: {', '.join(sorted(JUDGES))}, "
+            f"--backend {name}: no such judge; known: {known}, "
             "or your own with --custom-backend-factory"
         )
-    if target is None:
-        return custom.build(name, settings)
-    judge: Judge | DeferredJudge = load_attribute(target)(settings)
-    return judge
+    return custom.build(name, settings)
 
 
 def _check_gpu_memory(judges: Iterable[Judge | DeferredJudge]) -> None:
@@ -50,5 +52,5 @@ def _check_gpu_memory(judges: Iterable[Judge | DeferredJudge]) -> None:
         if isinstance(judge, DeferredJudge):
             shares |= judge.gpu_memory
     if sum(shares.values()) > 1 and gpu_count():
-        named = " and ".join(f"{flag} {share:g}" for flag, share in shares.items())
+        named = " and ".join(f"{setting} {share:g}" for setting, share in shares.items())
         raise ValueError(f"{len(shares)} models share the GPUs: {named} are more than 1 together")

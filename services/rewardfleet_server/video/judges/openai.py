@@ -16,20 +16,21 @@ import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import ClassVar, Literal
 
 import cv2
-from pydantic import JsonValue
+from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.video.frames import Clip, Frame, as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
 from .chat_endpoint import ChatEndpoint, Choice, Token
 from .options import PromptOptions, requested_prompt
+from .settings import BuiltInJudge, SamplingSettings, own
 
 log = logging.getLogger(__name__)
 
@@ -42,46 +43,51 @@ _MAX_UNCERTAINTY = 0.1
 _CHECK_SECONDS = 5
 
 
-def build(settings: VideoSettings) -> "OpenAIJudge":
+class OpenAISettings(SamplingSettings):
+    """The settings of `openai`."""
+
+    read_if: ClassVar = dict.fromkeys(("temperature", "top_p", "max_tokens"), ("readout", "text"))
+
+    url: HttpUrl | None = own(None, "Base URL of the endpoint, which --openai-url sets.")
+    model: str | None = own(None, "Model to request there, which --openai-model sets.")
+    api_key_file: FilePath | None = own(
+        None, "File with the endpoint's API key. Default: the variable OPENAI_API_KEY."
+    )
+    readout: Literal["text", "probability"] = own(
+        "text", "How the answer becomes a score. text: parse it. probability: P(yes) against P(no)."
+    )
+    media: Literal["images", "video"] = own(
+        "images",
+        "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts "
+        "video_url.",
+    )
+    concurrency: PositiveInt = own(32, "Requests at the endpoint at the same time.")
+
+
+def build(settings: OpenAISettings, service: VideoSettings) -> "OpenAIJudge":
     """Build the judge `openai`.
 
     Raises:
-        ValueError: The endpoint, the model or the prompt template is missing or invalid.
+        ValueError: The endpoint or the model is missing.
     """
-    if settings.openai_url is None or settings.openai_model is None:
+    if settings.url is None or settings.model is None:
         raise ValueError("the judge openai needs --openai-url and --openai-model")
-    if settings.readout not in {"text", "probability"}:
-        raise ValueError(f"--readout {settings.readout}: openai has text and probability")
-    return OpenAIJudge(
-        url=str(settings.openai_url),
-        model=settings.openai_model,
-        api_key=settings.openai_api_key,
-        readout="text" if settings.readout == "text" else "probability",
-        prompt=Prompt.of(settings.prompt_template) if settings.prompt_template else None,
-        media=settings.openai_media,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        max_tokens=settings.max_tokens,
-        concurrency=settings.openai_concurrency,
-        timeout_s=settings.deadline_s,
+    endpoint = ChatEndpoint(
+        url=str(settings.url),
+        model=settings.model,
+        api_key=openai_api_key(settings.api_key_file),
+        concurrency=settings.concurrency,
+        timeout_s=service.deadline_s,
     )
+    return OpenAIJudge(endpoint, settings)
 
 
 class OpenAIJudge:
     """Sends frames and question to `POST {url}/chat/completions`.
 
     Args:
-        url: Base URL of the endpoint.
-        model: Model to request there.
-        api_key: The endpoint's key, or None.
-        readout: See the module.
-        prompt: Replaces the readout's own prompt.
-        media: Send one JPEG per frame, or one mp4.
-        temperature: Of the readout `text`, 0 or more; 0 for greedy decoding.
-        top_p: Of the readout `text`, in (0, 1].
-        max_tokens: Of the readout `text`, the most tokens of a completion.
-        concurrency: Requests at the endpoint at the same time.
-        timeout_s: Seconds for one HTTP request.
+        endpoint: The endpoint.
+        settings: The readout, the prompt, how frames are sent, and the sampling of text.
 
     Attributes:
         outage: Why the endpoint cannot be used now, or None.
@@ -90,30 +96,16 @@ class OpenAIJudge:
     failure = None
     outage: str | None = None
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        api_key: str | None,
-        readout: Literal["text", "probability"],
-        prompt: Prompt | None,
-        media: Literal["images", "video"],
-        temperature: float,
-        top_p: float,
-        max_tokens: int,
-        concurrency: int,
-        timeout_s: float,
-    ) -> None:
-        self._endpoint = ChatEndpoint(
-            url=url, model=model, api_key=api_key, concurrency=concurrency, timeout_s=timeout_s
-        )
-        self._readout = readout
-        self._prompt = prompt or (PERCENTAGE if readout == "text" else YES_OR_NO)
-        self._media = media
+    def __init__(self, endpoint: ChatEndpoint, settings: OpenAISettings) -> None:
+        self._endpoint = endpoint
+        self._readout = settings.readout
+        template = settings.prompt_template
+        shipped = PERCENTAGE if self._readout == "text" else YES_OR_NO
+        self._prompt = Prompt.of(template) if template else shipped
+        self._media = settings.media
         self._sampling: dict[str, JsonValue] = (
-            {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-            if readout == "text"
+            settings.model_dump(include={"temperature", "top_p", "max_tokens"})
+            if self._readout == "text"
             else {"temperature": 0, "max_tokens": 1}
         )
         self.deterministic = self._sampling["temperature"] == 0
@@ -240,3 +232,6 @@ def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
     low = yes / (yes + (no or unseen))
     high = (yes or unseen) / ((yes or unseen) + no)
     return low, high
+
+
+JUDGE = BuiltInJudge("openai", OpenAISettings, build)

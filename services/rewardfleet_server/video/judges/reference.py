@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
-from pydantic import JsonValue
+from pydantic import DirectoryPath, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.system.threads import run_in_thread
@@ -15,6 +15,7 @@ from rewardfleet_server.video.references.matcher import Library, ReferenceMatche
 from rewardfleet_server.video.settings import VideoSettings
 
 from . import Judgment
+from .settings import BuiltInJudge, JudgeSettings, own
 
 #: Increased when scores change, so that judgments cached before are not used any more.
 _VERSION = 1
@@ -22,17 +23,24 @@ _VERSION = 1
 _SCORE_MODES = ("auto", "percentage", "unit")
 
 
-def build(settings: VideoSettings) -> "ReferenceJudge":
+class ReferenceSettings(JudgeSettings):
+    """The settings of `reference`."""
+
+    library: DirectoryPath | None = own(None, "Labeled rollouts. Default: those in the package.")
+
+
+def build(settings: ReferenceSettings, service: VideoSettings) -> "ReferenceJudge":
     """Build the judge `reference` from the library that the settings name.
 
     Raises:
         ValueError: There is no library, or it is damaged.
     """
-    folder = settings.references or SHIPPED
+    del service
+    folder = settings.library or SHIPPED
     try:
         return ReferenceJudge(load_library(folder))
     except ValueError as error:
-        raise ValueError(f"--references {folder}: {error}") from error
+        raise ValueError(f"library {folder}: {error}") from error
 
 
 class ReferenceJudge:
@@ -98,3 +106,6 @@ class ReferenceJudge:
             yield
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+JUDGE = BuiltInJudge("reference", ReferenceSettings, build)

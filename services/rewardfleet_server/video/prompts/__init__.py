@@ -9,7 +9,9 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from string import Formatter
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import AfterValidator
 
 #: The fields of a template; both are the task's text. The second is the name of the field in the
 #: original LIBERO reward server.
@@ -100,17 +102,13 @@ PERCENTAGE = Prompt.load("percentage")
 YES_OR_NO = Prompt.load("yes_or_no")
 #: Asks for a grade from 1 to 5.
 RUBRIC = Prompt.load("rubric")
-#: The system prompt of PRIMO-R1.
-PRIMO_SYSTEM = Prompt.load("primo_system")
-#: The user prompt of PRIMO-R1.
-PRIMO_USER = Prompt.load("primo_user")
-#: Asks RoboReward for a grade from 1 to 5.
-ROBOREWARD = Prompt.load("roboreward")
-#: The text that the model of TOPReward continues.
-TOPREWARD = Prompt.load("topreward")
-#: The field of SOLE-R1's question besides the task: the progress at the frame before, in percent.
-SOLE_FIELDS = ("previous_progress",)
-#: The system prompt of SOLE-R1.
-SOLE_SYSTEM = Prompt.load("sole_system")
-#: The question to SOLE-R1 at each frame.
-SOLE_QUESTION = Prompt.load("sole_question", more_fields=SOLE_FIELDS)
+
+
+def _check_template(text: str) -> str:
+    if text:  # an empty text stands for the shipped prompt
+        Prompt.of(text)
+    return text
+
+
+#: The text of a prompt in settings, with `{task}` in it.
+Template = Annotated[str, AfterValidator(_check_template)]

@@ -5,9 +5,13 @@ Python files are parsed and never executed.
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from . import Prompt
+
+T = TypeVar("T")
 
 #: The texts of a file, by the name that they are assigned to; several if a name has several.
 Texts = dict[str, list[str]]
@@ -59,6 +63,20 @@ def one_text(texts: Texts, *names: str) -> str:
         if found:
             raise ValueError(f"{name} has {len(found)} different texts")
     raise ValueError(f"it assigns no text to {' or '.join(names)}")
+
+
+def prompts_of(file: Path | None, read: Callable[[Path], T], shipped: T) -> T:
+    """Return the prompts in a file of the authors, or the shipped ones if there is no file.
+
+    Raises:
+        ValueError: They are not in the file; the message names the setting.
+    """
+    if file is None:
+        return shipped
+    try:
+        return read(file)
+    except ValueError as error:
+        raise ValueError(f"prompts {file}: {error}") from error
 
 
 def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -> Prompt:

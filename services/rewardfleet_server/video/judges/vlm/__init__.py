@@ -4,10 +4,11 @@ How a request is judged: a prompt layout makes a conversation of the clip (`prom
 geometry resizes the frames to what the model takes, an engine generates completions
 (`engine_vllm.py`, `engine_transformers.py`), and a readout turns them into a score
 (`readouts.py`). `judge.py` runs these steps. What is specific to a family of models is in
-`families/`, what their builders share in `factory.py`.
+`families/`, what their builders share in `factory.py` and `settings.py`.
 
-To add a family, write `families/<name>.py` with a geometry and a builder, and name the builder in
-`rewardfleet_server.video.judges.JUDGES`.
+To add a family, write `families/<name>.py` with its settings, a builder and, if it is not of the
+Qwen-VL family, a geometry; `JUDGE` names them, by which the judge is found. Its prompt is a file in
+`video/prompts`.
 """
 
 from collections.abc import Mapping

@@ -51,14 +51,12 @@ class Checkpoint:
         path: A folder with the checkpoint, or its name on a hub.
         config: Its `config.json`, see `read_config`.
         geometry: That of its family.
-        max_model_len: Tokens of prompt, frames and answer together; None for the model's maximum.
-        flag: The flag that sets `max_model_len`, for messages.
+        max_model_len: Tokens of prompt, frames and answer together.
 
     Attributes:
         name: Its name for provenance, without the folder that it is in.
         fingerprint: A digest of the checkpoint's content, for cache keys.
         context: Tokens of prompt, frames and answer together.
-        context_flag: The flag and `context`, for messages.
 
     Raises:
         ValueError: `max_model_len` is more than the model's maximum.
@@ -69,9 +67,7 @@ class Checkpoint:
         path: str,
         config: Mapping[str, Any],
         geometry: Geometry,
-        *,
-        max_model_len: int | None = None,
-        flag: str = "",
+        max_model_len: int,
     ) -> None:
         self.path = path
         self.name = _name_of(path)
@@ -79,13 +75,12 @@ class Checkpoint:
         self.fingerprint = _fingerprint(path, config)
         text = config.get("text_config") or config
         maximum: int = text.get("max_position_embeddings", 0)
-        if max_model_len is not None and max_model_len > maximum:
+        if max_model_len > maximum:
             raise ValueError(
-                f"{flag} {max_model_len}: the model of --model-path {path} takes at most "
+                f"max_model_len {max_model_len}: the model of --model-path {path} takes at most "
                 f"{maximum} tokens"
             )
-        self.context = max_model_len or maximum
-        self.context_flag = f"{flag} {self.context}"
+        self.context = max_model_len
 
     @cached_property
     def processor(self) -> Any:
@@ -150,7 +145,7 @@ class Checkpoint:
         added = self.processor.tokenizer.added_tokens_decoder.values()
         return re.compile("|".join(re.escape(str(token)) for token in added))
 
-    def check_max_tokens(self, max_tokens: int, name: str) -> None:
+    def check_max_tokens(self, max_tokens: int) -> None:
         """Check that the context has room for a prompt besides the longest answer.
 
         Raises:
@@ -158,8 +153,8 @@ class Checkpoint:
         """
         if max_tokens + _MIN_PROMPT_TOKENS > self.context:
             raise ValueError(
-                f"{self.context_flag} leaves no room for {name} {max_tokens}, a question and "
-                "the frames"
+                f"max_model_len {self.context} leaves no room for an answer of {max_tokens} "
+                "tokens, a question and the frames"
             )
 
     def check_length(

@@ -85,7 +85,7 @@ class BatchingEngine(Generic[T]):
             self._model = self._load().to(device).eval()
         except Exception as error:
             raise ValueError(
-                f"--model-path {checkpoint.path} on --device {device}: {error}"
+                f"--model-path {checkpoint.path} on the device {device}: {error}"
             ) from error
         self._model.register_forward_pre_hook(self._count)
         self._failure: str | None = None

@@ -17,10 +17,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.video.settings import VideoSettings, prepare_engine_environment
+from rewardfleet_server.video.settings import prepare_engine_environment
 
 from . import Completion, Conversation, GenerationParams, ImagePart, VideoPart
 from .checkpoint import Checkpoint
+from .settings import VllmSettings
 
 _NUMBER = StructuredOutputsParams(regex=r"100|[1-9]?[0-9]")
 #: The most videos of one conversation: a curve shows its frames in pairs.
@@ -35,35 +36,25 @@ class VllmEngine:
 
     Args:
         checkpoint: What to load.
-        settings: Those of the engine.
-        tensor_parallel_size: GPUs per replica of the model.
-        gpu_memory_utilization: Share of each GPU's memory for the model.
+        own: The settings of the judge.
 
     Raises:
         ValueError: vLLM cannot load the model.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        settings: VideoSettings,
-        *,
-        tensor_parallel_size: int,
-        gpu_memory_utilization: float,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, own: VllmSettings) -> None:
         prepare_engine_environment()
-        if current_platform.is_cpu():
-            tensor_parallel_size = 1
         arguments = AsyncEngineArgs(
             model=checkpoint.path,
             max_model_len=checkpoint.context,
-            tensor_parallel_size=tensor_parallel_size,
-            data_parallel_size=settings.data_parallel_size,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=settings.enforce_eager,
+            tensor_parallel_size=1 if current_platform.is_cpu() else own.tensor_parallel_size,
+            data_parallel_size=own.data_parallel_size,
+            gpu_memory_utilization=own.gpu_memory_utilization,
+            enforce_eager=own.enforce_eager,
             limit_mm_per_prompt={"image": 2, "video": _MAX_VIDEOS},
-            # Rollouts do not repeat, so a cache of processed frames is off by default.
-            mm_processor_cache_gb=settings.mm_processor_cache_gb,
+            # Rollouts do not repeat, and those that do are in the cache of scores: no cache of
+            # processed frames.
+            mm_processor_cache_gb=0,
             # The frames are sampled and have the model's size already.
             mm_processor_kwargs={"do_resize": False, "do_sample_frames": False},
             disable_log_stats=True,

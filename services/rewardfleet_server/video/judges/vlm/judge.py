@@ -65,7 +65,7 @@ class JudgeSpec:
     """The layout, prompts, readouts and sampling that make a judge of a model.
 
     Attributes:
-        name: The judge's name in `JUDGES`.
+        name: The judge's name.
         readouts: Those that requests may choose from, by name; the first is the default.
         sampling: How free text is sampled.
         layout: How a clip is laid out in a prompt.

@@ -174,7 +174,7 @@ class QwenVlUtilsGeometry(QwenGeometry):
     frame_resize: ClassVar[str] = "qwen-vl-utils"
 
     def __post_init__(self) -> None:
-        require("transformers", "--frame-resize qwen-vl-utils", "qwen_vl_utils")
+        require("transformers", "frame_resize=qwen-vl-utils", "qwen_vl_utils")
 
     def prepare(self, conversation: Conversation) -> Conversation:
         from qwen_vl_utils import process_vision_info  # noqa: PLC0415 - imports torch: seconds
@@ -215,3 +215,22 @@ class QwenVlUtilsGeometry(QwenGeometry):
                 "resized_width": size[1],
             }
         return {"type": "text", "text": part}
+
+
+def read_geometry(
+    path: str, config: Mapping[str, Any], frame_resize: str, max_pixels: int | None
+) -> QwenGeometry:
+    """Return the geometry of a checkpoint.
+
+    Args:
+        path: The checkpoint, for messages.
+        config: Its `config.json`.
+        frame_resize: Which of the two classes resizes frames.
+        max_pixels: The most pixels of a frame, whatever requests allow; None for no limit.
+
+    Raises:
+        ValueError: It is not a model of the family, or a package is missing.
+    """
+    classes = (QwenGeometry, QwenVlUtilsGeometry)
+    (geometry,) = (each for each in classes if each.frame_resize == frame_resize)
+    return geometry.from_config(path, config, max_pixels=max_pixels)

@@ -9,26 +9,32 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import JsonValue
+from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
+from rewardfleet_server.video.judges.vlm.factory import require_transformers
 from rewardfleet_server.video.judges.vlm.judge import with_curve
+from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
 from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.prompts.authors import authors_prompt, one_text, read_texts
+from rewardfleet_server.video.prompts.authors import (
+    authors_prompt,
+    one_text,
+    prompts_of,
+    read_texts,
+)
 from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen_geometry import QwenGeometry, QwenVlUtilsGeometry
+from .qwen_geometry import read_geometry
 from .robometer_checkpoint import RobometerCheckpoint, read_layout
 
 _NAME = "robometer"
-_DEFAULT_MODEL = "robometer/Robometer-4B"
 _PROMPT = Prompt.load("robometer")
 #: Increased when scores are read differently from the same outputs.
 _READOUT_VERSION = 1
@@ -183,22 +189,35 @@ class RobometerJudge:
         }
 
 
-def build(settings: VideoSettings) -> DeferredJudge:
+class RobometerSettings(TransformersSettings):
+    """The settings of `robometer`."""
+
+    model_path: str | None = own("robometer/Robometer-4B", CHECKPOINT)
+    frame_pixels: PositiveInt | None = own(
+        None, "Most pixels per frame. Default: frames keep their size, as in training."
+    )
+    prompts: FilePath | None = own(
+        None,
+        "The authors' robometer/data/collators/rbm_heads.py, whose prompt replaces the shipped "
+        "one. It is parsed, not executed.",
+    )
+
+
+def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     """Build the judge `robometer`.
 
     Raises:
         ValueError: The checkpoint is in another layout or does not
             fit the settings, or transformers is not installed.
     """
-    prompt = _PROMPT
-    if settings.robometer_prompts is not None:
-        prompt = authors_text(settings.robometer_prompts)
+    del service
+    prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
     checkpoint = load_checkpoint(settings)
-    require("transformers", f"the judge {_NAME}", "torch", "torchvision", "transformers")
+    require_transformers(_NAME)
     try:
         _checked_prompt(checkpoint, _conversation(_SMALLEST_CLIP, prompt.render("a task")))
     except InvalidRequest as error:
-        raise ValueError(f"{checkpoint.context_flag}: {error.detail}") from None
+        raise ValueError(f"max_model_len {checkpoint.context}: {error.detail}") from None
 
     def load() -> RobometerJudge:
         from rewardfleet_server.video.judges.vlm.engine_robometer import (  # noqa: PLC0415 - seconds
@@ -211,30 +230,17 @@ def build(settings: VideoSettings) -> DeferredJudge:
     return DeferredJudge(load)
 
 
-def load_checkpoint(settings: VideoSettings) -> RobometerCheckpoint:
+def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
     """Read the checkpoint of the settings, without its weights.
 
     Raises:
         ValueError: It is in another layout, or its context is too short.
     """
-    path = settings.model_path or _DEFAULT_MODEL
+    path = settings.model_path or ""
     config = read_config(path)
     layout = read_layout(path, config)
-    is_single = settings.frame_resize == "single"
-    geometry_type = QwenGeometry if is_single else QwenVlUtilsGeometry
-    # Frames keep their size, as in training, unless a limit is given.
-    is_limited = "frame_pixels" in settings.model_fields_set
-    geometry = geometry_type.from_config(
-        path, config, max_pixels=settings.frame_pixels if is_limited else None
-    )
-    return RobometerCheckpoint(
-        path,
-        config,
-        layout,
-        geometry,
-        max_model_len=settings.max_model_len,
-        flag="--max-model-len",
-    )
+    geometry = read_geometry(path, config, settings.frame_resize, settings.frame_pixels)
+    return RobometerCheckpoint(path, config, layout, geometry, settings.max_model_len)
 
 
 def authors_text(file: Path) -> Prompt:
@@ -243,11 +249,8 @@ def authors_text(file: Path) -> Prompt:
     Raises:
         ValueError: It is not in the file.
     """
-    try:
-        text = one_text(read_texts(file), "_process_progress_batch.prompt")
-        return authors_prompt(text, "robometer_authors")
-    except ValueError as error:
-        raise ValueError(f"--robometer-prompts {file}: {error}") from error
+    text = one_text(read_texts(file), "_process_progress_batch.prompt")
+    return authors_prompt(text, "robometer_authors")
 
 
 def _conversation(clip: Clip, question: str) -> Conversation:
@@ -264,3 +267,6 @@ def _checked_prompt(checkpoint: RobometerCheckpoint, conversation: Conversation)
     prompt = checkpoint.prompt(conversation)
     checkpoint.check_length(conversation, prompt, PARAMS)
     return prompt
+
+
+JUDGE = BuiltInJudge(_NAME, RobometerSettings, build)

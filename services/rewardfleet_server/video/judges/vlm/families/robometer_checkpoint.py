@@ -73,7 +73,6 @@ class RobometerCheckpoint(Checkpoint):
         layout: That of its files, see `read_layout`.
         geometry: Resizes the frames.
         max_model_len: Tokens of prompt and frames together.
-        flag: The flag that sets `max_model_len`, for messages.
 
     Attributes:
         layout: See above.
@@ -88,11 +87,9 @@ class RobometerCheckpoint(Checkpoint):
         config: Mapping[str, Any],
         layout: RobometerLayout,
         geometry: Geometry,
-        *,
         max_model_len: int,
-        flag: str,
     ) -> None:
-        super().__init__(path, config, geometry, max_model_len=max_model_len, flag=flag)
+        super().__init__(path, config, geometry, max_model_len)
         self.layout = layout
 
     @cached_property

@@ -3,28 +3,30 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
-from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
 from rewardfleet_server.video.judges.vlm.readouts import TextSampling
-from rewardfleet_server.video.prompts import ROBOREWARD, Prompt
+from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
+from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.prompts.authors import (
     authors_prompt,
     one_text,
+    prompts_of,
     read_fences,
     read_texts,
 )
 from rewardfleet_server.video.score_parser import ScoreMode
 from rewardfleet_server.video.settings import VideoSettings
 
-from . import published
+from .qwen import QWEN3_VL, load_checkpoint
 
-_MODEL = "teetone/RoboReward-8B"
+_NAME = "roboreward"
+_PROMPT = Prompt.load("roboreward")
 _SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=128)
 
 _ANNOUNCED = re.compile(r"\bANSWER\s*:", re.IGNORECASE)
@@ -32,28 +34,26 @@ _ANNOUNCED = re.compile(r"\bANSWER\s*:", re.IGNORECASE)
 _ANSWER = re.compile(r"\bANSWER\s*:[\s*_<]*([1-5])(?!\w)[^\n0-9]*$", re.IGNORECASE | re.MULTILINE)
 
 
-def build(settings: VideoSettings) -> DeferredJudge:
-    """Build the judge `roboreward`; see `published.build` for errors."""
-    return published.build(
-        "roboreward",
-        settings,
-        default_model=_MODEL,
-        model_type=published.QWEN3_VL,
-        max_tokens=_SAMPLING.max_tokens,
-        judge_spec=partial(judge_spec, settings),
-    )
+class RoboRewardSettings(EitherEngineSettings):
+    """The settings of `roboreward`."""
+
+    model_path: str | None = own("teetone/RoboReward-8B", CHECKPOINT)
 
 
-def judge_spec(settings: VideoSettings, checkpoint: Checkpoint | None = None) -> JudgeSpec:
+def build(settings: RoboRewardSettings, service: VideoSettings) -> DeferredJudge:
+    """Build the judge `roboreward`; see `factory.build` for errors."""
+    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens, model_type=QWEN3_VL)
+    return factory.build(settings, service, checkpoint, judge_spec(settings))
+
+
+def judge_spec(settings: RoboRewardSettings) -> JudgeSpec:
     """Return how RoboReward is used as a judge.
 
     Raises:
-        ValueError: `--roboreward-prompts` is not accepted.
+        ValueError: The file of the authors has no prompt.
     """
-    del checkpoint
-    file = settings.roboreward_prompts
-    prompt = ROBOREWARD if file is None else authors_text(file)
-    return JudgeSpec("roboreward", {"grade": GradeReadout(prompt)}, _SAMPLING, AsOneVideo())
+    prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
+    return JudgeSpec(_NAME, {"grade": GradeReadout(prompt)}, _SAMPLING, AsOneVideo())
 
 
 def authors_text(file: Path) -> Prompt:
@@ -62,15 +62,12 @@ def authors_text(file: Path) -> Prompt:
     Raises:
         ValueError: It is not in the file.
     """
-    try:
-        if file.suffix.lower() == ".md":
-            texts = {"a block of ```text": read_fences(file)}
-        else:
-            texts = read_texts(file)
-        names = ("a block of ```text", "ROBOREWARD_PROMPT_TEMPLATE", "ROBOREWARD_PROMPT")
-        return authors_prompt(one_text(texts, *names), "roboreward_authors")
-    except ValueError as error:
-        raise ValueError(f"--roboreward-prompts {file}: {error}") from error
+    if file.suffix.lower() == ".md":
+        texts = {"a block of ```text": read_fences(file)}
+    else:
+        texts = read_texts(file)
+    names = ("a block of ```text", "ROBOREWARD_PROMPT_TEMPLATE", "ROBOREWARD_PROMPT")
+    return authors_prompt(one_text(texts, *names), "roboreward_authors")
 
 
 @dataclass(frozen=True)
@@ -100,3 +97,6 @@ class GradeReadout:
             return Judgment(None, f"{text}\n[not one grade from 1 to 5 after ANSWER:]")
         grade = int(grades.pop())
         return Judgment((grade - 1) / 4, text, {"grade": float(grade)})
+
+
+JUDGE = BuiltInJudge(_NAME, RoboRewardSettings, build)

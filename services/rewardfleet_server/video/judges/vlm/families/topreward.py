@@ -5,52 +5,61 @@ the next word is True is the value of the authors, who compare it between prefix
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm import factory
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import OneVideoToContinue
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextSampling, label_tokens
-from rewardfleet_server.video.prompts import TOPREWARD, Prompt
-from rewardfleet_server.video.prompts.authors import Texts, authors_prompt, one_text, read_texts
+from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
+from rewardfleet_server.video.prompts import Prompt
+from rewardfleet_server.video.prompts.authors import (
+    Texts,
+    authors_prompt,
+    one_text,
+    prompts_of,
+    read_texts,
+)
 from rewardfleet_server.video.settings import VideoSettings
 
-from . import published
+from .qwen import load_checkpoint
 
-_MODEL = "Qwen/Qwen3-VL-8B-Instruct"
+_NAME = "topreward"
+#: The text that the model continues.
+PROMPT = Prompt.load("topreward")
 _SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=1)
 #: As words that follow a space: the bare ones are other tokens.
 _LABELS = {1.0: (" True",), 0.0: (" False",)}
 
 
-def build(settings: VideoSettings) -> DeferredJudge:
-    """Build the judge `topreward`; see `published.build` for errors."""
-    return published.build(
-        "topreward",
-        settings,
-        default_model=_MODEL,
-        model_type=None,
-        max_tokens=_SAMPLING.max_tokens,
-        judge_spec=partial(judge_spec, settings),
-    )
+class TopRewardSettings(EitherEngineSettings):
+    """The settings of `topreward`."""
+
+    model_path: str | None = own("Qwen/Qwen3-VL-8B-Instruct", CHECKPOINT)
 
 
-def judge_spec(settings: VideoSettings, checkpoint: Checkpoint) -> JudgeSpec:
+def build(settings: TopRewardSettings, service: VideoSettings) -> DeferredJudge:
+    """Build the judge `topreward`; see `factory.build` for errors."""
+    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens)
+    return factory.build(settings, service, checkpoint, judge_spec(settings, checkpoint))
+
+
+def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec:
     """Return how a model is used as TOPReward.
 
     The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip.
 
     Raises:
-        ValueError: `--topreward-prompts` is not accepted, or the tokenizer lacks a word.
+        ValueError: The file of the authors has no prompt, or the tokenizer lacks a word.
     """
-    file = settings.topreward_prompts
-    prompt = TOPREWARD if file is None else authors_text(file)
+    prompt = prompts_of(settings.prompts, authors_text, PROMPT)
     labels = label_tokens(_LABELS, checkpoint)
     readout = LabelReadout("true_logprob v1", prompt, labels, component="true_logprob")
     return JudgeSpec(
-        name="topreward",
+        name=_NAME,
         readouts={"true_logprob": readout},
         sampling=_SAMPLING,
         layout=OneVideoToContinue(),
@@ -77,11 +86,8 @@ def authors_text(file: Path) -> Prompt:
     Raises:
         ValueError: It is not in the file.
     """
-    try:
-        text = _find_text(read_texts(file))
-        return authors_prompt(text.removesuffix(" True"), "topreward_authors")
-    except ValueError as error:
-        raise ValueError(f"--topreward-prompts {file}: {error}") from error
+    text = _find_text(read_texts(file))
+    return authors_prompt(text.removesuffix(" True"), "topreward_authors")
 
 
 def _find_text(texts: Texts) -> str:
@@ -97,3 +103,6 @@ def _find_text(texts: Texts) -> str:
     return one_text(texts, "DEFAULT_PROMPT_PREFIX") + one_text(
         texts, "DEFAULT_PROMPT_SUFFIX_TEMPLATE"
     )
+
+
+JUDGE = BuiltInJudge(_NAME, TopRewardSettings, build)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
-from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import (
     JudgeSpec,
     VlmJudge,
@@ -22,14 +22,24 @@ from rewardfleet_server.video.judges.vlm.judge import (
 )
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
 from rewardfleet_server.video.judges.vlm.readouts import TextSampling
-from rewardfleet_server.video.prompts import SOLE_FIELDS, SOLE_QUESTION, SOLE_SYSTEM, Prompt
-from rewardfleet_server.video.prompts.authors import authors_prompt, one_text, read_texts
+from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
+from rewardfleet_server.video.prompts import Prompt
+from rewardfleet_server.video.prompts.authors import (
+    authors_prompt,
+    one_text,
+    prompts_of,
+    read_texts,
+)
 from rewardfleet_server.video.score_parser import ScoreMode
 from rewardfleet_server.video.settings import VideoSettings
 
-from . import published
+from .qwen import QWEN3_VL, load_checkpoint
 
-_MODEL = "Philip-MIT/SOLE-R1-8B"
+_NAME = "sole-r1"
+_SYSTEM = Prompt.load("sole_system")
+#: The field of the question besides the task: the progress at the frame before, in percent.
+_FIELDS = ("previous_progress",)
+_QUESTION = Prompt.load("sole_question", more_fields=_FIELDS)
 _SAMPLING = TextSampling(temperature=1.0, top_p=0.9, max_tokens=200, top_k=50)
 
 #: As the authors read it; the last bracket may be missing.
@@ -37,31 +47,27 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer", re.DOTALL)
 _PERCENTAGE = re.compile(r"\s*([+-]?[0-9]{1,9})\s*%?\s*")
 
 
-def build(settings: VideoSettings) -> DeferredJudge:
-    """Build the judge `sole-r1`; see `published.build` for errors."""
-    return published.build(
-        "sole-r1",
-        settings,
-        default_model=_MODEL,
-        model_type=published.QWEN3_VL,
-        max_tokens=_SAMPLING.max_tokens,
-        judge_spec=partial(judge_spec, settings),
-        judge_type=SoleJudge,
-    )
+class SoleSettings(EitherEngineSettings):
+    """The settings of `sole-r1`."""
+
+    model_path: str | None = own("Philip-MIT/SOLE-R1-8B", CHECKPOINT)
 
 
-def judge_spec(settings: VideoSettings, checkpoint: Checkpoint | None = None) -> JudgeSpec:
+def build(settings: SoleSettings, service: VideoSettings) -> DeferredJudge:
+    """Build the judge `sole-r1`; see `factory.build` for errors."""
+    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens, model_type=QWEN3_VL)
+    return factory.build(settings, service, checkpoint, judge_spec(settings), SoleJudge)
+
+
+def judge_spec(settings: SoleSettings) -> JudgeSpec:
     """Return how SOLE-R1 is used as a judge.
 
     Raises:
-        ValueError: `--sole-prompts` is not accepted.
+        ValueError: The file of the authors has no prompts.
     """
-    del checkpoint
-    system, question = SOLE_SYSTEM, SOLE_QUESTION
-    if settings.sole_prompts is not None:
-        system, question = authors_texts(settings.sole_prompts)
+    system, question = prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
     return JudgeSpec(
-        name="sole-r1",
+        name=_NAME,
         readouts={"progress": ProgressReadout(question)},
         sampling=_SAMPLING,
         layout=FirstPreviousCurrent(),
@@ -78,18 +84,15 @@ def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
     Raises:
         ValueError: They are not in the file.
     """
-    try:
-        texts = read_texts(file)
-        system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
-        question = one_text(
-            texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE", "user_question_template_external_view"
-        )
-        return (
-            Prompt.of(system, "sole_system_authors"),
-            authors_prompt(question, "sole_question_authors", more_fields=SOLE_FIELDS),
-        )
-    except ValueError as error:
-        raise ValueError(f"--sole-prompts {file}: {error}") from error
+    texts = read_texts(file)
+    system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
+    question = one_text(
+        texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE", "user_question_template_external_view"
+    )
+    return (
+        Prompt.of(system, "sole_system_authors"),
+        authors_prompt(question, "sole_question_authors", more_fields=_FIELDS),
+    )
 
 
 @dataclass(frozen=True)
@@ -178,3 +181,6 @@ class SoleJudge(VlmJudge):
             progress = judgment.components.get("progress", progress)
             judgments.append(judgment)
         return judgments
+
+
+JUDGE = BuiltInJudge(_NAME, SoleSettings, build)

@@ -1,0 +1,93 @@
+"""The judge PRIMO-R1 (arXiv 2603.15600): a Qwen2.5-VL that reasons before it answers."""
+
+from pathlib import Path
+
+from pydantic import PositiveInt
+
+from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm import factory
+from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
+from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
+from rewardfleet_server.video.judges.vlm.readouts import TextReadout, TextSampling
+from rewardfleet_server.video.judges.vlm.settings import GPU_SHARE, EitherEngineSettings
+from rewardfleet_server.video.prompts import Prompt, Template
+from rewardfleet_server.video.prompts.authors import one_text, prompts_of, read_texts
+from rewardfleet_server.video.settings import VideoSettings
+
+from .qwen import load_checkpoint
+
+_SYSTEM, _USER = Prompt.load("primo_system"), Prompt.load("primo_user")
+
+
+class PrimoSettings(EitherEngineSettings):
+    """The settings of `PRIMO-R1`."""
+
+    gpu_memory_utilization: float = own(0.9, GPU_SHARE, gt=0, le=1)
+    temperature: float = own(
+        0.1, "Sampling temperature; its scores are not cached above 0.", ge=0, le=2
+    )
+    top_p: float = own(0.001, "Nucleus sampling. Larger values garble its answers.", gt=0, le=1)
+    max_tokens: PositiveInt = own(4096, "Most tokens of the answer. It thinks before it answers.")
+    system_prompt: Template | None = own(None, "System prompt. Default: the shipped one.")
+    user_prompt: Template | None = own(
+        None, "User prompt; {task} is the task's text. Default: the shipped one."
+    )
+
+
+def build(settings: PrimoSettings, service: VideoSettings) -> DeferredJudge:
+    """Build the judge `PRIMO-R1`; see `factory.build` for errors."""
+    checkpoint = load_checkpoint(settings, "PRIMO-R1", settings.max_tokens)
+    return factory.build(settings, service, checkpoint, judge_spec(settings))
+
+
+def judge_spec(settings: PrimoSettings) -> JudgeSpec:
+    """Return how PRIMO-R1 is used as a judge: its layout, prompts and sampling.
+
+    Raises:
+        ValueError: The file of the authors has no prompts.
+    """
+    system, user = prompts_of(settings.prompts, authors_prompts, (_SYSTEM, _USER))
+    return JudgeSpec(
+        name="PRIMO-R1",
+        readouts={"text": TextReadout(user, strict_tags=True, component="progress")},
+        sampling=TextSampling(settings.temperature, settings.top_p, settings.max_tokens),
+        layout=FirstVideoLast(),
+        prompt=Prompt.of(settings.user_prompt) if settings.user_prompt else None,
+        system=Prompt.of(settings.system_prompt) if settings.system_prompt else system,
+    )
+
+
+def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
+    """Read PRIMO-R1's system and user prompt from its authors' `src/primo_prompts.py`.
+
+    The file is parsed, not executed. Its user prompt has no question, as each record of the
+    authors' data brings its own; it gets the question of the shipped prompt.
+
+    Raises:
+        ValueError: The file does not assign these texts.
+    """
+    try:
+        texts = read_texts(file)
+        system, template, hint = (
+            one_text(texts, name)
+            for name in ("SYSTEM_PROMPT", "QUESTION_TEMPLATE", "TYPE_TEMPLATE[regression]")
+        )
+    except ValueError as error:
+        raise ValueError(
+            "it must assign the texts SYSTEM_PROMPT, QUESTION_TEMPLATE and TYPE_TEMPLATE, as the "
+            f"authors' src/primo_prompts.py does ({error})"
+        ) from error
+    question = _USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
+    before, _, after = template.replace("{question_type}", "regression").partition("{Question}")
+    user = f"{_escaped(before)}{question}{_escaped(after + hint)}"
+    return Prompt.of(_escaped(system), "primo_system_authors"), Prompt.of(
+        user, "primo_user_authors"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+JUDGE = BuiltInJudge("PRIMO-R1", PrimoSettings, build)
