@@ -11,7 +11,6 @@ with rewardfleet.blocking.RewardFleet("http://127.0.0.1:18000") as fleet:
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -71,10 +70,5 @@ class RewardFleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from .hedging import kind_of
-from .pending import PendingCalls
+from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
 from .response_limit import max_response_bytes, new_request_id, receive
 from .timeouts import timeout_at
@@ -32,6 +32,7 @@ from .wire.errors import (
     Overloaded,
     Problem,
     RewardFleetError,
+    TooLarge,
     Unavailable,
 )
 from .wire.headers import (
@@ -62,6 +63,9 @@ _HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = 
     (httpx.RequestError, Unavailable, "{url} cannot be reached: {name}: {error}"),
 )
 
+#: The largest body of a request with several items in bytes: below the limit of the services, which
+#: is 64 MiB.
+MAX_BATCH_BYTES = 48 * 2**20
 #: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
@@ -85,37 +89,29 @@ def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-@dataclass(eq=False)
-class _Call:
-    """One call, over all its attempts. Times are those of the event loop's clock.
+@dataclass(eq=False, kw_only=True)
+class _Call(PendingCall, Generic[ModelT]):
+    """One call.
 
     Attributes:
-        service: The service.
-        item_count: The number of items in the body.
-        started: When it began.
-        deadline: When it must end.
-        attempts: How many times a replica was acquired for it.
-        url: The replica that has it; empty while it waits for one.
+        method: The HTTP method.
+        response_type: The model of the response.
+        body: What is sent; None for a route that takes no body.
+        timeout_s: Seconds of a complete call.
+        is_stateless: Whether it may be sent to a second replica while the first has it.
+        content: The encoded body, once it is encoded.
         request_id: The id of the last request that was answered; empty if there was none.
         failed_urls: The replicas that failed it since the last back-off.
-        content: The encoded body, once it is encoded.
-        is_stateless: Whether it may be sent to a second replica while the first has it.
     """
 
-    service: str
     method: str
-    path: str
-    body: BaseModel | None
-    item_count: int
-    deadline: float
+    response_type: type[ModelT]
+    body: BaseModel | None = None
     timeout_s: float
-    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    attempts: int = 0
-    url: str = ""
+    is_stateless: bool = False
+    content: bytes | None = None
     request_id: str = ""
     failed_urls: set[str] = field(default_factory=set)
-    content: bytes | None = None
-    is_stateless: bool = False
 
     async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
         """Build the request. The body is encoded only now, so that few are in memory at once."""
@@ -129,6 +125,8 @@ class _Call:
                 # Unset fields are not sent: a service of an older version may not know them.
                 encode = partial(encode_json, self.body, exclude_unset=True)
                 self.content = await in_thread(encode, self.deadline)
+            if self.item_count > 1 and len(self.content) > MAX_BATCH_BYTES:
+                raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent")
@@ -202,58 +200,57 @@ class ServiceTransport:
         share = math.ceil(count / len(self._urls))
         return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
 
-    async def post(
+    async def call(
         self,
+        method: str,
         path: str,
-        body: BaseModel,
         response_type: type[ModelT],
+        body: BaseModel | None = None,
         *,
-        deadline: float,
+        deadline: float | None = None,
         item_count: int = 1,
         is_stateless: bool = False,
     ) -> ModelT:
-        """Send a model and return the response.
+        """Send a request and return the response as a model.
 
         Args:
+            method: The HTTP method.
             path: The route, e.g. `/score`.
-            body: The model.
             response_type: The model of the response.
-            deadline: When the call must end, by the clock of the event loop.
+            body: What is sent; None for a route that takes no body.
+            deadline: When the call must end, by the clock of the event loop; by default after the
+                timeout of a call.
             item_count: The number of items in `body`.
             is_stateless: Whether the service's answer depends on the body only, so that two
                 replicas may compute it at the same time.
 
         Raises:
+            TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
             RewardFleetError: The service's failure, or why it did not answer.
         """
         call = _Call(
-            self.service, "POST", path, body, item_count, deadline, self._timeout_s,
+            service=self.service,
+            method=method,
+            path=path,
+            response_type=response_type,
+            body=body,
+            deadline=self.deadline() if deadline is None else deadline,
+            timeout_s=self._timeout_s,
+            item_count=item_count,
             is_stateless=is_stateless,
-        )  # fmt: skip
-        return await self._call(call, response_type)
-
-    async def put(
-        self, path: str, body: BaseModel, response_type: type[ModelT], *, deadline: float
-    ) -> ModelT:
-        """Send a model by `PUT` and return the response; see `post`.
-
-        Raises:
-            RewardFleetError: The service's failure, or why it did not answer.
-        """
-        return await self._call(
-            _Call(self.service, "PUT", path, body, 1, deadline, self._timeout_s), response_type
         )
-
-    async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
-        """Return the response of a route that takes no body, e.g. `/health`, as a model.
-
-        Raises:
-            RewardFleetError: The service's failure, or why it did not answer.
-        """
-        return await self._call(
-            _Call(self.service, "GET", path, None, 1, self.deadline(), self._timeout_s),
-            response_type,
-        )
+        self._pending.add(call)
+        try:
+            name = f"{method} {_RUN.sub('{run}', path)}"
+            with span(name, self.service, item_count, is_request=True) as current:
+                try:
+                    return await self._try_call(call)
+                finally:
+                    if current is not None:
+                        current.set_attribute("rewardfleet.attempts", call.attempts)
+                        current.set_attribute("rewardfleet.request_id", call.request_id)
+        finally:
+            self._pending.remove(call)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -276,22 +273,7 @@ class ServiceTransport:
             )
         return replicas
 
-    async def _call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
-        """Make a call, watched while it is pending, in a span of its own."""
-        self._pending.add(call)
-        try:
-            name = f"{call.method} {_RUN.sub('{run}', call.path)}"
-            with span(name, call.service, call.item_count, is_request=True) as current:
-                try:
-                    return await self._try_call(call, response_type)
-                finally:
-                    if current is not None:
-                        current.set_attribute("rewardfleet.attempts", call.attempts)
-                        current.set_attribute("rewardfleet.request_id", call.request_id)
-        finally:
-            self._pending.remove(call)
-
-    async def _try_call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
+    async def _try_call(self, call: _Call[ModelT]) -> ModelT:
         """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
@@ -302,7 +284,7 @@ class ServiceTransport:
         retries = 0
         while True:
             try:
-                return await self._attempt(replicas, call, response_type)
+                return await self._attempt(replicas, call)
             except RewardFleetError as error:
                 is_late = isinstance(error, DeadlineExceeded) and not error.is_foreign
                 if is_late and failure is not None:
@@ -325,9 +307,7 @@ class ServiceTransport:
                 call.failed_urls.clear()
                 await asyncio.sleep(pause)
 
-    async def _attempt(
-        self, replicas: Replicas, call: _Call, response_type: type[ModelT]
-    ) -> ModelT:
+    async def _attempt(self, replicas: Replicas, call: _Call[ModelT]) -> ModelT:
         """Acquire a replica and send it the request once; and a hedge, if it takes long."""
         replica = await self._acquire(replicas, call)
         replicas.hedging.count_request()
@@ -335,22 +315,16 @@ class ServiceTransport:
         delay = replicas.hedging.delay(kind) if call.is_stateless else None
         try:
             if delay is not None and len(self._urls) > 1:
-                return await self._hedge(replicas, replica, call, response_type, delay_s=delay)
+                return await self._hedge(replicas, replica, call, delay)
             try:
-                return await self._exchange(replicas, replica, call, response_type)
+                return await self._exchange(replicas, replica, call)
             finally:
                 replicas.release(replica, call.item_count)
         finally:
             call.url = ""
 
     async def _hedge(
-        self,
-        replicas: Replicas,
-        first: Replica,
-        call: _Call,
-        response_type: type[ModelT],
-        *,
-        delay_s: float,
+        self, replicas: Replicas, first: Replica, call: _Call[ModelT], delay_s: float
     ) -> ModelT:
         """Send a request; after `delay_s`, send it to a second replica, if the budget allows.
 
@@ -359,7 +333,7 @@ class ServiceTransport:
         """
 
         def exchange(replica: Replica) -> asyncio.Task[ModelT]:
-            task = asyncio.create_task(self._exchange(replicas, replica, call, response_type))
+            task = asyncio.create_task(self._exchange(replicas, replica, call))
             # Not in the task itself, which may be cancelled before it begins.
             task.add_done_callback(lambda _: replicas.release(replica, call.item_count))
             return task
@@ -384,9 +358,7 @@ class ServiceTransport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _exchange(
-        self, replicas: Replicas, replica: Replica, call: _Call, response_type: type[ModelT]
-    ) -> ModelT:
+    async def _exchange(self, replicas: Replicas, replica: Replica, call: _Call[ModelT]) -> ModelT:
         """Send a request to an acquired replica once, and report how it went."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -401,7 +373,7 @@ class ServiceTransport:
                 response = await self._send(replicas, replica, request, call)
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
-            model = self._parse(response, replica.url, response_type)
+            model = self._parse(response, replica.url, call.response_type)
         except RewardFleetError as error:
             had_fair_share = call.deadline - sent >= self._timeout_s / 2
             if isinstance(error, DeadlineExceeded) and response is None and had_fair_share:
@@ -422,7 +394,7 @@ class ServiceTransport:
 
     @staticmethod
     async def _send(
-        replicas: Replicas, replica: Replica, request: httpx.Request, call: _Call
+        replicas: Replicas, replica: Replica, request: httpx.Request, call: _Call[ModelT]
     ) -> httpx.Response:
         """Send a request and wait until it is answered, or the replica is found to be silent."""
         limit = timeout_at(call.deadline)
@@ -441,7 +413,7 @@ class ServiceTransport:
                 raise
             raise Unavailable(f"{replica.url} has stopped answering, also at /readyz") from None
 
-    async def _acquire(self, replicas: Replicas, call: _Call) -> Replica:
+    async def _acquire(self, replicas: Replicas, call: _Call[ModelT]) -> Replica:
         """Wait for capacity at a replica."""
         try:
             async with timeout_at(call.deadline):

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from .service import BatchClient
 from .transport import in_thread
-from .wire.errors import InvalidRequest, RewardFleetError
+from .wire.errors import InvalidRequest
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
 
@@ -77,11 +77,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
             RewardFleetError: There is no reward, e.g. the judge `Abstained`, and `on_failure` is
                 "raise".
         """
-        try:
-            score = await self.score(task_text, clip, **options)
-        except RewardFleetError as error:
-            return self._policy.failed(error)
-        return self._policy.reward(score)
+        return await self.policy.reward_of(self.score(task_text, clip, **options))
 
     async def health(self) -> VideoHealth:
         """Return which judges are loaded.
@@ -89,12 +85,11 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        return await self._transport.get("/health", VideoHealth)
+        return await self._transport.call("GET", "/health", VideoHealth)
 
-    def _body_bytes(self, request: VideoRequest) -> int:
+    def _media_bytes(self, request: VideoRequest) -> int:
         media = [request.video_base64 or b"", *(request.frames_base64 or ())]
-        rest = request.model_dump_json(exclude={"video_base64", "frames_base64"})
-        return len(rest.encode()) + sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
+        return sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
 
 
 def video_request(

@@ -275,7 +275,7 @@ class LiberoRewards:
         """The number of episodes so far, by what became of them."""
         with self._changed:
             counts = (self._counts[status] for status in get_args(EpisodeStatus))
-            return RewardStats(*counts, pending=self._pending)
+            return RewardStats(*counts, self._pending)
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
