@@ -274,8 +274,10 @@ class LiberoRewards:
     def stats(self) -> RewardStats:
         """The number of episodes so far, by what became of them."""
         with self._changed:
-            counts = (self._counts[status] for status in get_args(EpisodeStatus))
-            return RewardStats(*counts, self._pending)
+            scored, without, failed, discarded = (
+                self._counts[status] for status in get_args(EpisodeStatus)
+            )
+            return RewardStats(scored, without, failed, discarded, self._pending)
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
