@@ -13,9 +13,9 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 #: A call that is pending for so many seconds is logged.
-LOG_AFTER_SECONDS = 30.0
+_LOG_AFTER_SECONDS = 30.0
 #: Seconds between two lines.
-LOG_EVERY_SECONDS = 60.0
+_LOG_EVERY_SECONDS = 60.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,7 +67,7 @@ class PendingCalls:
         watch = self._watches.get((os.getpid(), loop))
         if watch is None:
             watch = self._watches[os.getpid(), loop] = _Watch()
-            watch.timer = loop.call_later(LOG_AFTER_SECONDS, self._check, loop, watch)
+            watch.timer = loop.call_later(_LOG_AFTER_SECONDS, self._check, loop, watch)
         watch.calls[call] = None
 
     def remove(self, call: PendingCall) -> None:
@@ -92,10 +92,10 @@ class PendingCalls:
         """Log the oldest call if it is pending for long, and check again later."""
         now = loop.time()
         oldest = next(iter(watch.calls))
-        due = max(oldest.started + LOG_AFTER_SECONDS, self._next_line)
+        due = max(oldest.started + _LOG_AFTER_SECONDS, self._next_line)
         if now >= due:
             log.warning(_line(list(watch.calls), oldest, now))
-            self._next_line = due = now + LOG_EVERY_SECONDS
+            self._next_line = due = now + _LOG_EVERY_SECONDS
         watch.timer = loop.call_at(due, self._check, loop, watch)
 
 

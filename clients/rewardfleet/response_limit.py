@@ -13,14 +13,14 @@ from .wire.errors import BackendFailed
 from .wire.headers import REQUEST_ID_HEADER
 
 #: Bytes of a response to one item: as many as a request may have.
-MAX_RESPONSE_BYTES = 64 * 2**20
+_MAX_RESPONSE_BYTES = 64 * 2**20
 #: Bytes that each item of a batch adds.
-MAX_ITEM_BYTES = 2 * 2**20
+_MAX_ITEM_BYTES = 2 * 2**20
 
 
 def max_response_bytes(item_count: int) -> int:
     """Return the most bytes that a response to so many items may have."""
-    return MAX_RESPONSE_BYTES + MAX_ITEM_BYTES * item_count
+    return _MAX_RESPONSE_BYTES + _MAX_ITEM_BYTES * item_count
 
 
 def new_request_id() -> str:

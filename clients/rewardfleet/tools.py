@@ -106,7 +106,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             mean_cost: Their mean.
             count: Number of answers.
             part: Name of the part, e.g. of the worker; None if these are all costs of the step.
-            mean_task_reward: Of these answers, for monitoring.
+            mean_task_reward: The mean task reward of these answers, for monitoring.
 
         Raises:
             InvalidRequest: The step is closed, or an argument is out of range.

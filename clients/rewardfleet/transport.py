@@ -90,7 +90,7 @@ def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Call(PendingCall, Generic[ModelT]):
+class _HttpCall(PendingCall, Generic[ModelT]):
     """One call.
 
     Attributes:
@@ -154,7 +154,7 @@ class ServiceTransport:
         pending: Watches the calls of all services.
 
     Attributes:
-        service: As above.
+        service: The service that must answer.
         fallback_rewards: How many rewards were replaced by `on_failure` and are not reported yet.
             The next request reports them, for the metrics of the service.
     """
@@ -228,7 +228,7 @@ class ServiceTransport:
             TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
             RewardFleetError: The service's failure, or why it did not answer.
         """
-        call = _Call(
+        call = _HttpCall(
             service=self.service,
             method=method,
             path=path,
@@ -273,7 +273,7 @@ class ServiceTransport:
             )
         return replicas
 
-    async def _try_call(self, call: _Call[ModelT]) -> ModelT:
+    async def _try_call(self, call: _HttpCall[ModelT]) -> ModelT:
         """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
@@ -307,7 +307,7 @@ class ServiceTransport:
                 call.failed_urls.clear()
                 await asyncio.sleep(pause)
 
-    async def _attempt(self, replicas: Replicas, call: _Call[ModelT]) -> ModelT:
+    async def _attempt(self, replicas: Replicas, call: _HttpCall[ModelT]) -> ModelT:
         """Acquire a replica and send it the request once; and a hedge, if it takes long."""
         replica = await self._acquire(replicas, call)
         replicas.hedging.count_request()
@@ -324,7 +324,7 @@ class ServiceTransport:
             call.url = ""
 
     async def _hedge(
-        self, replicas: Replicas, first: Replica, call: _Call[ModelT], delay_s: float
+        self, replicas: Replicas, first: Replica, call: _HttpCall[ModelT], delay_s: float
     ) -> ModelT:
         """Send a request; after `delay_s`, send it to a second replica, if the budget allows.
 
@@ -358,7 +358,9 @@ class ServiceTransport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _exchange(self, replicas: Replicas, replica: Replica, call: _Call[ModelT]) -> ModelT:
+    async def _exchange(
+        self, replicas: Replicas, replica: Replica, call: _HttpCall[ModelT]
+    ) -> ModelT:
         """Send a request to an acquired replica once, and report how it went."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -394,7 +396,7 @@ class ServiceTransport:
 
     @staticmethod
     async def _send(
-        replicas: Replicas, replica: Replica, request: httpx.Request, call: _Call[ModelT]
+        replicas: Replicas, replica: Replica, request: httpx.Request, call: _HttpCall[ModelT]
     ) -> httpx.Response:
         """Send a request and wait until it is answered, or the replica is found to be silent."""
         limit = timeout_at(call.deadline)
@@ -413,7 +415,7 @@ class ServiceTransport:
                 raise
             raise Unavailable(f"{replica.url} has stopped answering, also at /readyz") from None
 
-    async def _acquire(self, replicas: Replicas, call: _Call[ModelT]) -> Replica:
+    async def _acquire(self, replicas: Replicas, call: _HttpCall[ModelT]) -> Replica:
         """Wait for capacity at a replica."""
         try:
             async with timeout_at(call.deadline):

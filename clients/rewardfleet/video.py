@@ -28,12 +28,12 @@ class Tensor(Protocol):
 
 
 #: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
-Frames = NDArray[np.uint8] | Tensor
+FrameArray = NDArray[np.uint8] | Tensor
 
 #: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images, or
 #: frames, also as a list of single ones.
 ClipLike = (
-    str | os.PathLike[str] | bytes | Sequence[bytes] | Frames | Sequence[NDArray[np.uint8]]
+    str | os.PathLike[str] | bytes | Sequence[bytes] | FrameArray | Sequence[NDArray[np.uint8]]
     | Sequence[Tensor]
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ def numbers(scores: list[rewardfleet.VideoScore]) -> list[int]:
 async def test_a_large_batch_is_split_sent_concurrently_and_joined_in_order(
     serve: Serve, monkeypatch
 ):
-    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
+    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
     judges = NumberJudge(), NumberJudge()
     urls = [str(serve(judge).base_url) for judge in judges]
     async with RewardFleet(video=urls) as fleet:

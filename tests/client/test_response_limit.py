@@ -17,8 +17,8 @@ from .conftest import answering
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RETRIES", 0)
-    monkeypatch.setattr(response_limit, "MAX_RESPONSE_BYTES", 2**20)
-    monkeypatch.setattr(response_limit, "MAX_ITEM_BYTES", 0)
+    monkeypatch.setattr(response_limit, "_MAX_RESPONSE_BYTES", 2**20)
+    monkeypatch.setattr(response_limit, "_MAX_ITEM_BYTES", 0)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from .frames import (
 log = logging.getLogger(__name__)
 
 #: LIBERO's control rate in Hz.
-CONTROL_HZ = 20.0
+_CONTROL_HZ = 20.0
 #: The least default of `max_pending`, so that `finish` of few environments with short episodes does
 #: not wait. One episode is 1 to 2 MB at 16 frames of 256x256.
 _LEAST_PENDING = 128
@@ -156,7 +156,7 @@ class RewardStats:
 
 
 @dataclass
-class _Environment:
+class _CurrentEpisode:
     """The current episode of one environment.
 
     Attributes:
@@ -220,7 +220,7 @@ class LiberoRewards:
         *,
         orientation: Orientation = "raw",
         suites: str | Sequence[str] | None = None,
-        frame_rate: float = CONTROL_HZ,
+        frame_rate: float = _CONTROL_HZ,
         max_pending: int | None = None,
     ) -> None:
         self.config = RewardModelConfig.of(config)
@@ -243,7 +243,7 @@ class LiberoRewards:
         self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
         suites = self.config.task_suite_name if suites is None else suites
         self._environments = [
-            _Environment(task, self._recorder(), problem)
+            _CurrentEpisode(task, self._recorder(), problem)
             for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
         ]
         keeps_videos = self.config.keep_temp_video
@@ -274,10 +274,10 @@ class LiberoRewards:
     def stats(self) -> RewardStats:
         """The number of episodes so far, by what became of them."""
         with self._changed:
-            scored, without, failed, discarded = (
+            scored, abstentions, failed, discarded = (
                 self._counts[status] for status in get_args(EpisodeStatus)
             )
-            return RewardStats(scored, without, failed, discarded, self._pending)
+            return RewardStats(scored, abstentions, failed, discarded, self._pending)
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
