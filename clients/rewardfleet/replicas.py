@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from .hedging import Hedging
-from .response_limit import new_request_id, receive
+from .responses import new_request_id, receive
 from .timeouts import Timeout, timeout
 from .wire.backoff import backoff, backoff_with_jitter
 from .wire.errors import BackendFailed, ErrorKind, RewardFleetError

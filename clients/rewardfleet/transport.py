@@ -1,36 +1,26 @@
 """One service over HTTP: requests out, models or typed errors back, before a deadline."""
 
 import asyncio
-import email.utils
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from .hedging import kind_of
 from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .response_limit import max_response_bytes, new_request_id, receive
+from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
 from .timeouts import timeout_at
 from .tracing import span, trace_headers
 from .wire.errors import (
-    ERRORS,
-    BackendFailed,
     DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
     Overloaded,
-    Problem,
     RewardFleetError,
     TooLarge,
     Unavailable,
@@ -38,10 +28,8 @@ from .wire.errors import (
 from .wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
-    GATEWAY,
     MAX_FALLBACK_REWARDS,
     REQUEST_ID_HEADER,
-    SERVICE_HEADER,
     TIMEOUT_HEADER,
 )
 from .wire.score import MAX_BATCH_ITEMS
@@ -49,19 +37,6 @@ from .wire.validation import encode_json
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-#: The error class of an HTTP status, for responses without a problem, e.g. those of a proxy.
-ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
-
-
-#: Foreign exceptions of one HTTP request, the class that each becomes, and its message.
-#: The first row that matches counts.
-_HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = (
-    (httpx.ConnectTimeout, Unavailable, "{url} cannot be reached: connecting took too long"),
-    (httpx.TimeoutException, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (TimeoutError, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (httpx.RequestError, Unavailable, "{url} cannot be reached: {name}: {error}"),
-)
 
 #: The largest body of a request with several items in bytes: below the limit of the services, which
 #: is 64 MiB.
@@ -74,19 +49,6 @@ _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
 #: the remaining time, and at most by this many seconds.
 _MAX_RESPONSE_SECONDS = 1.0
-
-
-@contextmanager
-def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
-    """Raise exceptions of httpx and of timeouts as typed errors: see `_HTTP_ERRORS`."""
-    try:
-        yield
-    except tuple(foreign for foreign, _, _ in _HTTP_ERRORS) as error:
-        error_type, message = next(row[1:] for row in _HTTP_ERRORS if isinstance(error, row[0]))
-        name = type(error).__name__
-        raise error_type(
-            message.format(url=url, timeout_s=timeout_s, name=name, error=error)
-        ) from error
 
 
 @dataclass(eq=False, kw_only=True)
@@ -371,11 +333,11 @@ class ServiceTransport:
         try:
             request = await call.build_request(replica, reported)
             sent = loop.time()
-            with _map_http_errors(replica.url, self._timeout_s):
+            with map_http_errors(replica.url, self._timeout_s):
                 response = await self._send(replicas, replica, request, call)
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
-            model = self._parse(response, replica.url, call.response_type)
+            model = model_of(response, replica.url, self.service, call.response_type)
         except RewardFleetError as error:
             had_fair_share = call.deadline - sent >= self._timeout_s / 2
             if isinstance(error, DeadlineExceeded) and response is None and had_fair_share:
@@ -430,46 +392,6 @@ class ServiceTransport:
         call.url = replica.url
         return replica
 
-    def _parse(self, response: httpx.Response, url: str, response_type: type[ModelT]) -> ModelT:
-        """Return the model of a response, or raise the failure that it reports."""
-        if reason := self._wrong_url(response, url):
-            raise InvalidRequest(reason)
-        if response.status_code != 200:
-            raise _error_of(response, url)
-        try:
-            return response_type.model_validate_json(response.content)
-        except ValidationError as error:
-            raise BackendFailed(
-                f"the answer of {url} is not a valid {response_type.__name__}; is it a "
-                f"rewardfleet service of this version? (got {response.text[:200]!r})"
-            ) from error
-
-    def _wrong_url(self, response: httpx.Response, url: str) -> str | None:
-        """Return why a base URL is wrong, as far as a response shows it; else None."""
-        service = response.headers.get(SERVICE_HEADER, self.service)[:40]  # a proxy may drop it
-        fleet_url, _, prefix = url.rpartition("/")
-        is_in_fleet = prefix == self.service
-        is_not_found = response.status_code == 404
-        if service == GATEWAY:
-            if not is_not_found:
-                return None  # a failure, e.g. no replica is ready
-            if is_in_fleet:
-                return f"the fleet at {fleet_url} has no {self.service} service"
-            return f"{url} is a fleet, not the {self.service} service; give RewardFleet({url!r})"
-        if service != self.service:
-            hint = f", or give {service}={fleet_url!r} if that is not a fleet"
-            return (
-                f"{url} is the {service} service, not the {self.service} service; "
-                f"check the URL{hint if is_in_fleet else ''}"
-            )
-        # A gateway removes the prefix, so a service that sees it was called directly.
-        saw_prefix = f"no endpoint '/{prefix}/"
-        if is_in_fleet and is_not_found and saw_prefix in _error_of(response, url).detail:
-            return (
-                f"{fleet_url} is the {service} service, not a fleet; give {service}={fleet_url!r}"
-            )
-        return None
-
 
 async def in_thread(work: Callable[[], T], deadline: float) -> T:
     """Run CPU-bound work in a thread, until a time of the event loop's clock.
@@ -482,36 +404,3 @@ async def in_thread(work: Callable[[], T], deadline: float) -> T:
             return await asyncio.to_thread(work)
     except TimeoutError:
         raise DeadlineExceeded("the deadline passed before the request was encoded") from None
-
-
-def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
-    """Return the failure that a response reports."""
-    try:
-        return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
-    except ValidationError:
-        pass
-    # Of other status codes, only those of a request that is refused are the same the next time.
-    default = InvalidRequest if 400 <= response.status_code < 500 else BackendFailed
-    error_type = ERROR_OF_STATUS.get(response.status_code, default)
-    if error_type is InternalError:
-        error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
-    is_wrong_url = issubclass(error_type, InvalidRequest | MethodNotAllowed | NotFound)
-    hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
-    error = error_type(
-        f"{url} answered HTTP {response.status_code} without a rewardfleet error "
-        f"(got {response.text[:200]!r}){hint}",
-        retry_after=_retry_after(response.headers.get("retry-after", "")),
-    )
-    error.is_foreign = True
-    return error
-
-
-def _retry_after(header: str) -> float | None:
-    """Return the seconds of a `Retry-After`, which holds seconds or a date (RFC 9110, 10.2.3)."""
-    if header.isascii() and header.isdigit():
-        return float(header)
-    try:
-        date = email.utils.parsedate_to_datetime(header)
-        return max(0.0, date.timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
