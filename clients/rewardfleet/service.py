@@ -123,7 +123,7 @@ class ServiceClient:
     Args:
         transport: Sends its requests.
         policy: Turns scores into rewards.
-        coalesce_s: Seconds in which single calls are collected into one batch; 0 for none.
+        coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
 
     Attributes:
         policy: The rule by which its scores become rewards.
@@ -133,11 +133,14 @@ class ServiceClient:
     has_threshold: ClassVar[bool] = False
 
     def __init__(
-        self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
+        self,
+        transport: ServiceTransport,
+        policy: RewardPolicy,
+        *,
+        coalesce_s: float = 0.0,  # noqa: ARG002 - for subclasses
     ) -> None:
         self._transport = transport
         self.policy = policy
-        self._coalesce_s = coalesce_s
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -156,12 +159,10 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     def __init__(
         self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
     ) -> None:
-        super().__init__(transport, policy, coalesce_s=coalesce_s)
-        self._coalescer = (
-            Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
-            if coalesce_s
-            else None
-        )
+        super().__init__(transport, policy)
+        self._coalescer: Coalescer[RequestT, ScoreT] | None = None
+        if coalesce_s:
+            self._coalescer = Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
 
     def _media_bytes(self, request: RequestT) -> int:  # noqa: ARG002 - for subclasses
         """Return how many bytes of base64 an item has, roughly, so that few are encoded at once."""
