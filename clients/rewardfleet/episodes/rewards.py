@@ -31,7 +31,7 @@ def success(succeeded: ArrayLike) -> Floats:
 
 
 #: By name: maps steps/max_steps, and its minimum among the group's successes, to an efficiency.
-_EFFICIENCY: dict[str, Callable[[Floats, Floats], Floats]] = {
+EFFICIENCY: dict[str, Callable[[Floats, Floats], Floats]] = {
     "reciprocal": lambda fraction, _: 1 / (1 + fraction),
     "linear": lambda fraction, _: 1 - (1 - _LINEAR_FLOOR) * fraction,
     "exponential": lambda fraction, _: np.exp(-_EXPONENTIAL_RATE * fraction),
@@ -59,7 +59,7 @@ def efficiency(
         succeeded: [N], 0 or 1.
         steps: [N], in [0, max_steps].
         max_steps: [N] or one number, above 0: the step limit of the episode's task.
-        form: One of the above.
+        form: One of the above, a key of `EFFICIENCY`.
         best: [N], for `group_best` only: the least x of a success in the episode's group. Entries
             of failures are ignored.
 
@@ -73,7 +73,7 @@ def efficiency(
     check((fraction >= 0) & (fraction <= 1), "steps are 0 to max_steps", steps)
     least = 1 / limit if form == "group_best" else 0.0
     best_fraction = np.maximum(np.asarray(best, float), least)
-    values = _EFFICIENCY[form](np.maximum(fraction, least), best_fraction)
+    values = EFFICIENCY[form](np.maximum(fraction, least), best_fraction)
     values[is_success == 0] = 0.0
     return values
 
