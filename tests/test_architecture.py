@@ -12,7 +12,7 @@ import pytest
 
 import rewardfleet
 from rewardfleet.client import SERVICES as CLIENT_SERVICES
-from rewardfleet.transport import ERROR_OF_STATUS
+from rewardfleet.responses import ERROR_OF_STATUS
 from rewardfleet.wire.errors import ERRORS, RETRYABLE, STATUS, ErrorKind, RewardFleetError
 from rewardfleet_server.code.sandboxes import SANDBOXES
 from rewardfleet_server.registry import SERVICES, load_attribute

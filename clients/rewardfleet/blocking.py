@@ -11,7 +11,6 @@ with rewardfleet.blocking.RewardFleet("http://127.0.0.1:18000") as fleet:
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -23,7 +22,7 @@ from .service import ServiceClient
 __all__ = ["RewardFleet"]
 
 
-class _Blocking:
+class _BlockingClient:
     """The coroutine functions of a service client, as functions that block."""
 
     def __init__(self, loop: EventLoopThread, client: ServiceClient) -> None:
@@ -59,10 +58,10 @@ class RewardFleet:
         self._fleet = client.RewardFleet(url, **options)
         self._loop = EventLoopThread()
 
-    def __getattr__(self, name: str) -> _Blocking:
+    def __getattr__(self, name: str) -> _BlockingClient:
         if name not in client.SERVICES:
             raise AttributeError(name)
-        return _Blocking(self._loop, getattr(self._fleet, name))
+        return _BlockingClient(self._loop, getattr(self._fleet, name))
 
     def close(self) -> None:
         """Cancel pending calls, close the connections, and end the thread."""
@@ -71,10 +70,5 @@ class RewardFleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Generic, TypeVar, overload
+from typing import TYPE_CHECKING, NoReturn, get_type_hints
 from urllib.parse import urlsplit
 
 from typing_extensions import Self
@@ -15,37 +14,6 @@ from .service import OnFailure, RewardPolicy, ServiceClient
 from .tools import ToolsClient
 from .transport import ServiceTransport
 from .video import VideoClient
-
-ClientT = TypeVar("ClientT", bound=ServiceClient)
-
-
-class _Service(Generic[ClientT]):
-    """The client of one service as an attribute of the fleet: `fleet.video`.
-
-    Raises:
-        AttributeError: Neither the URL of a fleet nor one of this service was given.
-    """
-
-    def __init__(self, client_type: type[ClientT]) -> None:
-        self.client_type = client_type
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, fleet: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, fleet: "RewardFleet", owner: type) -> ClientT: ...
-    def __get__(self, fleet: "RewardFleet | None", owner: type) -> Self | ClientT:
-        if fleet is None:
-            return self
-        client = fleet._clients.get(self._name)  # noqa: SLF001 - an attribute of that class
-        if client is None:
-            raise AttributeError(
-                f"no URL of the {self._name} service: give {self._name}=..., or the URL of a fleet"
-            )
-        assert isinstance(client, self.client_type)  # noqa: S101 - see `RewardFleet.__init__`
-        return client
 
 
 class RewardFleet:
@@ -86,10 +54,10 @@ class RewardFleet:
         TypeError: There is no such service or option.
     """
 
-    video = _Service(VideoClient)
-    code = _Service(CodeClient)
-    episode = _Service(EpisodeClient)
-    tools = _Service(ToolsClient)
+    video: VideoClient
+    code: CodeClient
+    episode: EpisodeClient
+    tools: ToolsClient
 
     def __init__(
         self,
@@ -124,7 +92,6 @@ class RewardFleet:
         if not base_urls:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         self._pending = PendingCalls()
-        self._clients: dict[str, ServiceClient] = {}
         for name, service_urls in base_urls.items():
             client_type = SERVICES[name]
             is_binary = binary_reward and client_type.has_threshold
@@ -139,30 +106,34 @@ class RewardFleet:
             policy = RewardPolicy(
                 on_failure, is_binary, success_threshold, transport.count_fallback
             )
-            self._clients[name] = client_type(transport, policy, coalesce_s=coalesce_s)
+            setattr(self, name, client_type(transport, policy, coalesce_s=coalesce_s))
+
+    if not TYPE_CHECKING:  # else any attribute would be accepted
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Refuse a service without a URL.
+
+            Raises:
+                AttributeError: Neither the URL of a fleet nor one of this service was given.
+            """
+            hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
+            raise AttributeError(hint if name in SERVICES else name)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         self._pending.close()
-        for client in self._clients.values():
-            await client.aclose()
+        for name in SERVICES.keys() & vars(self).keys():
+            await getattr(self, name).aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
 #: The client class of each service, by its name.
-SERVICES: dict[str, type[ServiceClient]] = {
-    name: each.client_type for name, each in vars(RewardFleet).items() if isinstance(each, _Service)
-}
+SERVICES: dict[str, type[ServiceClient]] = get_type_hints(RewardFleet)
 
 
 def _header_safe(api_key: str | None) -> str | None:

@@ -12,11 +12,11 @@ ResultT = TypeVar("ResultT")
 
 #: Sends a batch, with a deadline by the loop's clock. Returns one result or failure per item, in
 #: order.
-Send = Callable[[list[ItemT], float], Awaitable[list[ResultT | RewardFleetError]]]
+SendBatch = Callable[[list[ItemT], float], Awaitable[list[ResultT | RewardFleetError]]]
 
 
 @dataclass(eq=False)
-class _Batch(Generic[ItemT, ResultT]):
+class _Window(Generic[ItemT, ResultT]):
     """The calls of one window.
 
     Attributes:
@@ -46,11 +46,11 @@ class Coalescer(Generic[ItemT, ResultT]):
         max_items: A batch with so many items is sent at once.
     """
 
-    def __init__(self, send: Send[ItemT, ResultT], *, window_s: float, max_items: int) -> None:
+    def __init__(self, send: SendBatch[ItemT, ResultT], *, window_s: float, max_items: int) -> None:
         self._send = send
         self._window_s = window_s
         self._max_items = max_items
-        self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, ResultT]] = {}
+        self._open: dict[asyncio.AbstractEventLoop, _Window[ItemT, ResultT]] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Coalescer(Generic[ItemT, ResultT]):
         loop = asyncio.get_running_loop()
         batch = self._open.get(loop)
         if batch is None:
-            batch = self._open[loop] = _Batch(deadline)
+            batch = self._open[loop] = _Window(deadline)
             batch.timer = loop.call_later(self._window_s, self._flush, loop, batch)
         batch.deadline = min(batch.deadline, deadline)
         result: asyncio.Future[ResultT] = loop.create_future()
@@ -86,7 +86,7 @@ class Coalescer(Generic[ItemT, ResultT]):
                 batch.task.cancel()
                 await asyncio.gather(batch.task, return_exceptions=True)
 
-    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]) -> None:
+    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Window[ItemT, ResultT]) -> None:
         """Close a batch's window and send it, without the items of callers that left."""
         del self._open[loop]
         if batch.timer is not None:
@@ -97,7 +97,7 @@ class Coalescer(Generic[ItemT, ResultT]):
             self._pending.add(batch.task)  # an event loop holds only weak references to tasks
             batch.task.add_done_callback(self._pending.discard)
 
-    async def _run(self, batch: _Batch[ItemT, ResultT]) -> None:
+    async def _run(self, batch: _Window[ItemT, ResultT]) -> None:
         """Send a batch and give each caller its result."""
         futures = [future for _, future in batch.calls]
         try:

@@ -7,9 +7,8 @@ from typing_extensions import Unpack
 
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
-from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, UNUSABLE
-from .wire.validation import encode_json, validate
+from .wire.validation import validate
 
 #: Tests as a model, or as a mapping with the same fields.
 TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
@@ -39,8 +38,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         Raises:
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
         """
-        request = code_request(revision, tests, **options)
-        return await self._score_one(request, self._transport.deadline())
+        return await self._score_one(code_request(revision, tests, **options))
 
     async def reward(
         self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
@@ -52,19 +50,13 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         Raises:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        try:
-            score = await self.score(revision, tests, **options)
-        except RewardFleetError as error:
-            return self._policy.failed(error)
-        return self._policy.reward(score)
-
-    def _body_bytes(self, request: CodeRequest) -> int:
-        return len(encode_json(request))
+        return await self.policy.reward_of(self.score(revision, tests, **options))
 
     def _without_policy_text(self, request: CodeRequest) -> CodeRequest | None:
         texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
-        empty = request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
-        return empty if self._body_bytes(empty) < self._body_bytes(request) else None
+        if all(len(text or "") <= len(UNUSABLE) for text in texts.values()):
+            return None
+        return request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
 
 
 def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:

@@ -55,8 +55,7 @@ class EpisodeClient(ServiceClient):
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        deadline = self._transport.deadline()
-        return await self._transport.post("/score", item, EpisodeScore, deadline=deadline)
+        return await self._transport.call("POST", "/score", EpisodeScore, item)
 
     async def score_batch(
         self,
@@ -83,9 +82,7 @@ class EpisodeClient(ServiceClient):
         batch = EpisodeBatchRequest.model_construct(
             {*header.model_fields_set, "items"}, items=list(items), **dict(header)
         )
-        return await self._transport.post(
-            "/score/batch", batch, EpisodeBatchResponse, deadline=self._transport.deadline()
-        )
+        return await self._transport.call("POST", "/score/batch", EpisodeBatchResponse, batch)
 
     async def rewards(
         self,
@@ -106,8 +103,8 @@ class EpisodeClient(ServiceClient):
         try:
             response = await self.score_batch(items, options, run=run, step=step)
         except RewardFleetError as error:
-            return [self._policy.failed(error) for _ in items]
-        return [self._policy.reward(score) for score in response.results]
+            return [self.policy.failed(error) for _ in items]
+        return [self.policy.reward(score) for score in response.results]
 
     async def collect(
         self,
@@ -150,8 +147,8 @@ class EpisodeClient(ServiceClient):
         give_up = self._transport.deadline() + wait_s
         while True:
             deadline = min(self._transport.deadline(), give_up)
-            response = await self._transport.post(
-                "/groups/members", request, GroupMemberResponse, deadline=deadline
+            response = await self._transport.call(
+                "POST", "/groups/members", GroupMemberResponse, request, deadline=deadline
             )
             if response.result is not None:
                 problem = response.result.error
@@ -192,6 +189,4 @@ class EpisodeClient(ServiceClient):
                 "adapt": adapt,
             },
         )
-        return await self._transport.post(
-            "/temperatures", request, TemperaturesResponse, deadline=self._transport.deadline()
-        )
+        return await self._transport.call("POST", "/temperatures", TemperaturesResponse, request)

@@ -11,7 +11,7 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 
-class _Worker:
+class _LoopThread:
     """An event loop, its thread, and the coroutines that were started in it."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class EventLoopThread:
     def __init__(self) -> None:
         # By process. A parent's event loop is not released in a child: that would unregister the
         # parent's sockets, as both processes share the selector that watches them.
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _LoopThread] = {}
 
     def __reduce__(self) -> tuple[type["EventLoopThread"], tuple[()]]:
         return EventLoopThread, ()
@@ -66,10 +66,10 @@ class EventLoopThread:
         worker.thread.join()
         worker.loop.close()
 
-    def _worker(self) -> _Worker:
+    def _worker(self) -> _LoopThread:
         worker = self._workers.get(os.getpid())
         if worker is None:
-            new = _Worker()
+            new = _LoopThread()
             # setdefault is atomic. A lock could be held forever by a thread that a fork dropped.
             worker = self._workers.setdefault(os.getpid(), new)
             if worker is new:

@@ -8,18 +8,19 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 #: A call that is pending for so many seconds is logged.
-LOG_AFTER_SECONDS = 30.0
+_LOG_AFTER_SECONDS = 30.0
 #: Seconds between two lines.
-LOG_EVERY_SECONDS = 60.0
+_LOG_EVERY_SECONDS = 60.0
 
 
-class Call(Protocol):
-    """A pending call. Times are those of the event loop's clock.
+@dataclass(eq=False, kw_only=True)
+class PendingCall:
+    """A call, over all its attempts. Times are those of the event loop's clock.
 
     Attributes:
         service: The service, e.g. `video`.
@@ -27,24 +28,24 @@ class Call(Protocol):
         item_count: The number of items.
         started: When it began.
         deadline: When it must end.
-        attempts: How many times it has been sent, or was about to be.
+        attempts: How many times a replica was acquired for it.
         url: The replica that has it; empty while it waits for capacity, or for a retry.
     """
 
     service: str
     path: str
-    item_count: int
-    started: float
+    item_count: int = 1
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     deadline: float
-    attempts: int
-    url: str
+    attempts: int = 0
+    url: str = ""
 
 
 @dataclass
 class _Watch:
     """The pending calls of one event loop, in the order in which they began."""
 
-    calls: dict[Call, None] = field(default_factory=dict)
+    calls: dict[PendingCall, None] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -60,16 +61,16 @@ class PendingCalls:
         """Return the state of a client without calls: they belong to this process."""
         return {"_watches": {}, "_next_line": 0.0}
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PendingCall) -> None:
         """Add a call that begins now."""
         loop = asyncio.get_running_loop()
         watch = self._watches.get((os.getpid(), loop))
         if watch is None:
             watch = self._watches[os.getpid(), loop] = _Watch()
-            watch.timer = loop.call_later(LOG_AFTER_SECONDS, self._check, loop, watch)
+            watch.timer = loop.call_later(_LOG_AFTER_SECONDS, self._check, loop, watch)
         watch.calls[call] = None
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: PendingCall) -> None:
         """Remove a call that has ended."""
         key = os.getpid(), asyncio.get_running_loop()
         watch = self._watches.get(key)
@@ -91,14 +92,14 @@ class PendingCalls:
         """Log the oldest call if it is pending for long, and check again later."""
         now = loop.time()
         oldest = next(iter(watch.calls))
-        due = max(oldest.started + LOG_AFTER_SECONDS, self._next_line)
+        due = max(oldest.started + _LOG_AFTER_SECONDS, self._next_line)
         if now >= due:
             log.warning(_line(list(watch.calls), oldest, now))
-            self._next_line = due = now + LOG_EVERY_SECONDS
+            self._next_line = due = now + _LOG_EVERY_SECONDS
         watch.timer = loop.call_at(due, self._check, loop, watch)
 
 
-def _line(calls: list[Call], oldest: Call, now: float) -> str:
+def _line(calls: list[PendingCall], oldest: PendingCall, now: float) -> str:
     items = sum(call.item_count for call in calls)
     where = f"at {oldest.url}" if oldest.url else "waiting for a replica"
     return (

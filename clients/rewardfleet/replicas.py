@@ -28,45 +28,45 @@ from dataclasses import dataclass, field
 import httpx
 
 from .hedging import Hedging
-from .response_limit import new_request_id, receive
+from .responses import new_request_id, receive
 from .timeouts import Timeout, timeout
 from .wire.backoff import backoff, backoff_with_jitter
 from .wire.errors import BackendFailed, ErrorKind, RewardFleetError
 from .wire.headers import REQUEST_ID_HEADER
 
 #: Failed judgments in a row after which a replica is ejected.
-EJECT_AFTER = 5
+_EJECT_AFTER = 5
 #: Seconds of the first ejection, doubled by each further one without a success in between.
-EJECTION_SECONDS = 1.0
+_EJECTION_SECONDS = 1.0
 #: The longest ejection in seconds.
-MAX_EJECTION_SECONDS = 30.0
+_MAX_EJECTION_SECONDS = 30.0
 #: The longest time in seconds for which a `Retry-After` rests a replica.
-MAX_REST_SECONDS = 30.0
+_MAX_REST_SECONDS = 30.0
 #: Seconds for which a replica may send nothing, while a request waits, before it is checked: a
 #: tenth of a call's timeout within these limits.
-MIN_SILENCE_SECONDS, MAX_SILENCE_SECONDS = 0.1, 1.0
+_MIN_SILENCE_SECONDS, _MAX_SILENCE_SECONDS = 0.1, 1.0
 #: Seconds that it then has to answer the check: a fifth of a call's timeout within these limits.
-MIN_CHECK_SECONDS, MAX_CHECK_SECONDS = 0.25, 2.0
+_MIN_CHECK_SECONDS, _MAX_CHECK_SECONDS = 0.25, 2.0
 #: If a check ends so many seconds late, this process was busy, and the check shows nothing.
 _BUSY_SECONDS = 0.25
 #: The largest answer to a probe in bytes.
 _MAX_PROBE_BYTES = 2**20
 #: Seconds that a probe may take.
-PROBE_SECONDS = 5.0
+_PROBE_SECONDS = 5.0
 #: The longest first wait before a retry in seconds, doubled by each further one.
-BACKOFF_SECONDS = 0.5
+_BACKOFF_SECONDS = 0.5
 #: The longest of all waits before a retry in seconds.
-MAX_BACKOFF_SECONDS = 8.0
+_MAX_BACKOFF_SECONDS = 8.0
 
 
 def retry_wait(nth: int) -> float:
     """Return the seconds to wait before retry `nth` (1, 2, …); see `backoff_with_jitter`."""
-    return backoff_with_jitter(nth, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+    return backoff_with_jitter(nth, _BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS)
 
 
 def rest_seconds(error: RewardFleetError) -> float:
-    """Return the `Retry-After` of an error in seconds, at most `MAX_REST_SECONDS`."""
-    return min(error.retry_after or 0.0, MAX_REST_SECONDS)
+    """Return the `Retry-After` of an error in seconds, at most `_MAX_REST_SECONDS`."""
+    return min(error.retry_after or 0.0, _MAX_REST_SECONDS)
 
 
 @dataclass(eq=False)
@@ -146,8 +146,8 @@ class Replicas:
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
         self._closed = False
-        self._silence_s = min(max(timeout_s / 10, MIN_SILENCE_SECONDS), MAX_SILENCE_SECONDS)
-        self._check_s = min(max(timeout_s / 5, MIN_CHECK_SECONDS), MAX_CHECK_SECONDS)
+        self._silence_s = min(max(timeout_s / 10, _MIN_SILENCE_SECONDS), _MAX_SILENCE_SECONDS)
+        self._check_s = min(max(timeout_s / 5, _MIN_CHECK_SECONDS), _MAX_CHECK_SECONDS)
         self.hedging = Hedging()
 
     async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
@@ -250,7 +250,7 @@ class Replicas:
             self.eject(replica, started=started, seconds=rest_seconds(error))
         elif error.is_foreign or error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}:
             replica.failures += 1
-            if replica.failures >= EJECT_AFTER:
+            if replica.failures >= _EJECT_AFTER:
                 self.eject(replica, started=started)
 
     def eject(self, replica: Replica, *, started: float, seconds: float = 0.0) -> None:
@@ -329,13 +329,13 @@ class Replicas:
             replica.failed_at = now
             replica.consecutive_429s += 1
         wait = seconds + retry_wait(max(replica.consecutive_429s, 1))
-        until = now + min(wait, MAX_REST_SECONDS)
+        until = now + min(wait, _MAX_REST_SECONDS)
         replica.cooldown_until = max(replica.cooldown_until, until)
 
     def _eject(self, replica: Replica, seconds: float) -> None:
         replica.ejected = True
         replica.ejections += 1
-        pause = backoff(replica.ejections, EJECTION_SECONDS, MAX_EJECTION_SECONDS)
+        pause = backoff(replica.ejections, _EJECTION_SECONDS, _MAX_EJECTION_SECONDS)
         pause = max(pause, seconds)
         if not self._closed:
             replica.timer = self._loop.call_later(pause, self._start_probe, replica)
@@ -346,7 +346,7 @@ class Replicas:
 
     async def _probe(self, replica: Replica) -> None:
         """Check whether an ejected replica is ready again, so that no user's request has to."""
-        status = await self._readiness(replica, PROBE_SECONDS)
+        status = await self._readiness(replica, _PROBE_SECONDS)
         ready = status is not None and status < 500
         if not replica.ejected:
             return  # a request was answered meanwhile

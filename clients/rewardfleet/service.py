@@ -3,15 +3,14 @@
 import asyncio
 import copy
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
 from .replicas import rest_seconds, retry_wait
 from .tracing import span
-from .transport import ServiceTransport
+from .transport import MAX_BATCH_BYTES, ServiceTransport
 from .wire.errors import (
     BackendFailed,
     Forbidden,
@@ -38,9 +37,6 @@ log = logging.getLogger(__name__)
 
 #: Errors that the caller must correct, which no reward replaces.
 CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge
-
-#: The largest body of one batch in bytes: below the limit of the services (64 MiB).
-_MAX_BATCH_BYTES = 48 * 2**20
 
 #: "raise", or the reward that replaces a missing one.
 OnFailure = Literal["raise"] | float
@@ -85,18 +81,36 @@ class RewardPolicy:
             return float(score.score >= self.success_threshold)
         return score.score
 
+    async def reward_of(self, answer: Awaitable[Score]) -> float:
+        """Return the reward of a score that is awaited, or the one that replaces it.
+
+        Raises:
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        try:
+            score = await answer
+        except RewardFleetError as error:
+            return self.failed(error)
+        return self.reward(score)
+
     def failed(self, error: RewardFleetError) -> float:
         """Return the reward that replaces a missing one, and log the failure as a warning.
 
         Raises:
-            InvalidRequest: `error`: the caller must correct its request.
-            TooLarge: Likewise.
-            MethodNotAllowed: Likewise: the URL is wrong.
-            Unauthorized: Likewise: the key is wrong.
-            Forbidden: Likewise: the service may not read a path or host.
+            RewardFleetError: `error`, if it is one of `CALLER_ERRORS`, which the caller must
+                correct: its request, the URL or the key; or if `on_failure` is "raise".
+        """
+        if isinstance(error, CALLER_ERRORS):
+            raise error
+        return self.fallback(error)
+
+    def fallback(self, error: RewardFleetError) -> float:
+        """Return `on_failure` in place of a reward, whatever the failure, and log it as a warning.
+
+        Raises:
             RewardFleetError: `error`, if `on_failure` is "raise".
         """
-        if self.on_failure == "raise" or isinstance(error, CALLER_ERRORS):
+        if self.on_failure == "raise":
             raise error
         log.warning("no reward, %s is used instead: %s", self.on_failure, error)
         self.on_fallback()
@@ -109,36 +123,31 @@ class ServiceClient:
     Args:
         transport: Sends its requests.
         policy: Turns scores into rewards.
-        coalesce_s: Seconds in which single calls are collected into one batch; 0 for none.
+        coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
 
     Attributes:
+        policy: The rule by which its scores become rewards.
         has_threshold: Whether `binary_reward` and `success_threshold` apply to its scores.
     """
 
     has_threshold: ClassVar[bool] = False
 
     def __init__(
-        self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
+        self,
+        transport: ServiceTransport,
+        policy: RewardPolicy,
+        *,
+        coalesce_s: float = 0.0,  # noqa: ARG002 - for subclasses
     ) -> None:
         self._transport = transport
-        self._policy = policy
-        self._coalesce_s = coalesce_s
-
-    @property
-    def policy(self) -> RewardPolicy:
-        """The rule by which its scores become rewards."""
-        return self._policy
-
-    def count_fallback(self) -> None:
-        """Count a reward that was replaced by `on_failure`, for the metrics of the service."""
-        self._transport.count_fallback()
+        self.policy = policy
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         await self._transport.aclose()
 
 
-class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
+class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     """A client of a service whose items are independent, so that batches may be split.
 
     Attributes:
@@ -150,16 +159,14 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
     def __init__(
         self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
     ) -> None:
-        super().__init__(transport, policy, coalesce_s=coalesce_s)
-        self._coalescer = (
-            Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
-            if coalesce_s
-            else None
-        )
+        super().__init__(transport, policy)
+        self._coalescer: Coalescer[RequestT, ScoreT] | None = None
+        if coalesce_s:
+            self._coalescer = Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
 
-    @abstractmethod
-    def _body_bytes(self, request: RequestT) -> int:
-        """Return roughly how many bytes an item has as JSON."""
+    def _media_bytes(self, request: RequestT) -> int:  # noqa: ARG002 - for subclasses
+        """Return how many bytes of base64 an item has, roughly, so that few are encoded at once."""
+        return 0
 
     def _without_policy_text(self, request: RequestT) -> RequestT | None:  # noqa: ARG002 - for subclasses
         """Return what is sent if an item is too large; None if that is not due to its policy text.
@@ -203,10 +210,11 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         try:
             scores = await self.score_batch(requests)
         except RewardFleetError as error:
-            return [self._policy.failed(error) for _ in requests]
-        return [self._policy.reward(score) for score in scores]
+            return [self.policy.failed(error) for _ in requests]
+        return [self.policy.reward(score) for score in scores]
 
-    async def _score_one(self, request: RequestT, deadline: float) -> ScoreT:
+    async def _score_one(self, request: RequestT, deadline: float | None = None) -> ScoreT:
+        deadline = self._transport.deadline() if deadline is None else deadline
         if self._coalescer is not None:
             return await self._coalescer.submit(request, deadline)
         answer = await self._post_one(request, deadline)
@@ -229,13 +237,11 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         parts: list[list[RequestT]] = []
         size = 0
         for request in requests:
-            request_bytes = self._body_bytes(request)
-            is_full = not parts or len(parts[-1]) >= max_items
-            if is_full or size + request_bytes > _MAX_BATCH_BYTES:
+            size += self._media_bytes(request)
+            if not parts or len(parts[-1]) >= max_items or size > MAX_BATCH_BYTES:
                 parts.append([])
-                size = 0
+                size = self._media_bytes(request)
             parts[-1].append(request)
-            size += request_bytes
         return parts
 
     async def _send_parts(
@@ -249,10 +255,11 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
         """Send one request for several items; return one answer per item, or its failure."""
         batch = BatchRequest[Any].model_construct(items=requests)
         try:
-            response = await self._transport.post(
+            response = await self._transport.call(
+                "POST",
                 "/score/batch",
-                batch,
                 BatchResponse[self.score_type],  # type: ignore[name-defined] # made at run time
+                batch,
                 item_count=len(requests),
                 deadline=deadline,
                 is_stateless=True,
@@ -297,8 +304,8 @@ class BatchClient(ServiceClient, ABC, Generic[RequestT, ScoreT]):
 
     async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
-            return await self._transport.post(
-                "/score", request, self.score_type, deadline=deadline, is_stateless=True
+            return await self._transport.call(
+                "POST", "/score", self.score_type, request, deadline=deadline, is_stateless=True
             )
         except TooLarge as error:
             smaller = self._without_policy_text(request)

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from typing_extensions import Unpack
 
 from .service import BatchClient
-from .wire.errors import InvalidRequest, RewardFleetError
+from .wire.errors import InvalidRequest
 from .wire.policy_text import UNUSABLE
 from .wire.score import Name
 from .wire.tools import (
@@ -22,7 +22,7 @@ from .wire.tools import (
     ToolsRequest,
     ToolsScore,
 )
-from .wire.validation import encode_json, validate
+from .wire.validation import validate
 
 _NAME = TypeAdapter(Name)
 
@@ -50,8 +50,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         Raises:
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
         """
-        request = tools_request(response, ground_truth, **fields)
-        return await self._score_one(request, self._transport.deadline())
+        return await self._score_one(tools_request(response, ground_truth, **fields))
 
     async def reward(
         self, response: str, ground_truth: str, **fields: Unpack[ToolsFields]
@@ -63,11 +62,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         Raises:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        try:
-            score = await self.score(response, ground_truth, **fields)
-        except RewardFleetError as error:
-            return self._policy.failed(error)
-        return self._policy.reward(score)
+        return await self.policy.reward_of(self.score(response, ground_truth, **fields))
 
     async def put_budget(self, run: str, **options: Any) -> Budget:
         """Create the budget of a run, or change its options; its multiplier stays.
@@ -80,8 +75,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             RewardFleetError: An option is invalid, or the request failed.
         """
         request = validate(BudgetRequest, options)
-        deadline = self._transport.deadline()
-        return await self._transport.put(_path(run), request, Budget, deadline=deadline)
+        return await self._transport.call("PUT", _path(run), Budget, request)
 
     async def budget(self, run: str) -> Budget:
         """Return the budget of a run. Its `checkpoint` can be stored with the trainer's own.
@@ -90,7 +84,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             NotFound: The run has no budget.
             RewardFleetError: The request failed.
         """
-        return await self._transport.get(_path(run), Budget)
+        return await self._transport.call("GET", _path(run), Budget)
 
     async def update_budget(
         self,
@@ -112,7 +106,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             mean_cost: Their mean.
             count: Number of answers.
             part: Name of the part, e.g. of the worker; None if these are all costs of the step.
-            mean_task_reward: Of these answers, for monitoring.
+            mean_task_reward: The mean task reward of these answers, for monitoring.
 
         Raises:
             InvalidRequest: The step is closed, or an argument is out of range.
@@ -128,15 +122,8 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             "mean_task_reward": mean_task_reward,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return await self._transport.post(
-            f"{_path(run)}/update",
-            validate(BudgetUpdateRequest, given),
-            BudgetUpdate,
-            deadline=self._transport.deadline(),
-        )
-
-    def _body_bytes(self, request: ToolsRequest) -> int:
-        return len(encode_json(request))
+        request = validate(BudgetUpdateRequest, given)
+        return await self._transport.call("POST", f"{_path(run)}/update", BudgetUpdate, request)
 
     def _without_policy_text(self, request: ToolsRequest) -> ToolsRequest | None:
         if len(request.response) <= len(UNUSABLE):

@@ -1,46 +1,35 @@
 """One service over HTTP: requests out, models or typed errors back, before a deadline."""
 
 import asyncio
-import email.utils
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from .hedging import kind_of
-from .pending import PendingCalls
+from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .response_limit import max_response_bytes, new_request_id, receive
+from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
 from .timeouts import timeout_at
 from .tracing import span, trace_headers
 from .wire.errors import (
-    ERRORS,
-    BackendFailed,
     DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
     Overloaded,
-    Problem,
     RewardFleetError,
+    TooLarge,
     Unavailable,
 )
 from .wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
-    GATEWAY,
     MAX_FALLBACK_REWARDS,
     REQUEST_ID_HEADER,
-    SERVICE_HEADER,
     TIMEOUT_HEADER,
 )
 from .wire.score import MAX_BATCH_ITEMS
@@ -49,19 +38,9 @@ from .wire.validation import encode_json
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: The error class of an HTTP status, for responses without a problem, e.g. those of a proxy.
-ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
-
-
-#: Foreign exceptions of one HTTP request, the class that each becomes, and its message.
-#: The first row that matches counts.
-_HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = (
-    (httpx.ConnectTimeout, Unavailable, "{url} cannot be reached: connecting took too long"),
-    (httpx.TimeoutException, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (TimeoutError, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (httpx.RequestError, Unavailable, "{url} cannot be reached: {name}: {error}"),
-)
-
+#: The largest body of a request with several items in bytes: below the limit of the services, which
+#: is 64 MiB.
+MAX_BATCH_BYTES = 48 * 2**20
 #: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
@@ -72,50 +51,29 @@ _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 _MAX_RESPONSE_SECONDS = 1.0
 
 
-@contextmanager
-def _map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
-    """Raise exceptions of httpx and of timeouts as typed errors: see `_HTTP_ERRORS`."""
-    try:
-        yield
-    except tuple(foreign for foreign, _, _ in _HTTP_ERRORS) as error:
-        error_type, message = next(row[1:] for row in _HTTP_ERRORS if isinstance(error, row[0]))
-        name = type(error).__name__
-        raise error_type(
-            message.format(url=url, timeout_s=timeout_s, name=name, error=error)
-        ) from error
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call, over all its attempts. Times are those of the event loop's clock.
+@dataclass(eq=False, kw_only=True)
+class _HttpCall(PendingCall, Generic[ModelT]):
+    """One call.
 
     Attributes:
-        service: The service.
-        item_count: The number of items in the body.
-        started: When it began.
-        deadline: When it must end.
-        attempts: How many times a replica was acquired for it.
-        url: The replica that has it; empty while it waits for one.
+        method: The HTTP method.
+        response_type: The model of the response.
+        body: What is sent; None for a route that takes no body.
+        timeout_s: Seconds of a complete call.
+        is_stateless: Whether it may be sent to a second replica while the first has it.
+        content: The encoded body, once it is encoded.
         request_id: The id of the last request that was answered; empty if there was none.
         failed_urls: The replicas that failed it since the last back-off.
-        content: The encoded body, once it is encoded.
-        is_stateless: Whether it may be sent to a second replica while the first has it.
     """
 
-    service: str
     method: str
-    path: str
-    body: BaseModel | None
-    item_count: int
-    deadline: float
+    response_type: type[ModelT]
+    body: BaseModel | None = None
     timeout_s: float
-    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    attempts: int = 0
-    url: str = ""
+    is_stateless: bool = False
+    content: bytes | None = None
     request_id: str = ""
     failed_urls: set[str] = field(default_factory=set)
-    content: bytes | None = None
-    is_stateless: bool = False
 
     async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
         """Build the request. The body is encoded only now, so that few are in memory at once."""
@@ -129,6 +87,8 @@ class _Call:
                 # Unset fields are not sent: a service of an older version may not know them.
                 encode = partial(encode_json, self.body, exclude_unset=True)
                 self.content = await in_thread(encode, self.deadline)
+            if self.item_count > 1 and len(self.content) > MAX_BATCH_BYTES:
+                raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent")
@@ -156,7 +116,7 @@ class ServiceTransport:
         pending: Watches the calls of all services.
 
     Attributes:
-        service: As above.
+        service: The service that must answer.
         fallback_rewards: How many rewards were replaced by `on_failure` and are not reported yet.
             The next request reports them, for the metrics of the service.
     """
@@ -202,58 +162,57 @@ class ServiceTransport:
         share = math.ceil(count / len(self._urls))
         return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
 
-    async def post(
+    async def call(
         self,
+        method: str,
         path: str,
-        body: BaseModel,
         response_type: type[ModelT],
+        body: BaseModel | None = None,
         *,
-        deadline: float,
+        deadline: float | None = None,
         item_count: int = 1,
         is_stateless: bool = False,
     ) -> ModelT:
-        """Send a model and return the response.
+        """Send a request and return the response as a model.
 
         Args:
+            method: The HTTP method.
             path: The route, e.g. `/score`.
-            body: The model.
             response_type: The model of the response.
-            deadline: When the call must end, by the clock of the event loop.
+            body: What is sent; None for a route that takes no body.
+            deadline: When the call must end, by the clock of the event loop; by default after the
+                timeout of a call.
             item_count: The number of items in `body`.
             is_stateless: Whether the service's answer depends on the body only, so that two
                 replicas may compute it at the same time.
 
         Raises:
+            TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
             RewardFleetError: The service's failure, or why it did not answer.
         """
-        call = _Call(
-            self.service, "POST", path, body, item_count, deadline, self._timeout_s,
+        call = _HttpCall(
+            service=self.service,
+            method=method,
+            path=path,
+            response_type=response_type,
+            body=body,
+            deadline=self.deadline() if deadline is None else deadline,
+            timeout_s=self._timeout_s,
+            item_count=item_count,
             is_stateless=is_stateless,
-        )  # fmt: skip
-        return await self._call(call, response_type)
-
-    async def put(
-        self, path: str, body: BaseModel, response_type: type[ModelT], *, deadline: float
-    ) -> ModelT:
-        """Send a model by `PUT` and return the response; see `post`.
-
-        Raises:
-            RewardFleetError: The service's failure, or why it did not answer.
-        """
-        return await self._call(
-            _Call(self.service, "PUT", path, body, 1, deadline, self._timeout_s), response_type
         )
-
-    async def get(self, path: str, response_type: type[ModelT]) -> ModelT:
-        """Return the response of a route that takes no body, e.g. `/health`, as a model.
-
-        Raises:
-            RewardFleetError: The service's failure, or why it did not answer.
-        """
-        return await self._call(
-            _Call(self.service, "GET", path, None, 1, self.deadline(), self._timeout_s),
-            response_type,
-        )
+        self._pending.add(call)
+        try:
+            name = f"{method} {_RUN.sub('{run}', path)}"
+            with span(name, self.service, item_count, is_request=True) as current:
+                try:
+                    return await self._try_call(call)
+                finally:
+                    if current is not None:
+                        current.set_attribute("rewardfleet.attempts", call.attempts)
+                        current.set_attribute("rewardfleet.request_id", call.request_id)
+        finally:
+            self._pending.remove(call)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -276,22 +235,7 @@ class ServiceTransport:
             )
         return replicas
 
-    async def _call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
-        """Make a call, watched while it is pending, in a span of its own."""
-        self._pending.add(call)
-        try:
-            name = f"{call.method} {_RUN.sub('{run}', call.path)}"
-            with span(name, call.service, call.item_count, is_request=True) as current:
-                try:
-                    return await self._try_call(call, response_type)
-                finally:
-                    if current is not None:
-                        current.set_attribute("rewardfleet.attempts", call.attempts)
-                        current.set_attribute("rewardfleet.request_id", call.request_id)
-        finally:
-            self._pending.remove(call)
-
-    async def _try_call(self, call: _Call, response_type: type[ModelT]) -> ModelT:
+    async def _try_call(self, call: _HttpCall[ModelT]) -> ModelT:
         """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
@@ -302,7 +246,7 @@ class ServiceTransport:
         retries = 0
         while True:
             try:
-                return await self._attempt(replicas, call, response_type)
+                return await self._attempt(replicas, call)
             except RewardFleetError as error:
                 is_late = isinstance(error, DeadlineExceeded) and not error.is_foreign
                 if is_late and failure is not None:
@@ -325,9 +269,7 @@ class ServiceTransport:
                 call.failed_urls.clear()
                 await asyncio.sleep(pause)
 
-    async def _attempt(
-        self, replicas: Replicas, call: _Call, response_type: type[ModelT]
-    ) -> ModelT:
+    async def _attempt(self, replicas: Replicas, call: _HttpCall[ModelT]) -> ModelT:
         """Acquire a replica and send it the request once; and a hedge, if it takes long."""
         replica = await self._acquire(replicas, call)
         replicas.hedging.count_request()
@@ -335,22 +277,16 @@ class ServiceTransport:
         delay = replicas.hedging.delay(kind) if call.is_stateless else None
         try:
             if delay is not None and len(self._urls) > 1:
-                return await self._hedge(replicas, replica, call, response_type, delay_s=delay)
+                return await self._hedge(replicas, replica, call, delay)
             try:
-                return await self._exchange(replicas, replica, call, response_type)
+                return await self._exchange(replicas, replica, call)
             finally:
                 replicas.release(replica, call.item_count)
         finally:
             call.url = ""
 
     async def _hedge(
-        self,
-        replicas: Replicas,
-        first: Replica,
-        call: _Call,
-        response_type: type[ModelT],
-        *,
-        delay_s: float,
+        self, replicas: Replicas, first: Replica, call: _HttpCall[ModelT], delay_s: float
     ) -> ModelT:
         """Send a request; after `delay_s`, send it to a second replica, if the budget allows.
 
@@ -359,7 +295,7 @@ class ServiceTransport:
         """
 
         def exchange(replica: Replica) -> asyncio.Task[ModelT]:
-            task = asyncio.create_task(self._exchange(replicas, replica, call, response_type))
+            task = asyncio.create_task(self._exchange(replicas, replica, call))
             # Not in the task itself, which may be cancelled before it begins.
             task.add_done_callback(lambda _: replicas.release(replica, call.item_count))
             return task
@@ -385,7 +321,7 @@ class ServiceTransport:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _exchange(
-        self, replicas: Replicas, replica: Replica, call: _Call, response_type: type[ModelT]
+        self, replicas: Replicas, replica: Replica, call: _HttpCall[ModelT]
     ) -> ModelT:
         """Send a request to an acquired replica once, and report how it went."""
         loop = asyncio.get_running_loop()
@@ -397,11 +333,11 @@ class ServiceTransport:
         try:
             request = await call.build_request(replica, reported)
             sent = loop.time()
-            with _map_http_errors(replica.url, self._timeout_s):
+            with map_http_errors(replica.url, self._timeout_s):
                 response = await self._send(replicas, replica, request, call)
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
-            model = self._parse(response, replica.url, response_type)
+            model = model_of(response, replica.url, self.service, call.response_type)
         except RewardFleetError as error:
             had_fair_share = call.deadline - sent >= self._timeout_s / 2
             if isinstance(error, DeadlineExceeded) and response is None and had_fair_share:
@@ -422,7 +358,7 @@ class ServiceTransport:
 
     @staticmethod
     async def _send(
-        replicas: Replicas, replica: Replica, request: httpx.Request, call: _Call
+        replicas: Replicas, replica: Replica, request: httpx.Request, call: _HttpCall[ModelT]
     ) -> httpx.Response:
         """Send a request and wait until it is answered, or the replica is found to be silent."""
         limit = timeout_at(call.deadline)
@@ -441,7 +377,7 @@ class ServiceTransport:
                 raise
             raise Unavailable(f"{replica.url} has stopped answering, also at /readyz") from None
 
-    async def _acquire(self, replicas: Replicas, call: _Call) -> Replica:
+    async def _acquire(self, replicas: Replicas, call: _HttpCall[ModelT]) -> Replica:
         """Wait for capacity at a replica."""
         try:
             async with timeout_at(call.deadline):
@@ -456,46 +392,6 @@ class ServiceTransport:
         call.url = replica.url
         return replica
 
-    def _parse(self, response: httpx.Response, url: str, response_type: type[ModelT]) -> ModelT:
-        """Return the model of a response, or raise the failure that it reports."""
-        if reason := self._wrong_url(response, url):
-            raise InvalidRequest(reason)
-        if response.status_code != 200:
-            raise _error_of(response, url)
-        try:
-            return response_type.model_validate_json(response.content)
-        except ValidationError as error:
-            raise BackendFailed(
-                f"the answer of {url} is not a valid {response_type.__name__}; is it a "
-                f"rewardfleet service of this version? (got {response.text[:200]!r})"
-            ) from error
-
-    def _wrong_url(self, response: httpx.Response, url: str) -> str | None:
-        """Return why a base URL is wrong, as far as a response shows it; else None."""
-        service = response.headers.get(SERVICE_HEADER, self.service)[:40]  # a proxy may drop it
-        fleet_url, _, prefix = url.rpartition("/")
-        is_in_fleet = prefix == self.service
-        is_not_found = response.status_code == 404
-        if service == GATEWAY:
-            if not is_not_found:
-                return None  # a failure, e.g. no replica is ready
-            if is_in_fleet:
-                return f"the fleet at {fleet_url} has no {self.service} service"
-            return f"{url} is a fleet, not the {self.service} service; give RewardFleet({url!r})"
-        if service != self.service:
-            hint = f", or give {service}={fleet_url!r} if that is not a fleet"
-            return (
-                f"{url} is the {service} service, not the {self.service} service; "
-                f"check the URL{hint if is_in_fleet else ''}"
-            )
-        # A gateway removes the prefix, so a service that sees it was called directly.
-        saw_prefix = f"no endpoint '/{prefix}/"
-        if is_in_fleet and is_not_found and saw_prefix in _error_of(response, url).detail:
-            return (
-                f"{fleet_url} is the {service} service, not a fleet; give {service}={fleet_url!r}"
-            )
-        return None
-
 
 async def in_thread(work: Callable[[], T], deadline: float) -> T:
     """Run CPU-bound work in a thread, until a time of the event loop's clock.
@@ -508,36 +404,3 @@ async def in_thread(work: Callable[[], T], deadline: float) -> T:
             return await asyncio.to_thread(work)
     except TimeoutError:
         raise DeadlineExceeded("the deadline passed before the request was encoded") from None
-
-
-def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
-    """Return the failure that a response reports."""
-    try:
-        return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
-    except ValidationError:
-        pass
-    # Of other status codes, only those of a request that is refused are the same the next time.
-    default = InvalidRequest if 400 <= response.status_code < 500 else BackendFailed
-    error_type = ERROR_OF_STATUS.get(response.status_code, default)
-    if error_type is InternalError:
-        error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
-    is_wrong_url = issubclass(error_type, InvalidRequest | MethodNotAllowed | NotFound)
-    hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
-    error = error_type(
-        f"{url} answered HTTP {response.status_code} without a rewardfleet error "
-        f"(got {response.text[:200]!r}){hint}",
-        retry_after=_retry_after(response.headers.get("retry-after", "")),
-    )
-    error.is_foreign = True
-    return error
-
-
-def _retry_after(header: str) -> float | None:
-    """Return the seconds of a `Retry-After`, which holds seconds or a date (RFC 9110, 10.2.3)."""
-    if header.isascii() and header.isdigit():
-        return float(header)
-    try:
-        date = email.utils.parsedate_to_datetime(header)
-        return max(0.0, date.timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from .service import BatchClient
 from .transport import in_thread
-from .wire.errors import InvalidRequest, RewardFleetError
+from .wire.errors import InvalidRequest
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
 
@@ -28,12 +28,12 @@ class Tensor(Protocol):
 
 
 #: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
-Frames = NDArray[np.uint8] | Tensor
+FrameArray = NDArray[np.uint8] | Tensor
 
 #: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images, or
 #: frames, also as a list of single ones.
 ClipLike = (
-    str | os.PathLike[str] | bytes | Sequence[bytes] | Frames | Sequence[NDArray[np.uint8]]
+    str | os.PathLike[str] | bytes | Sequence[bytes] | FrameArray | Sequence[NDArray[np.uint8]]
     | Sequence[Tensor]
 )  # fmt: skip
 
@@ -77,11 +77,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
             RewardFleetError: There is no reward, e.g. the judge `Abstained`, and `on_failure` is
                 "raise".
         """
-        try:
-            score = await self.score(task_text, clip, **options)
-        except RewardFleetError as error:
-            return self._policy.failed(error)
-        return self._policy.reward(score)
+        return await self.policy.reward_of(self.score(task_text, clip, **options))
 
     async def health(self) -> VideoHealth:
         """Return which judges are loaded.
@@ -89,12 +85,11 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        return await self._transport.get("/health", VideoHealth)
+        return await self._transport.call("GET", "/health", VideoHealth)
 
-    def _body_bytes(self, request: VideoRequest) -> int:
+    def _media_bytes(self, request: VideoRequest) -> int:
         media = [request.video_base64 or b"", *(request.frames_base64 or ())]
-        rest = request.model_dump_json(exclude={"video_base64", "frames_base64"})
-        return len(rest.encode()) + sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
+        return sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
 
 
 def video_request(

@@ -15,7 +15,7 @@ from rewardfleet.adapters._rows import request_fields
 from rewardfleet.adapters.ctrl import (
     REVISION_SAMPLING,
     CritiqueReward,
-    Query,
+    RevisionQuery,
     build_revision_messages,
     scatter_rewards,
 )
@@ -58,7 +58,11 @@ def test_the_mask_determines_which_tokens_are_valid():
 def test_queries_are_in_the_order_of_the_ids_and_may_repeat():
     fn = reward_fn("http://127.0.0.1:1")
     queries, samples = fn.parse_query(["2", "a/0", "2"])
-    assert queries == [Query("Add.", ECHO), Query("Add the numbers.", ECHO), Query("Add.", ECHO)]
+    assert queries == [
+        RevisionQuery("Add.", ECHO),
+        RevisionQuery("Add the numbers.", ECHO),
+        RevisionQuery("Add.", ECHO),
+    ]
     assert samples == [ROWS[2], ROWS[0], ROWS[2]]
     with pytest.raises(KeyError, match="a/9"):
         fn.parse_query(["a/9"])
@@ -91,7 +95,7 @@ def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
     assert "hm" not in messages[2]["content"].split()
     assert prompt.endswith("<end><assistant>")
     fn = reward_fn("http://127.0.0.1:1")
-    assert fn.build_revision_messages(Query("Print x. ", code), critique) == messages
+    assert fn.build_revision_messages(RevisionQuery("Print x. ", code), critique) == messages
 
 
 def test_revisions_are_sampled_greedily_with_room_for_a_program():

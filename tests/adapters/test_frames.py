@@ -5,7 +5,7 @@ import pytest
 
 from rewardfleet import InvalidRequest, video_request
 from rewardfleet.adapters.lerobot import as_uint8
-from rewardfleet.adapters.libero.images import upright_image
+from rewardfleet.adapters.libero.frames import upright_image
 
 torch = pytest.importorskip("torch")
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.adapters.libero import RewardModelConfig, StepRewards
-from rewardfleet.adapters.libero.images import upright_image
-from rewardfleet.adapters.libero.recorder import EpisodeRecorder
+from rewardfleet.adapters.libero.frames import EpisodeRecorder, upright_image
 
 SCENE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 RAW = SCENE[::-1]

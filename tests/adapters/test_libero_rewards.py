@@ -25,7 +25,6 @@ from rewardfleet.adapters.libero import (
     MissingRewardError,
     episode_metrics,
     score_episodes,
-    scoring,
 )
 from rewardfleet.adapters.libero import rewards as rewards_module
 from rewardfleet.wire.score import Status
@@ -42,7 +41,7 @@ NOWHERE = {"enable": True, "endpoint": "http://127.0.0.1:9"}
 @pytest.fixture(autouse=True)
 def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """`collect` must not end before the scores arrive if this process is paused."""
-    monkeypatch.setattr(scoring, "_GRACE_SECONDS", 30.0)
+    monkeypatch.setattr(rewards_module, "_GRACE_SECONDS", 30.0)
 
 
 class Tensor:

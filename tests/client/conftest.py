@@ -15,9 +15,9 @@ from rewardfleet import replicas
 
 @pytest.fixture(autouse=True)
 def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(replicas, "MAX_BACKOFF_SECONDS", 0.05)
-    monkeypatch.setattr(replicas, "EJECTION_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(replicas, "_MAX_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "_EJECTION_SECONDS", 0.05)
 
 
 @dataclass(frozen=True)

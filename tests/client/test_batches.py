@@ -7,7 +7,7 @@ import copy
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, replicas, service, video_request
+from rewardfleet import RewardFleet, replicas, service, transport, video_request
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
@@ -46,7 +46,7 @@ def numbers(scores: list[rewardfleet.VideoScore]) -> list[int]:
 async def test_a_large_batch_is_split_sent_concurrently_and_joined_in_order(
     serve: Serve, monkeypatch
 ):
-    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
+    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
     judges = NumberJudge(), NumberJudge()
     urls = [str(serve(judge).base_url) for judge in judges]
     async with RewardFleet(video=urls) as fleet:
@@ -65,7 +65,8 @@ async def test_no_part_has_more_items_than_a_service_accepts(replica):
 
 
 async def test_no_part_has_more_bytes_than_the_limit(replica, monkeypatch):
-    monkeypatch.setattr(service, "_MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(service, "MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(transport, "MAX_BATCH_BYTES", 10_000)
     clips = [bytes(size) for size in (3000, 3000, 3000, 20_000, 10, 10)]
     batch = [video_request(f"task {i}", clip) for i, clip in enumerate(clips)]
     only = await replica()
@@ -75,12 +76,30 @@ async def test_no_part_has_more_bytes_than_the_limit(replica, monkeypatch):
     assert sizes == [(1, False), (1, True), (2, False), (2, False)]
 
 
-async def test_the_estimated_size_of_a_request_is_close_to_its_json():
+async def test_the_estimated_size_of_media_is_close_to_that_in_json():
     fleet = RewardFleet(video="http://127.0.0.1:1")
+    empty = len(video_request('größe "1"', "x", backend_kwargs={"a": ["b"]}).model_dump_json())
     for clip in (b"x", b"xy", b"xyz", bytes(1000), [b"a", b"bc"], "clip.mp4"):
         request = video_request('größe "1"', clip, backend_kwargs={"a": ["b"]})
-        written = len(request.model_dump_json().encode())
-        assert abs(fleet.video._body_bytes(request) - written) < 100
+        assert abs(fleet.video._media_bytes(request) - len(request.model_dump_json()) + empty) < 100
+
+
+async def test_a_batch_of_long_texts_is_encoded_and_then_sent_in_parts(replica, monkeypatch):
+    async def accepted(request: Received) -> Reply:
+        results = [{"score": 1, "status": "ok", "code": each["revision"]} for each in request.items]
+        is_batch = request.path == "/score/batch"
+        return Reply(body={"results": results} if is_batch else results[0])
+
+    monkeypatch.setattr(transport, "MAX_BATCH_BYTES", 10_000)
+    tests = {"kind": "asserts", "cases": ["assert True"]}
+    programs = [f"x = {'1' * length}" for length in (3000, 3000, 3000, 20_000, 10)]
+    only = await replica(accepted)
+    async with RewardFleet(code=only.url) as fleet:
+        batch = [rewardfleet.code_request(program, tests) for program in programs]
+        scores = await fleet.code.score_batch(batch)
+    assert [score.code for score in scores] == programs
+    assert all(len(each.items) == 1 or len(each.body) <= 10_000 for each in only.received)
+    assert sum(len(each.items) for each in only.received) == 5, "each item is sent once"
 
 
 async def test_items_with_retryable_errors_are_retried_as_single_requests(serve: Serve):

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from rewardfleet import DeadlineExceeded, RewardFleetError, Unavailable
-from rewardfleet.transport import _map_http_errors
+from rewardfleet.responses import map_http_errors
 from rewardfleet.wire import errors
 from rewardfleet.wire.errors import ERRORS, STATUS
 
@@ -38,12 +38,12 @@ def expected(error: type[Exception]) -> type[RewardFleetError]:
 )
 def test_every_request_error_of_httpx_becomes_a_typed_error(error: type[Exception]):
     matches = pytest.raises(expected(error), match=r"http://a\b")
-    with matches as failure, _map_http_errors("http://a", 5):
+    with matches as failure, map_http_errors("http://a", 5):
         raise error("message with {braces}")
     assert type(failure.value) is expected(error)
     assert isinstance(failure.value.__cause__, error)
 
 
 def test_other_errors_are_not_mapped():
-    with pytest.raises(ZeroDivisionError), _map_http_errors("http://a", 5):
+    with pytest.raises(ZeroDivisionError), map_http_errors("http://a", 5):
         1 / 0  # noqa: B018 - raises

@@ -71,8 +71,8 @@ def stuck(release: asyncio.Event):
 def _quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("slow"):  # real processes need the real limits
         return
-    monkeypatch.setattr(replicas, "MAX_SILENCE_SECONDS", 0.03)
-    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(replicas, "_MAX_SILENCE_SECONDS", 0.03)
+    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 0.1)
 
 
 async def score_number(fleet: RewardFleet, number: int) -> int:
@@ -80,7 +80,7 @@ async def score_number(fleet: RewardFleet, number: int) -> int:
     return round(score.score * 1e6)
 
 
-async def use_once(fleet: RewardFleet, calls: int = hedging.MIN_ANSWERS) -> None:
+async def use_once(fleet: RewardFleet, calls: int = hedging._MIN_ANSWERS) -> None:
     """Make calls until enough of their times are known for a hedge."""
     for number in range(calls):
         assert await score_number(fleet, number) == number
@@ -107,7 +107,7 @@ async def test_the_calls_of_a_frozen_replica_move_to_another_one(replica):
 async def test_a_slow_judge_is_waited_for_as_long_as_its_service_answers_checks(
     replica, monkeypatch
 ):
-    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
+    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
     release = asyncio.Event()
     slow, other = await replica(stuck(release)), await replica(stuck(release))
     async with RewardFleet(video=[slow.url, other.url], timeout_s=100) as fleet:
@@ -130,7 +130,7 @@ async def test_a_replica_is_not_watched_after_its_last_call_has_failed(replica):
 
 
 async def test_closing_ends_the_check_of_a_frozen_replica(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "MAX_CHECK_SECONDS", 30.0)
+    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 30.0)
     never = asyncio.Event()
     silent, other = await replica(frozen(never)), await replica()
     fleet = RewardFleet(video=[silent.url, other.url], timeout_s=20)
@@ -163,8 +163,8 @@ async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(repli
 @pytest.mark.slow
 async def test_a_call_that_takes_unusually_long_is_hedged_within_the_budget(replica, monkeypatch):
     # After a pause of a second, other calls must not be hedged, and no replica be second choice.
-    monkeypatch.setattr(hedging, "MIN_SECONDS", 3.0)
-    monkeypatch.setattr(replicas, "MAX_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(hedging, "_MIN_SECONDS", 3.0)
+    monkeypatch.setattr(replicas, "_MAX_SILENCE_SECONDS", 3.0)
     never = asyncio.Event()
     both = [await replica() for _ in range(2)]
     async with RewardFleet(video=[each.url for each in both], timeout_s=60) as fleet:
@@ -224,19 +224,19 @@ def test_hedges_are_at_most_five_percent_of_the_requests():
     assert 499 <= taken <= 500
     for _ in range(10_000):
         budget.count_request()
-    assert sum(budget.take() for _ in range(100)) == hedging.MAX_SAVED
+    assert sum(budget.take() for _ in range(100)) == hedging._MAX_SAVED
 
 
 def test_a_hedge_is_sent_after_twice_the_time_of_99_percent():
     budget, kind = hedging.Hedging(), hedging.kind_of("/score", 1)
-    for _ in range(hedging.MIN_ANSWERS - 1):
+    for _ in range(hedging._MIN_ANSWERS - 1):
         budget.record(kind, 60.0)
     assert budget.delay(kind) is None, "too few answers are known"
     budget.record(kind, 0.001)
     assert budget.delay(kind) == 120.0, "a judge that takes a minute is not hedged before two"
     for _ in range(200):
         budget.record(kind, 0.001)
-    assert budget.delay(kind) == hedging.MIN_SECONDS
+    assert budget.delay(kind) == hedging._MIN_SECONDS
     assert budget.delay(hedging.kind_of("/score", 64)) is None, "a batch is of another kind"
 
 
@@ -245,7 +245,7 @@ def test_a_hedge_is_sent_after_twice_the_time_of_99_percent():
 async def test_a_long_retry_after_rests_a_replica_for_a_limited_time(
     replica, monkeypatch, status, kind
 ):
-    monkeypatch.setattr(replicas, "MAX_REST_SECONDS", 0.2)
+    monkeypatch.setattr(replicas, "_MAX_REST_SECONDS", 0.2)
 
     async def refuse(request: Received) -> Reply:
         return Reply(status, problem(status, kind, 86400), {"Retry-After": "86400"})

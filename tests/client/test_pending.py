@@ -15,8 +15,8 @@ from .conftest import Received, Reply, healthy, problem, until
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "LOG_AFTER_SECONDS", 0.05)
-    monkeypatch.setattr(pending, "LOG_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(pending, "_LOG_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(pending, "_LOG_EVERY_SECONDS", 0.2)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -74,7 +74,7 @@ async def test_a_call_that_waits_for_a_replica_at_capacity_says_so(replica, capl
 
 async def test_without_pending_calls_there_is_no_timer(replica, caplog, monkeypatch):
     """Also after cancelled calls and after `aclose`; quick calls log nothing."""
-    monkeypatch.setattr(pending, "LOG_AFTER_SECONDS", 30.0)  # longer than this test takes
+    monkeypatch.setattr(pending, "_LOG_AFTER_SECONDS", 30.0)  # longer than this test takes
     release = asyncio.Event()
     video = await replica()
     fleet = RewardFleet(video=video.url)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow  # waits for ejections, cool-downs and deadlines
 @pytest.fixture(autouse=True)
 def _no_checks_of_silent_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a pause of this process, all replicas look silent. Checks have tests of their own."""
-    monkeypatch.setattr(replicas, "MIN_SILENCE_SECONDS", 60.0)
-    monkeypatch.setattr(replicas, "MAX_SILENCE_SECONDS", 60.0)
+    monkeypatch.setattr(replicas, "_MIN_SILENCE_SECONDS", 60.0)
+    monkeypatch.setattr(replicas, "_MAX_SILENCE_SECONDS", 60.0)
 
 
 def always(status: int, kind: str, retry_after: float | None = None):
@@ -98,7 +98,7 @@ async def test_a_failing_replica_is_ejected_and_readmitted(replica, script):
 
 
 async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "PROBE_SECONDS", 60.0)  # longer than all calls on a busy machine
+    monkeypatch.setattr(replicas, "_PROBE_SECONDS", 60.0)  # longer than all calls on a busy machine
     release, refuse = asyncio.Event(), always(503, "unavailable")
 
     async def refuse_calls_and_hold_probes(request: Received) -> Reply | None:
@@ -120,7 +120,7 @@ async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica, monke
 
 
 async def test_the_length_of_an_ejection_is_limited(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "MAX_EJECTION_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "_MAX_EJECTION_SECONDS", 0.05)
     failing, healthy_one = await replica(always(503, "unavailable")), await replica()
     async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
         while not failing.received:
@@ -141,7 +141,7 @@ async def test_a_replica_whose_judge_fails_repeatedly_is_ejected(replica):
     async with RewardFleet(video=[broken.url, healthy_one.url]) as fleet:
         for number in range(50):
             assert await score_number(fleet, number) == number
-    assert len(broken.received) == replicas.EJECT_AFTER
+    assert len(broken.received) == replicas._EJECT_AFTER
 
 
 async def test_a_replica_that_does_not_answer_in_time_is_ejected(replica):
@@ -353,12 +353,7 @@ async def test_waiting_calls_are_sent_in_order(replica):
         requests = [rewardfleet.video_request(f"task {i}", "clip.mp4") for i in range(50)]
         transport = fleet.video._transport
         await asyncio.gather(
-            *(
-                transport.post(
-                    "/score", each, rewardfleet.VideoScore, deadline=transport.deadline()
-                )
-                for each in requests
-            )
+            *(transport.call("POST", "/score", rewardfleet.VideoScore, each) for each in requests)
         )
     assert [each.items[0]["task_text"] for each in only.received] == [
         f"task {i}" for i in range(50)

@@ -15,7 +15,7 @@ from rewardfleet import (
     video_request,
 )
 from rewardfleet.commands.main import main
-from rewardfleet.transport import SERVICE_HEADER
+from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving

@@ -47,21 +47,6 @@ class MissingReward(BaseException):
     """
 
 
-class Result(dict[str, Any]):
-    """What a reward function of verl returns for a sample: `score`, and values to log."""
-
-    def __missing__(self, key: object) -> float:
-        """Refuse to be read as a list, as the reward manager `prime` does.
-
-        Raises:
-            MissingReward: It would have turned a `KeyError` into scores of 0 for the whole batch.
-            KeyError: Another key is missing.
-        """
-        if key == 0:
-            raise MissingReward("the reward manager `prime` needs `name: compute_score_prime`")
-        raise KeyError(key)
-
-
 def refuse_nan(
     on_failure: OnFailure, trainer: str, *, effect: str = "spread over its group"
 ) -> None:
@@ -103,6 +88,15 @@ def to_array(tensor: Any) -> Any:
     if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
         tensor = tensor.float()
     return tensor.numpy()
+
+
+def plain(value: Any) -> Any:
+    """Return containers of OmegaConf, which are mappings and sequences, as dicts and lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(each) for each in value]
+    return value
 
 
 def is_before(package: str, *version: int) -> bool:
@@ -152,16 +146,36 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: Row) -> di
     return {"task_text": row.get("task"), "clip": truth, **_given(row, _VIDEO_OPTIONS)}
 
 
-class DatasetReward:
-    """A reward function over completions and the columns of their rows; it can be pickled.
+class _ServiceReward:
+    """What both kinds of reward functions have: a service, and a field with the truth of a row.
 
     Args:
         service: Which service scores a completion: "code", "tools" or "video".
         url: The base URL of that service, or the base URLs of its replicas.
-        column: The column with what a completion is scored by; None: `tests` for code,
+        column: The field of a row with what a completion is scored by; None: `tests` for code,
             `ground_truth` for tools, `clip` for video.
-        columns: Further columns that are fields of the request.
         options: Options of `RewardFleet`.
+    """
+
+    def __init__(
+        self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
+    ) -> None:
+        urls: Any = {service: url}
+        self._service = service
+        self._fleet = RewardFleet(**urls, **options)
+        self._truth = column or COLUMNS[service]
+
+    @property
+    def client(self) -> Any:
+        """The client of the service."""
+        return getattr(self._fleet, self._service)
+
+
+class DatasetReward(_ServiceReward):
+    """A reward function over completions and the columns of their rows; it can be pickled.
+
+    Besides the arguments of `_ServiceReward`, it takes `columns`: further columns that are fields
+    of the request.
     """
 
     def __init__(
@@ -172,10 +186,7 @@ class DatasetReward:
         columns: Sequence[str],
         **options: Any,
     ) -> None:
-        urls: Any = {service: url}
-        self._service = service
-        self._fleet = RewardFleet(**urls, **options)
-        self._truth = column or COLUMNS[service]
+        super().__init__(service, url, column, **options)
         task = ("task",) if service == "video" else ()
         self._columns = (self._truth, *task, *columns)
 
@@ -206,12 +217,11 @@ class DatasetReward:
         truths = [row[self._truth] for row in rows]
         # In a thread: it encodes the frames of clips.
         requests = await asyncio.to_thread(requests_of, self._service, completions, truths, rows)
-        client = getattr(self._fleet, self._service)
-        scores = await scores_of(client, requests)
+        scores = await scores_of(self.client, requests)
         if log_metric is not None:
             for name, value in metrics_of(scores).items():
                 log_metric(name, value)
-        return [client.policy.reward(score) for score in scores]
+        return [self.client.policy.reward(score) for score in scores]
 
 
 async def scores_of(client: BatchClient[Any, ScoreT], requests: Sequence[Any]) -> list[ScoreT]:
@@ -261,26 +271,16 @@ def quartiles_of(rewards: Sequence[float]) -> dict[str, float]:
     return {f"reward/p{at}": float(each) for at, each in zip(percents, quartiles, strict=True)}
 
 
-class SampleReward:
+class SampleReward(_ServiceReward):
     """Rewards for a trainer that scores one response per call; it can be pickled.
 
-    Concurrent calls are collected into batches.
-
-    Args:
-        service: Which service scores a response: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The field of a row with what a response is scored by; None: `tests` for code,
-            `ground_truth` for tools, `clip` for video.
-        options: Options of `RewardFleet`.
+    Concurrent calls are collected into batches. The arguments are those of `_ServiceReward`.
     """
 
     def __init__(
         self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
     ) -> None:
-        urls: Any = {service: url}
-        self._service = service
-        self._fleet = RewardFleet(**urls, **{"coalesce_s": COALESCE_SECONDS, **options})
-        self._truth = column or COLUMNS[service]
+        super().__init__(service, url, column, **{"coalesce_s": COALESCE_SECONDS, **options})
 
     async def score(self, completion: Any, row: Row) -> tuple[float, Score | None]:
         """Return the reward of a response, and its score; None if the call failed.
@@ -295,13 +295,12 @@ class SampleReward:
         """
         if row.get(self._truth) is None:
             raise InvalidRequest(f"no {self._truth!r}; there are: {', '.join(sorted(row))}")
-        client = getattr(self._fleet, self._service)
         fields = fields_of(self._service, completion, row[self._truth], row)
         try:
-            score: Score = await client.score(**fields)
+            score: Score = await self.client.score(**fields)
         except RewardFleetError as error:
-            return client.policy.failed(error), None
-        return client.policy.reward(score), score
+            return self.client.policy.failed(error), None
+        return self.client.policy.reward(score), score
 
 
 def requests_of(

@@ -30,7 +30,7 @@ class EnvironmentReturn(NamedTuple):
 
     Attributes:
         observations: An empty message of the environment per sample.
-        metadata: As given.
+        metadata: The metadata that was given.
         next_stop_strings: None per sample.
         rewards: Tensor [B], float32.
         terminateds: Tensor [B], all 1: the episode ends with the response.

@@ -12,7 +12,6 @@ scored = dataset.map_batches(
 ```
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +25,6 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, abstained
 
 from ._rows import COLUMNS, Row, ServiceName, requests_of, rows_of, scores_of
-
-log = logging.getLogger(__name__)
 
 
 class Scorer:
@@ -92,7 +89,8 @@ class Scorer:
             try:
                 requests[index] = self._request(row, text)
             except InvalidRequest as error:
-                rewards[index], errors[index] = self._failed(error), str(error)
+                # An invalid row does not end the job.
+                rewards[index], errors[index] = self._client.policy.fallback(error), str(error)
         results = self._results(list(requests.values()))
         for index, result in zip(requests, results, strict=True):
             rewards[index], errors[index] = result
@@ -112,13 +110,4 @@ class Scorer:
             return self._client.policy.reward(score), None
         problem = score.error
         error = abstained(score) if problem is None else RewardFleetError.from_problem(problem)
-        return self._failed(error), str(error)
-
-    def _failed(self, error: RewardFleetError) -> float:
-        """Return the reward of a row that has none; an invalid row does not end the job."""
-        on_failure: OnFailure = self._client.policy.on_failure
-        if on_failure == "raise":
-            raise error
-        log.warning("no reward, %s is used instead: %s", on_failure, error)
-        self._client.count_fallback()
-        return on_failure
+        return self._client.policy.fallback(error), str(error)

@@ -38,7 +38,7 @@ from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from ._rows import quartiles_of, to_array
+from ._rows import plain, quartiles_of, to_array
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class RobRewardManager:
             float(config.get("base_temperature", 0.6)), float(config.get("temperature_range", 0.3))
         )
         self.clamped = 0
-        fields = _plain(config.get("episode_reward") or {})
+        fields = plain(config.get("episode_reward") or {})
         self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
         self._kind = fields.pop("kind", self._default_kind)
         self._vote = bool(fields.pop("vote", False))
@@ -433,7 +433,7 @@ def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
 
     Args:
         logits: [B, ...].
-        temperatures: Of each row, [B], or one for all; above 0.
+        temperatures: The temperature of each row, [B], or one for all; above 0.
     """
     import torch  # noqa: PLC0415 - the trainer's package
 
@@ -470,12 +470,3 @@ def _with_another(result: BatchResult) -> Any:
 def _column(data: Any, name: str) -> Iterable[Any] | None:
     column: Iterable[Any] | None = getattr(data, "non_tensor_batch", {}).get(name)
     return column
-
-
-def _plain(config: Any) -> Any:
-    """Return a node of OmegaConf as dictionaries and lists."""
-    if isinstance(config, Mapping):
-        return {str(name): _plain(value) for name, value in config.items()}
-    if isinstance(config, Sequence) and not isinstance(config, str):
-        return [_plain(value) for value in config]
-    return config

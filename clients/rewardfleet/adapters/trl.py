@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args
 
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
@@ -60,37 +60,28 @@ def reward_function(
         refuse_nan(on_failure, trainer, effect="count as 0")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
     function = functools.partial(_FUNCTIONS[service], scorer=scorer)
-    reward: Any = function if is_async else _Blocking(function)
+    reward: Any = function if is_async else _BlockingFunction(function)
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
     return reward  # type: ignore[no-any-return] # a callable
 
 
-# TRL unwraps a partial function, and names the metrics after the function in it.
-async def code_reward(
-    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
-) -> list[float]:
-    """Return the rewards of programs; `reward_function` gives the `scorer`."""
-    return await scorer.rewards(completions, columns, columns.get("log_metric"))
+def _function(service: ServiceName) -> Callable[..., Awaitable[list[float]]]:
+    async def reward(
+        completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
+    ) -> list[float]:
+        return await scorer.rewards(completions, columns, columns.get("log_metric"))
+
+    reward.__name__ = reward.__qualname__ = f"{service}_reward"
+    return reward
 
 
-async def tools_reward(
-    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
-) -> list[float]:
-    """Return the rewards of answers that call tools; `reward_function` gives the `scorer`."""
-    return await scorer.rewards(completions, columns, columns.get("log_metric"))
-
-
-async def video_reward(
-    completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
-) -> list[float]:
-    """Return the rewards of clips; `reward_function` gives the `scorer`."""
-    return await scorer.rewards(completions, columns, columns.get("log_metric"))
-
-
+# TRL unwraps a partial function, and names the metrics after the function in it. They are names of
+# this module, so that they can be pickled.
+code_reward, tools_reward, video_reward = map(_function, get_args(ServiceName))
 _FUNCTIONS = {"code": code_reward, "tools": tools_reward, "video": video_reward}
 
 
-class _Blocking:
+class _BlockingFunction:
     """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

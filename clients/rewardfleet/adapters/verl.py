@@ -14,16 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.client import RewardFleet
-from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import BatchClient, OnFailure
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import Score
-
-from ._rows import (
+from rewardfleet.adapters._rows import (
     COALESCE_SECONDS,
     MissingReward,
-    Result,
     Row,
     ServiceName,
     fields_of,
@@ -32,6 +25,11 @@ from ._rows import (
     requests_of,
     scores_of,
 )
+from rewardfleet.client import RewardFleet
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import BatchClient, OnFailure
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Score
 
 #: Reported with each score of a service. verl collects the keys of the first sample, so all samples
 #: have the same.
@@ -209,6 +207,21 @@ def _sample(service: ServiceName, solution: str, truth: Any, extra: Row) -> tupl
     return revision, truth, {**extra, "critique": solution}
 
 
+class _SampleResult(dict[str, Any]):
+    """What verl gets for a sample: `score`, and values to log."""
+
+    def __missing__(self, key: object) -> float:
+        """Refuse to be read as a list, as the reward manager `prime` does.
+
+        Raises:
+            MissingReward: It would have turned a `KeyError` into scores of 0 for the whole batch.
+            KeyError: Another key is missing.
+        """
+        if key == 0:
+            raise MissingReward("the reward manager `prime` needs `name: compute_score_prime`")
+        raise KeyError(key)
+
+
 def _result(
     client: BatchClient[Any, Any], service: ServiceName, score: Score | RewardFleetError
 ) -> dict[str, Any]:
@@ -219,4 +232,4 @@ def _result(
         fields = {**score.model_dump(include=set(_REPORTED[service])), **score.components}
     values = {f"reward/{name}": fields.get(name) for name in _REPORTED[service]}
     reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
-    return Result({"score": reward, **marks, **reported})
+    return _SampleResult({"score": reward, **marks, **reported})

@@ -10,6 +10,7 @@ group its plain reward as the advantage. This module registers `rewardfleet_grpo
 `rewardfleet_rloo`.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.episodes import Grouping, leave_one_out, normalize
-from rewardfleet.episodes.arrays import Floats
 
 from ._rows import module_of_trainer
 
@@ -43,12 +43,8 @@ def grpo(
         ValueError: A reward is infinite.
     """
     by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
-    return _advantages(
-        lambda rewards, grouping, mask: normalize(rewards, grouping, by_std=by_std, mask=mask),
-        token_level_rewards,
-        response_mask,
-        index,
-    )
+    formula = functools.partial(normalize, by_std=by_std)
+    return _advantages(formula, token_level_rewards, response_mask, index)
 
 
 def rloo(
@@ -58,24 +54,16 @@ def rloo(
 
     The arguments, and what becomes of missing rewards, are those of `grpo`.
     """
-    return _advantages(
-        lambda rewards, grouping, mask: leave_one_out(rewards, grouping, mask=mask),
-        token_level_rewards,
-        response_mask,
-        index,
-    )
+    return _advantages(leave_one_out, token_level_rewards, response_mask, index)
 
 
 def _advantages(
-    formula: Callable[[Floats, Grouping, Any], Floats],
-    token_level_rewards: Any,
-    response_mask: Any,
-    index: Sequence[Any],
+    formula: Callable[..., Any], token_level_rewards: Any, response_mask: Any, index: Sequence[Any]
 ) -> tuple[Any, Any]:
     rewards = token_level_rewards.detach().cpu().double().sum(dim=-1).numpy()
     grouping, _ = Grouping.by_name([str(each) for each in index])
     has_others = grouping.broadcast(grouping.sizes.astype(float)) > 1
-    values = np.nan_to_num(formula(rewards, grouping, has_others), nan=0.0)
+    values = np.nan_to_num(formula(rewards, grouping, mask=has_others), nan=0.0)
     missing = np.isnan(rewards)
     if missing.any():
         row = token_level_rewards.new_zeros(token_level_rewards.shape[-1])

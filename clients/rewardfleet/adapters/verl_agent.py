@@ -42,7 +42,7 @@ _PRINT_FRACTION = 0.1
 #: Normalizations of `rewardfleet.episodes`; see docs/episodes.md.
 NormalizationType = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
 #: The reward of an episode: its return; times a score of its video; or with rewards of its steps.
-Kind = Literal["return", "visual", "hybrid"]
+RewardForm = Literal["return", "visual", "hybrid"]
 
 #: Normalizations to a mean of 0 in each group, in which a missing reward has no advantage.
 _WITHIN_GROUP: dict[str, Callable[..., Any]] = {
@@ -59,12 +59,12 @@ class EpisodeRewardManager:
         tokenizer: Decodes the episodes that are printed, with their special tokens.
         num_examine: The most episodes printed per data source and batch; a tenth is sampled.
         normalize_by_length: As `normalization_type="length"`.
-        normalization_type: Of the episode rewards. Each episode counts once, however many rows it
-            has; `running` is over all batches of this manager.
+        normalization_type: How episode rewards are normalized. Each episode counts once, however
+            many rows it has; `running` is over all batches of this manager.
         kind: The kind of reward.
 
     Attributes:
-        metrics: Of the last batch, for the trainer's log: `reward/failed`, the share of rows
+        metrics: What a trainer logs of the last batch: `reward/failed`, the share of rows
             without a reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
 
     Raises:
@@ -78,15 +78,15 @@ class EpisodeRewardManager:
         normalize_by_length: bool = False,
         *,
         normalization_type: NormalizationType = "none",
-        kind: Kind = "return",
+        kind: RewardForm = "return",
     ) -> None:
         self.tokenizer = tokenizer
         self.num_examine = num_examine
         if normalization_type not in get_args(NormalizationType):
             known = ", ".join(get_args(NormalizationType))
             raise ValueError(f"normalization_type: {known}, not {normalization_type!r}")
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind: {', '.join(get_args(Kind))}, not {kind!r}")
+        if kind not in get_args(RewardForm):
+            raise ValueError(f"kind: {', '.join(get_args(RewardForm))}, not {kind!r}")
         if normalize_by_length and normalization_type not in {"none", "length"}:
             raise ValueError(f"normalize_by_length: normalization_type is {normalization_type!r}")
         self.normalization_type = "length" if normalize_by_length else normalization_type

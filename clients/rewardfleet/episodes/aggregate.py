@@ -23,9 +23,9 @@ class GroupColumns:
     """Statistics of the G groups of a batch, of rewards before normalization; all are [G].
 
     Attributes:
-        names: In the order of their first members.
+        names: Their names, in the order of their first members.
         sizes: Members with a score.
-        mean: Of their rewards.
+        mean: The mean of their rewards.
         std: Sample standard deviation; NaN for one member.
         success_rate: NaN if a member has no `success`.
         all_equal: Whether the rewards are within the tolerance of each other.
@@ -86,7 +86,7 @@ def aggregate(
     Args:
         rewards: The result of `compute_rewards`.
         options: The options that they were computed with.
-        running: For `normalize: running`: the statistics of the run, these rewards included.
+        running: Needed by `normalize: running`: the statistics of the run, these rewards included.
 
     Raises:
         InvalidRequest: The batch cannot be clustered; see `cluster_batch`.

@@ -20,7 +20,7 @@ from .groups import Grouping
 from .motion import commanded_path
 
 #: Scalar fields.
-NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature")
+_NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature")
 
 _KIND_CODES = {kind: code for code, kind in enumerate(get_args(RewardKind))}
 
@@ -42,7 +42,7 @@ class Columns:
         return len(self.items)
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[RewardKind]:
         """The known kinds that occur."""
         present = set(self._kinds.tolist())
         return [kind for kind, code in _KIND_CODES.items() if code in present]
@@ -73,7 +73,7 @@ class Columns:
 
     def has(self, name: str) -> Bools:
         """Return whether a field is given, [N]."""
-        if name in NUMBERS:
+        if name in _NUMBERS:
             return np.asarray(~np.isnan(self.number(name)))
         return np.array([value is not None for value in map(attrgetter(name), self.items)], bool)
 
@@ -95,7 +95,7 @@ class Columns:
         An episode without a measured path has the one that its actions command.
 
         Args:
-            index: Of the episode, from 0.
+            index: The index of the episode, from 0.
             source: "actions" or "path".
         """
         if source == "path" and self.items[index].path is None:

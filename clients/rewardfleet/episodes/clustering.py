@@ -16,9 +16,9 @@ from .batch import Batch
 from .groups import most_diverse
 
 #: Points to which trajectories are resampled, to be compared point by point.
-POINTS = 32
+_POINTS = 32
 #: Sakoe-Chiba band of time warping, as a fraction of the longest trajectory.
-DTW_WINDOW = 0.1
+_DTW_WINDOW = 0.1
 
 #: Limit on the members of a group: memory and time grow with its square.
 _MAX_GROUP = 1024
@@ -107,7 +107,7 @@ def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:
         for index in np.flatnonzero(grouping.has_group).tolist():
             lengths[index] = len(batch.columns.trajectory(index, clusters.over))
         longest = -grouping.minimum(-lengths)
-        band = np.maximum(2 * DTW_WINDOW * longest, 4)
+        band = np.maximum(2 * _DTW_WINDOW * longest, 4)
         cells = grouping.sizes * (grouping.sizes - 1) / 2 * longest * np.minimum(band, longest)
         if float(cells[grouping.sizes > 1].sum()) > _MAX_DTW_CELLS:
             raise InvalidRequest("clusters: too many or too long trajectories for dtw")
@@ -133,7 +133,7 @@ def _distances(batch: Batch, members: Indices, clusters: ClusterOptions) -> Floa
     return distances
 
 
-def resample(trajectories: Sequence[Floats], points: int = POINTS) -> Floats:
+def resample(trajectories: Sequence[Floats], points: int = _POINTS) -> Floats:
     """Resample N trajectories [T_i, A], T_i above 0, to [N, points, A] by linear interpolation."""
     lengths = np.array([len(each) for each in trajectories])
     ends = np.cumsum(lengths)
@@ -175,7 +175,7 @@ def dtw_distances(trajectories: Sequence[Floats]) -> Floats:
     longest = max(len(each) for each in trajectories)
     series = [np.ascontiguousarray(each, float) for each in trajectories]
     matrix = dtw_ndim.distance_matrix_fast(
-        series, window=max(2, round(DTW_WINDOW * longest)), parallel=False
+        series, window=max(2, round(_DTW_WINDOW * longest)), parallel=False
     )
     matrix = np.minimum(matrix, matrix.T)
     np.fill_diagonal(matrix, 0.0)

@@ -200,7 +200,7 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
     Args:
         rewards: [N], NaN where there is none; such episodes do not count.
         grouping: Groups of the episodes.
-        tolerance: In the unit of the rewards, 0 or more.
+        tolerance: The largest difference, in the unit of the rewards, 0 or more.
     """
     values = np.asarray(rewards, float)
     grouping = grouping.where(~np.isnan(values))

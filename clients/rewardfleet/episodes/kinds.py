@@ -1,18 +1,17 @@
 """The kinds of rewards and the objectives: the fields that each needs, and how it is computed.
 
 To add a kind, add its name and fields to `RewardKind` and `REQUIRED_FIELDS` in
-`rewardfleet.wire.episode`, a function and its `Formula` in `KINDS` here, and a line to
+`rewardfleet.wire.episode`, a function and its entry in `KINDS` here, and a line to
 docs/episodes.md. In shapes, N is the number of episodes of a batch, M of those of one kind.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from rewardfleet.wire.episode import REQUIRED_FIELDS, EpisodeOptions
+from rewardfleet.wire.episode import EpisodeOptions
 
 from . import groups, motion, rewards
 from .arrays import Bools, Floats
@@ -51,7 +50,7 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
         if not mask.any():
             continue
         episodes = KindEpisodes(batch, mask)
-        computed = KINDS[kind].compute(episodes, options)
+        computed = KINDS[kind](episodes, options)
         values[mask] = computed.rewards
         for name, column in computed.components.items():
             components.setdefault(name, np.full(len(batch), np.nan))[mask] = column
@@ -156,7 +155,7 @@ def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     total: Floats = np.zeros(len(episodes.indices))
     components: dict[str, Floats] = {}
     for name, weight in options.weights.items():
-        values = components[name] = OBJECTIVES[name].compute(episodes, options)
+        values = components[name] = OBJECTIVES[name][1](episodes, options)
         if options.combine == "normalized":
             values = _normalized_in_group(episodes, values)
         total = total + weight * values
@@ -184,10 +183,6 @@ def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     terminal = episodes.terminal_rewards()
     values = rewards.discounted(terminal, episodes.number("steps"), options.gamma)
     return KindRewards(values, {"episode": terminal})
-
-
-def _success_values(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
-    return episodes.number("success")
 
 
 def _efficiency_values(episodes: KindEpisodes, options: EpisodeOptions) -> Floats:
@@ -238,45 +233,30 @@ def _normalized_in_group(episodes: KindEpisodes, values: Floats) -> Floats:
     ]
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Formula(Generic[T]):
-    """The formula of a kind of rewards, or of an objective.
-
-    Attributes:
-        requires: The fields that an episode must have. "a or b" is met by either.
-        compute: The formula, for episodes that have these fields.
-    """
-
-    requires: tuple[str, ...]
-    compute: Callable[[KindEpisodes, EpisodeOptions], T]
-
-
-_STEPS = ("success", "steps", "max_steps")
 #: What a path can be taken from.
 PATH = "path or actions"
 
-#: The kinds of rewards. `objectives` also needs what the weighted objectives need.
-KINDS: dict[str, Formula[KindRewards]] = {
-    "success": Formula(REQUIRED_FIELDS["success"], _success),
-    "return": Formula(REQUIRED_FIELDS["return"], _return),
-    "reward_model": Formula(REQUIRED_FIELDS["reward_model"], _reward_model),
-    "efficiency": Formula(REQUIRED_FIELDS["efficiency"], _efficiency),
-    "hybrid": Formula(REQUIRED_FIELDS["hybrid"], _hybrid),
-    "visual": Formula(REQUIRED_FIELDS["visual"], _visual),
-    "objectives": Formula(REQUIRED_FIELDS["objectives"], _objectives),
-    "shaped": Formula(REQUIRED_FIELDS["shaped"], _shaped),
-    "discounted": Formula(REQUIRED_FIELDS["discounted"], _discounted),
+#: The kinds of rewards, for episodes that have the fields of `REQUIRED_FIELDS`. `objectives` also
+#: needs what the weighted objectives need.
+KINDS: dict[str, Callable[[KindEpisodes, EpisodeOptions], KindRewards]] = {
+    "success": _success,
+    "return": _return,
+    "reward_model": _reward_model,
+    "efficiency": _efficiency,
+    "hybrid": _hybrid,
+    "visual": _visual,
+    "objectives": _objectives,
+    "shaped": _shaped,
+    "discounted": _discounted,
 }
 
-#: The objectives: one value per episode, [M]; larger is better.
-OBJECTIVES: dict[str, Formula[Floats]] = {
-    "success": Formula(("success",), _success_values),
-    "efficiency": Formula(_STEPS, _efficiency_values),
-    "smoothness": Formula(("actions",), _motion_values(motion.smoothness, "actions")),
-    "low_energy": Formula(("actions",), _motion_values(motion.low_energy, "actions")),
-    "short_path": Formula((PATH,), _motion_values(motion.short_path, "path")),
-    "progress": Formula(("progress",), _progress_values),
+#: The objectives: the fields that an episode must have ("a or b" is met by either), and one value
+#: per episode, [M]; larger is better.
+OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[[KindEpisodes, EpisodeOptions], Floats]]] = {
+    "success": (("success",), lambda episodes, _: episodes.number("success")),
+    "efficiency": (("success", "steps", "max_steps"), _efficiency_values),
+    "smoothness": (("actions",), _motion_values(motion.smoothness, "actions")),
+    "low_energy": (("actions",), _motion_values(motion.low_energy, "actions")),
+    "short_path": ((PATH,), _motion_values(motion.short_path, "path")),
+    "progress": (("progress",), _progress_values),
 }

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from .arrays import Floats, check
 
 #: Efficiency `linear` of a success at the step limit. Above 0, the reward of a failure.
-LINEAR_FLOOR = 0.1
+_LINEAR_FLOOR = 0.1
 #: Rate of the efficiency `exponential`: exp(-3) = 0.05 for a success at the step limit.
-EXPONENTIAL_RATE = 3.0
+_EXPONENTIAL_RATE = 3.0
 
 
 def success(succeeded: ArrayLike) -> Floats:
@@ -30,29 +30,12 @@ def success(succeeded: ArrayLike) -> Floats:
     return values
 
 
-def _reciprocal(fraction: Floats, best: Floats) -> Floats:  # noqa: ARG001 - all forms take both
-    return 1 / (1 + fraction)
-
-
-def _linear(fraction: Floats, best: Floats) -> Floats:  # noqa: ARG001
-    return 1 - (1 - LINEAR_FLOOR) * fraction
-
-
-def _exponential(fraction: Floats, best: Floats) -> Floats:  # noqa: ARG001
-    return np.exp(-EXPONENTIAL_RATE * fraction)
-
-
-def _group_best(fraction: Floats, best: Floats) -> Floats:
-    ratio: Floats = best / fraction
-    return ratio
-
-
 #: By name: maps steps/max_steps, and its minimum among the group's successes, to an efficiency.
 EFFICIENCY: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "reciprocal": _reciprocal,
-    "linear": _linear,
-    "exponential": _exponential,
-    "group_best": _group_best,
+    "reciprocal": lambda fraction, _: 1 / (1 + fraction),
+    "linear": lambda fraction, _: 1 - (1 - _LINEAR_FLOOR) * fraction,
+    "exponential": lambda fraction, _: np.exp(-_EXPONENTIAL_RATE * fraction),
+    "group_best": lambda fraction, best: best / fraction,
 }
 
 

@@ -10,13 +10,13 @@ from .arrays import Floats, Indices
 from .kinds import Rewards
 
 #: Limits of an adapted base temperature.
-MIN_BASE, MAX_BASE = 0.1, 1.5
+_MIN_BASE, _MAX_BASE = 0.1, 1.5
 #: Limits of an adapted range, the highest temperature minus the lowest.
-MIN_RANGE, MAX_RANGE = 0.05, 1.0
-#: Rate of adaptation: a signal s multiplies both by exp(RATE s).
-RATE = 0.3
+_MIN_RANGE, _MAX_RANGE = 0.05, 1.0
+#: Rate of adaptation: a signal s multiplies both by exp(_RATE s).
+_RATE = 0.3
 #: Temperatures are binned to tenths, up to this one.
-LAST_BIN = 20
+_LAST_BIN = 20
 
 
 def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats:
@@ -57,9 +57,9 @@ class TemperatureSchedule:
         Args:
             signal: Clipped to [-1, 1]; above 0 for more exploration, below for less.
         """
-        factor = math.exp(RATE * min(max(signal, -1.0), 1.0))
-        width = min(max(self.width * factor, MIN_RANGE), MAX_RANGE) if self.width else 0.0
-        return TemperatureSchedule(min(max(self.base * factor, MIN_BASE), MAX_BASE), width)
+        factor = math.exp(_RATE * min(max(signal, -1.0), 1.0))
+        width = min(max(self.width * factor, _MIN_RANGE), _MAX_RANGE) if self.width else 0.0
+        return TemperatureSchedule(min(max(self.base * factor, _MIN_BASE), _MAX_BASE), width)
 
 
 def success_signal(rate: float, target: float) -> float:
@@ -85,13 +85,13 @@ def diversity_signal(diversity: float, target: float) -> float:
     return max(1 - diversity / target, -1.0)
 
 
-def temperature_bins(temperatures: ArrayLike) -> Indices:
+def _temperature_bins(temperatures: ArrayLike) -> Indices:
     """Return the nearest tenth of each temperature, [N]: 0 to 20, which is 2 and above; -1 for NaN.
 
     For example, 6 for a temperature of 0.58.
     """
     values = np.asarray(temperatures, float)
-    tenths = np.round(np.clip(values, 0, LAST_BIN / 10) * 10)
+    tenths = np.round(np.clip(values, 0, _LAST_BIN / 10) * 10)
     return np.where(np.isnan(values), -1, tenths).astype(np.intp)
 
 
@@ -100,7 +100,7 @@ class TemperatureBin:
     """The scored episodes that were sampled at one temperature.
 
     Attributes:
-        temperature: To the nearest tenth.
+        temperature: The temperature, to the nearest tenth.
         episodes: Number of episodes.
         success_rate: In [0, 1]; NaN if an episode has no `success`.
         steps: Mean number; NaN if an episode has no `steps`.
@@ -122,7 +122,7 @@ def by_temperature(rewards: Rewards) -> list[TemperatureBin]:
     Episodes without a `temperature` are left out.
     """
     batch, columns = rewards.batch, rewards.batch.columns
-    tenths = np.where(batch.ok, temperature_bins(columns.number("temperature")), -1)
+    tenths = np.where(batch.ok, _temperature_bins(columns.number("temperature")), -1)
     bins = []
     for tenth in np.unique(tenths[tenths >= 0]).tolist():
         in_bin = tenths == tenth

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.wire.episode import MAX_MAGNITUDE, EpisodeOptions
+from rewardfleet.wire.episode import MAX_MAGNITUDE, REQUIRED_FIELDS, EpisodeOptions, RewardKind
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score
 
 from .arrays import Bools
 from .batch import Batch, Columns, visual_score
 from .groups import Grouping
-from .kinds import KINDS, OBJECTIVES, PATH
+from .kinds import OBJECTIVES, PATH
 
 _NUMBER = "a number between -1e100 and 1e100"
 #: Normalizations that compare an episode with the others of its group.
@@ -129,7 +129,7 @@ def _check_uids(draft: _Draft) -> None:
 
 
 def _check_kinds(draft: _Draft) -> None:
-    known = ", ".join(KINDS)
+    known = ", ".join(REQUIRED_FIELDS)
     draft.refuse(
         ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
     )
@@ -146,15 +146,15 @@ def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:
             draft.refuse(of_kind & ~given, lambda _, reason=reason: reason)  # type: ignore[misc] # bound now
 
 
-def _requirements(kind: str, options: EpisodeOptions) -> Iterator[tuple[str, str]]:
+def _requirements(kind: RewardKind, options: EpisodeOptions) -> Iterator[tuple[str, str]]:
     """Yield what an episode of a kind must have: the kind or option that needs it, and the field.
 
     A field "a or b" is met by either.
     """
-    yield from ((f"kind {kind}", field) for field in KINDS[kind].requires)
+    yield from ((f"kind {kind}", field) for field in REQUIRED_FIELDS[kind])
     if kind == "objectives":
         for name in options.weights:
-            yield from ((f"objective {name}", field) for field in OBJECTIVES[name].requires)
+            yield from ((f"objective {name}", field) for field in OBJECTIVES[name][0])
         if options.combine == "gated":
             yield "combine: gated", "success"
         if options.combine == "normalized":

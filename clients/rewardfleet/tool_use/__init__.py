@@ -10,7 +10,7 @@ score_answer(response, ground_truth, ToolsOptions()).task
 """
 
 from .advantages import advantages
-from .answer import Answer, Call, GroundTruth, parse_answer, parse_ground_truth
+from .answer import GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .correctness import strict_correctness, strict_format
 from .lagrange import Controller, MultiplierState, update
 from .prompts import ListedTool, ToolsBlock, find_tools_block, with_tools, without_tools
@@ -19,12 +19,12 @@ from .toolrl import think_length, toolrl_correctness, toolrl_format
 from .usage import Usage, cost_of, family_by_patterns, usage_of
 
 __all__ = [
-    "Answer",
-    "Call",
     "Controller",
     "GroundTruth",
     "ListedTool",
     "MultiplierState",
+    "ParsedAnswer",
+    "ToolCall",
     "ToolUseReward",
     "ToolsBlock",
     "Usage",

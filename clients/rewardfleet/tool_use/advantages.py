@@ -15,7 +15,7 @@ from rewardfleet.episodes.arrays import Bools, Floats, check
 Method = Literal["separate", "gated", "mean", "std"]
 
 #: Method "gated": largest part of the task advantage that the cost may add or take away.
-MAX_COST_SHARE = 0.5
+_MAX_COST_SHARE = 0.5
 
 
 def advantages(
@@ -106,7 +106,7 @@ def _gated(
     z_cost = normalize(cost, correct_ones.where(compared), by_std=True, mask=compared)
     shift = multiplier / (1 + multiplier) * np.where(compared, z_cost, 0.0)
     is_mixed = grouping.broadcast((correct_ones.sizes < grouping.sizes).astype(float)) > 0
-    limit = np.where(is_mixed, MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)
+    limit = np.where(is_mixed, _MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)
     gated: Floats = z_task - np.clip(shift, -limit, limit)
     return gated
 

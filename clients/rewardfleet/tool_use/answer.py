@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rewardfleet.wire.errors import InvalidRequest
 
 #: Limit on the tool calls of a ground truth.
-MAX_GROUND_TRUTH_CALLS = 64
+_MAX_GROUND_TRUTH_CALLS = 64
 
 _TAG = re.compile(r"<(/?)(think|tool_call|response)>")
 #: What chat templates put after an answer.
@@ -29,12 +29,12 @@ _MAX_DEPTH = 100
 _MAX_EXACT = 2**53
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A tool call, in a form in which equal calls are equal.
 
     Attributes:
         name: The tool; empty if the call cannot be parsed.
-        parameters: Names and values of its parameters; see `canonical`.
+        parameters: Names and values of its parameters; see `_canonical`.
         keys: The names alone.
     """
 
@@ -49,11 +49,11 @@ class Call(NamedTuple):
 
 
 #: A call that cannot be parsed. It counts as the use of a tool.
-MALFORMED = Call("", frozenset(), frozenset())
+MALFORMED = ToolCall("", frozenset(), frozenset())
 
 
 @dataclass(frozen=True)
-class Answer:
+class ParsedAnswer:
     """A parsed answer.
 
     Attributes:
@@ -65,12 +65,12 @@ class Answer:
     """
 
     blocks: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     think: str
     is_clean: bool
 
 
-def parse_answer(text: str) -> Answer:
+def parse_answer(text: str) -> ParsedAnswer:
     """Parse an answer of a policy, whatever it contains."""
     text = _stripped(text)
     blocks: list[str] = []
@@ -89,7 +89,7 @@ def parse_answer(text: str) -> Answer:
     calls = (*_calls_in_blocks(before_think), *_calls_in_blocks(after_think))
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
     is_clean = is_clean and has_calls and not text[outside:].strip()
-    return Answer(tuple(blocks), calls, think or "", is_clean)
+    return ParsedAnswer(tuple(blocks), calls, think or "", is_clean)
 
 
 def _stripped(text: str) -> str:
@@ -122,7 +122,7 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int, int, bool]]:
         yield name, opening.end(), closing, position, True
 
 
-def _calls_in_blocks(text: str) -> Iterator[Call]:
+def _calls_in_blocks(text: str) -> Iterator[ToolCall]:
     """Yield the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
     position = 0
     while (opening := text.find("<tool_call>", position)) >= 0:
@@ -135,7 +135,7 @@ def _calls_in_blocks(text: str) -> Iterator[Call]:
         position = end
 
 
-def _calls(content: str) -> Iterator[Call]:
+def _calls(content: str) -> Iterator[ToolCall]:
     """Yield the calls in a block: JSON objects in lines, over several lines, or in one array."""
     position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
     while position < len(content):
@@ -150,7 +150,7 @@ def _calls(content: str) -> Iterator[Call]:
             yield _call(each)
 
 
-def _calls_in_lines(lines: Iterable[str]) -> Iterator[Call]:
+def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
     """Yield the calls after something malformed, which an executor that reads lines still runs."""
     for line in lines:
         if line.lstrip().startswith("{"):
@@ -162,7 +162,7 @@ def _calls_in_lines(lines: Iterable[str]) -> Iterator[Call]:
                 yield call
 
 
-def _call(value: Any) -> Call:
+def _call(value: Any) -> ToolCall:
     """Return a decoded call; `MALFORMED` if it has no name, or no object of parameters."""
     if not isinstance(value, dict):
         return MALFORMED
@@ -172,13 +172,13 @@ def _call(value: Any) -> Call:
             parameters = json.loads(parameters)
         if not (isinstance(name, str) and name and isinstance(parameters, dict)):
             return MALFORMED
-        values = frozenset((key, canonical(each)) for key, each in parameters.items())
-        return Call(name, values, frozenset(parameters))
+        values = frozenset((key, _canonical(each)) for key, each in parameters.items())
+        return ToolCall(name, values, frozenset(parameters))
     except (ValueError, RecursionError):
         return MALFORMED
 
 
-def canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
+def _canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a value such that equal parameters are equal and hashable.
 
     A number or a truth value equals its JSON text: `3`, `3.0` and `"3"` are equal, as tools convert
@@ -198,9 +198,9 @@ def canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if depth == 0 and isinstance(value, list | dict):
         raise RecursionError
     if isinstance(value, list):
-        return ("list", *[canonical(each, depth - 1) for each in value])
+        return ("list", *[_canonical(each, depth - 1) for each in value])
     if isinstance(value, dict):
-        return ("dict", frozenset([(k, canonical(each, depth - 1)) for k, each in value.items()]))
+        return ("dict", frozenset([(k, _canonical(each, depth - 1)) for k, each in value.items()]))
     return ("null",) if value is None else _of_number(value)
 
 
@@ -233,7 +233,7 @@ class GroundTruth:
     """
 
     blocks: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     raw_calls: list[Any]
 
 
@@ -286,9 +286,9 @@ def _raw_calls(content: str) -> list[Any]:
             ) from None
         position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
         calls += value if isinstance(value, list) else [value]
-        if len(calls) > MAX_GROUND_TRUTH_CALLS:
+        if len(calls) > _MAX_GROUND_TRUTH_CALLS:
             raise InvalidRequest(
-                f"ground_truth: <tool_call>: give at most {MAX_GROUND_TRUTH_CALLS} tool calls"
+                f"ground_truth: <tool_call>: give at most {_MAX_GROUND_TRUTH_CALLS} tool calls"
             )
     for call in calls:
         if _call(call) == MALFORMED:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .answer import Answer, Call, GroundTruth
+from .answer import GroundTruth, ParsedAnswer, ToolCall
 
 #: The range of the correctness.
-MAX_CORRECTNESS = 3.0
+_MAX_CORRECTNESS = 3.0
 #: What a superfluous call costs, as a share of its weight.
-SUPERFLUOUS_SHARE = 0.5
+_SUPERFLUOUS_SHARE = 0.5
 #: Of calls with the same similarity, the heaviest is matched, whatever their order.
 _PREFERENCE_OF_WEIGHT = 1e-9
 
 
-def strict_format(answer: Answer, truth: GroundTruth) -> float:
+def strict_format(answer: ParsedAnswer, truth: GroundTruth) -> float:
     """Return 1 if an answer has the tags of the ground truth, in order, else 0.
 
     White space between and inside of the tags does not matter. Nothing may be outside of them, none
@@ -24,7 +24,7 @@ def strict_format(answer: Answer, truth: GroundTruth) -> float:
     return float(answer.is_clean and answer.blocks == truth.blocks)
 
 
-def strict_correctness(calls: Sequence[Call], truth: Sequence[Call]) -> float:
+def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> float:
     """Compare the calls of an answer with those of the ground truth.
 
     Each call has a weight of 2 plus the number of its parameters. S is the similarity of the best
@@ -39,7 +39,7 @@ def strict_correctness(calls: Sequence[Call], truth: Sequence[Call]) -> float:
     weight = sum(call.weight for call in truth)
     total = sum(call.weight for call in calls)
     if not truth:
-        return MAX_CORRECTNESS * (1 / (1 + SUPERFLUOUS_SHARE * total) - 1)
+        return _MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
     similarity, matched = 0.0, 0
     for name in dict.fromkeys(call.name for call in truth):
         wanted = [call for call in truth if call.name == name]
@@ -48,11 +48,11 @@ def strict_correctness(calls: Sequence[Call], truth: Sequence[Call]) -> float:
             similarity_of_name, matched_of_name = _best_matching(wanted, given)
             similarity += similarity_of_name
             matched += matched_of_name
-    share = similarity / (weight + SUPERFLUOUS_SHARE * (total - matched))
-    return -MAX_CORRECTNESS + 2 * MAX_CORRECTNESS * share
+    share = similarity / (weight + _SUPERFLUOUS_SHARE * (total - matched))
+    return -_MAX_CORRECTNESS + 2 * _MAX_CORRECTNESS * share
 
 
-def _best_matching(wanted: list[Call], given: list[Call]) -> tuple[float, int]:
+def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float, int]:
     """Return the similarity of the best matching, and the weight of the given calls in it."""
     if len(wanted) == len(given) == 1:
         return _similarity(wanted[0], given[0]), given[0].weight
@@ -73,7 +73,7 @@ def _best_matching(wanted: list[Call], given: list[Call]) -> tuple[float, int]:
     return float(table[lines, columns].sum()), int(weights[columns].sum())
 
 
-def _similarity(wanted: Call, given: Call) -> float:
+def _similarity(wanted: ToolCall, given: ToolCall) -> float:
     """Return the similarity of two calls with the same name, from 1 to the weight of `wanted`."""
     shared = len(wanted.keys & given.keys)
     union = len(wanted.keys) + len(given.keys) - shared

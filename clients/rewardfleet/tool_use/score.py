@@ -18,7 +18,7 @@ class ToolUseReward(NamedTuple):
         format: In [0, 1].
         correctness: In [-3, 3].
         length: In [0, 1]; 0 without `with_length`.
-        cost: Of the tools that it used, 0 or more.
+        cost: What the tools that it used cost, 0 or more.
         usage: These tools.
     """
 
@@ -50,7 +50,7 @@ def score_answer(
         response: The answer; any text.
         ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`.
         options: The variant, its options, families and costs.
-        step: Of the training run, for schedules.
+        step: The step of the training run, for schedules.
         labels: Families of tools by name, which come before those of the options.
         tools: Descriptions of the available tools.
         default_labels: Families of tools that neither `labels` nor the options list.

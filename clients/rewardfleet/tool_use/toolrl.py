@@ -14,9 +14,9 @@ from rewardfleet.wire.tools import ToolsOptions
 from .answer import GroundTruth
 
 #: Steps after which a scheduled reward has its final range, and a scheduled length its final value.
-REWARD_STEPS, LENGTH_STEPS = 150, 105
+_REWARD_STEPS, _LENGTH_STEPS = 150, 105
 #: The step at which `max1_step30_max3` changes.
-STEP_OF_MAX3 = 30
+_STEP_OF_MAX3 = 30
 
 _FORMATS = {
     ("response",): re.compile(r"<think>.*?</think>\n<response>.*?</response>", re.DOTALL),
@@ -35,11 +35,11 @@ def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: in
     and `max1_step30_max3` halves it from step 30 on.
     """
     low, high = 0.0, 1.0
-    if options.max1_step30_max3 and step >= STEP_OF_MAX3:
+    if options.max1_step30_max3 and step >= _STEP_OF_MAX3:
         low, high = low / 2, high / 2
     if options.schedule_reward:
-        high = max(2 - (2 - high) * step / REWARD_STEPS, 1.0)
-        low = min(-2 + (2 + low) * step / REWARD_STEPS, -1.0)
+        high = max(2 - (2 - high) * step / _REWARD_STEPS, 1.0)
+        low = min(-2 + (2 + low) * step / _REWARD_STEPS, -1.0)
     tags = tuple(sorted({"response", "tool_call"} & set(truth.blocks)))
     # Counted first: then the expression takes linear time.
     is_expected = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
@@ -55,12 +55,12 @@ def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, ste
     if "tool_call" not in truth.blocks:
         return 0.0
     high = 1.0 if options.correct_max1 else 3.0
-    if options.max1_step30_max3 and step < STEP_OF_MAX3:
+    if options.max1_step30_max3 and step < _STEP_OF_MAX3:
         high /= 3
     low = -high
     if options.schedule_reward:
-        low = max((low + 2) * step / REWARD_STEPS - 2, -3.0)
-        high = min((high - 2) * step / REWARD_STEPS + 2, 3.0)
+        low = max((low + 2) * step / _REWARD_STEPS - 2, -3.0)
+        high = min((high - 2) * step / _REWARD_STEPS + 2, 3.0)
     try:
         points, maximum = _points(truth.raw_calls, _calls(text), options)
         return (high - low) * points / maximum + low
@@ -141,5 +141,5 @@ def think_length(think: str, options: ToolsOptions, step: int) -> float:
 
     With `schedule_length`, 512 becomes 384 at step 0, rising to 640 at step 105, and further.
     """
-    words = 384 + 256 * step / LENGTH_STEPS if options.schedule_length else 512
+    words = 384 + 256 * step / _LENGTH_STEPS if options.schedule_length else 512
     return min(round(len(think.split()) / words, 2), 1.0)

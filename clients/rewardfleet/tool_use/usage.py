@@ -9,10 +9,10 @@ from functools import lru_cache
 
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
-from .answer import Call
+from .answer import ToolCall
 
 #: Patterns of names and descriptions of tools, by family, with `*` for any text.
-FAMILY_PATTERNS: dict[Family, tuple[str, ...]] = {
+_FAMILY_PATTERNS: dict[Family, tuple[str, ...]] = {
     "calculate": ("*calc*", "*comput*", "*math*", "*equation*", "*arithmetic*", "*convert*"),
     "search": (
         "*search*", "*retriev*", "*lookup*", "*look_up*", "*look up*", "*query*", "*find*",
@@ -45,7 +45,7 @@ class Usage:
 
 
 def usage_of(
-    calls: Sequence[Call],
+    calls: Sequence[ToolCall],
     options: ToolsOptions,
     labels: Mapping[str, Family],
     tools: Iterable[ToolDescription] = (),
@@ -92,7 +92,7 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
     return "other"
 
 
-_DEFAULT = tuple(FAMILY_PATTERNS.items())
+_DEFAULT = tuple(_FAMILY_PATTERNS.items())
 
 
 @lru_cache(maxsize=256)

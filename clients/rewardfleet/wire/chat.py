@@ -7,11 +7,11 @@ refused.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from .errors import Problem
-from .score import JsonSchema, Response
+from .score import ForeignRequest, JsonSchema, Response
 from .video import MAX_FRAMES_SENT, VideoScore
 
 #: OpenAI's type of an error, by HTTP status; of any other 4xx it is an invalid request.
@@ -22,7 +22,6 @@ _ERROR_TYPES = {
     424: "server_error",
     429: "rate_limit_error",
 }
-
 
 #: Data URLs, whose base64 is padded.
 _DATA_URL = (
@@ -41,10 +40,6 @@ def _refuse_stream(value: bool | None) -> bool | None:
     return value
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
 def _has(name: str, value: str) -> JsonSchema:
     return {"properties": {name: {"const": value}}, "required": [name]}
 
@@ -60,7 +55,7 @@ _NAMES_A_TASK: JsonSchema = {
 }
 
 
-class ImageUrl(_Request):
+class ImageUrl(ForeignRequest):
     """Where an image is: in the URL itself."""
 
     url: str = Field(
@@ -70,7 +65,7 @@ class ImageUrl(_Request):
     )
 
 
-class ContentPart(_Request):
+class ContentPart(ForeignRequest):
     """A part of a turn: the text, or one frame."""
 
     model_config = ConfigDict(
@@ -96,7 +91,7 @@ class ContentPart(_Request):
         return self
 
 
-class ChatMessage(_Request):
+class ChatMessage(ForeignRequest):
     """A turn. The service reads that of the user and ignores system prompts: judges have theirs."""
 
     model_config = ConfigDict(
@@ -128,7 +123,7 @@ class ChatMessage(_Request):
     )
 
 
-class ChatRequest(_Request):
+class ChatRequest(ForeignRequest):
     """Frames and a prompt that names a task. Other fields, e.g. `temperature`, are ignored."""
 
     model: str | None = Field(

@@ -22,7 +22,7 @@ from .score import FiniteJson, JsonSchema, Request, Response, Score, Timing
 from .string_enum import StrEnum
 
 #: Maximum number of characters of an assert or a setup.
-MAX_SOURCE = 1_000_000
+_MAX_SOURCE = 1_000_000
 #: Maximum number of tests per submission. At least one is required: passing none proves nothing.
 MAX_TESTS = 1_000
 
@@ -36,37 +36,23 @@ def _without_nul(text: str) -> str:
     return text
 
 
-_NO_NUL: JsonSchema = {"pattern": r"^[^\x00]*$"}
 #: Python source code that the caller wrote.
-Source = Annotated[
+_Python = Annotated[
     str,
-    StringConstraints(max_length=MAX_SOURCE, min_length=1),
+    StringConstraints(max_length=_MAX_SOURCE),
     AfterValidator(_without_nul),
-    Field(json_schema_extra=_NO_NUL),
+    Field(json_schema_extra={"pattern": r"^[^\x00]*$"}),
 ]
-
-
-#: Source code that runs before the program.
-Setup = Annotated[
-    str,
-    StringConstraints(max_length=MAX_SOURCE),
-    AfterValidator(_without_nul),
-    Field(
-        description="Source code that runs before the program, e.g. imports that it relies on.",
-        json_schema_extra=_NO_NUL,
-    ),
+_Test = Annotated[_Python, StringConstraints(min_length=1)]
+_Setup = Annotated[
+    _Python,
+    Field(description="Source code that runs before the program, e.g. imports that it relies on."),
 ]
-
-
-#: Source code of the data set that precedes the program.
-Prompt = Annotated[
-    str,
-    StringConstraints(max_length=MAX_SOURCE),
-    AfterValidator(_without_nul),
+_RowPrompt = Annotated[
+    _Python,
     Field(
         description="Source code that precedes the program in its data set: imports, helper "
-        "functions, and the signature that a completion continues.",
-        json_schema_extra=_NO_NUL,
+        "functions, and the signature that a completion continues."
     ),
 ]
 
@@ -80,7 +66,7 @@ def _without_keyword(expression: str) -> str:
 
 _NAME = r"[^\W\d]\w*(?:\(\))?"
 #: What tests call: a name, or attributes and calls without arguments.
-EntryPoint = Annotated[
+_EntryPoint = Annotated[
     str,
     StringConstraints(max_length=200, pattern=rf"^(?:{_NAME}(?:\.{_NAME})*)?$"),
     AfterValidator(_without_keyword),
@@ -94,7 +80,7 @@ EntryPoint = Annotated[
 
 
 #: How the output of a program is compared.
-Checker = Literal[
+_CheckerName = Literal[
     "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float"
 ]
 _CHECKERS = (
@@ -105,8 +91,7 @@ _CHECKERS = (
     "space. unordered: the same words in any order. float: like tokens, but a number may differ "
     "by `tolerance`, unless an integer is expected."
 )
-#: A tolerance of numbers.
-Tolerance = Annotated[FiniteFloat, Field(ge=0, le=1)]
+_Tolerance = Annotated[FiniteFloat, Field(ge=0, le=1)]
 _TOLERANCE = "absolute, or relative to the expected number if that is above 1."
 _RELATIVE = (
     "If given, a number may differ by `tolerance` plus this share of the expected number, as in "
@@ -134,7 +119,7 @@ class CheckerProgram(Request):
         description="python: a script. cpp: C++17, which may include `testlib.h`; requires a "
         "compiler where the service runs."
     )
-    source: Source = Field(description="The source code. Never give text that a policy wrote.")
+    source: _Test = Field(description="The source code. Never give text that a policy wrote.")
 
 
 _CHECKER_PROGRAM = (
@@ -143,10 +128,11 @@ _CHECKER_PROGRAM = (
 )
 
 
-def _check_one_checker(checker: Checker | None, program: CheckerProgram | None) -> None:
+def _check_one_checker(tests: Any) -> Any:
     # `tokens` is the default, which a client may send along.
-    if program is not None and checker not in {None, "tokens"}:
+    if tests.checker_program is not None and tests.checker not in {None, "tokens"}:
         raise ValueError("give `checker` or `checker_program`, not both")
+    return tests
 
 
 _ONE_CHECKER: JsonSchema = {
@@ -163,20 +149,17 @@ class StdioTests(Request):
     model_config = ConfigDict(json_schema_extra=_ONE_CHECKER)
 
     kind: Literal["stdio"] = Field(description="The kind of these tests.")
-    setup: Setup = ""
+    setup: _Setup = ""
     cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS, description="The tests.")
-    checker: Checker = Field("tokens", description=_CHECKERS)
-    tolerance: Tolerance = Field(
+    checker: _CheckerName = Field("tokens", description=_CHECKERS)
+    tolerance: _Tolerance = Field(
         1e-6, description=f"Tolerance of the checker `float`: {_TOLERANCE}"
     )
-    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool = Field(False, description="Whether `YES` and `Yes` are equal.")
     checker_program: CheckerProgram | None = Field(None, description=_CHECKER_PROGRAM)
 
-    @model_validator(mode="after")
-    def _check_one_checker(self) -> "StdioTests":
-        _check_one_checker(self.checker, self.checker_program)
-        return self
+    _one_checker = model_validator(mode="after")(_check_one_checker)
 
 
 class FunctionalCase(Request):
@@ -198,15 +181,15 @@ class FunctionalTests(Request):
         description="Name of the function or method.",
         json_schema_extra={"not": {"enum": list(keyword.kwlist)}},
     )
-    setup: Setup = ""
-    prompt: Prompt = ""
+    setup: _Setup = ""
+    prompt: _RowPrompt = ""
     cases: list[FunctionalCase] = Field(
         min_length=1, max_length=MAX_TESTS, description="The tests."
     )
-    tolerance: Tolerance = Field(
+    tolerance: _Tolerance = Field(
         0.0, description=f"Tolerance of expected numbers with a decimal point: {_TOLERANCE}"
     )
-    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
 
 
@@ -217,20 +200,20 @@ class AssertTests(Request):
     """Evaluate assert statements, which must hold, with the names that the program defines."""
 
     kind: Literal["asserts"] = Field(description="The kind of these tests.")
-    setup: Setup = ""
-    prompt: Prompt = ""
-    entry_point: EntryPoint = ""
-    cases: list[Source] = Field(
+    setup: _Setup = ""
+    prompt: _RowPrompt = ""
+    entry_point: _EntryPoint = ""
+    cases: list[_Test] = Field(
         min_length=1,
         max_length=MAX_TESTS,
         description="Each is one `assert` statement, or a script or module of tests, which counts "
         "as one test. Functions and classes of tests are called as pytest and unittest do, and "
         "`check` is called with `entry_point`.",
     )
-    tolerance: Tolerance = Field(
+    tolerance: _Tolerance = Field(
         0.0, description=f"Tolerance of expected floating-point literals: {_TOLERANCE}"
     )
-    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
     single_run: bool = Field(
         False,
@@ -261,15 +244,15 @@ class DatasetTests(Request):
     first: Annotated[int, Field(ge=1)] | None = Field(
         None, description="How many of the row's tests are used; null: all. CTRL used 10."
     )
-    checker: Checker | None = Field(
+    checker: _CheckerName | None = Field(
         None,
         description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
         "of the dataset; see docs/code-service.md.",
     )
-    tolerance: Tolerance | None = Field(
+    tolerance: _Tolerance | None = Field(
         None, description="As in the kind of tests that it becomes."
     )
-    relative_tolerance: Tolerance | None = Field(None, description=_RELATIVE)
+    relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
     bool_is_int: bool | None = Field(None, description=_BOOL_IS_INT)
     strict: bool | None = Field(None, description=_STRICT)
@@ -282,10 +265,7 @@ class DatasetTests(Request):
         "that reject it are invalid.",
     )
 
-    @model_validator(mode="after")
-    def _check_one_checker(self) -> "DatasetTests":
-        _check_one_checker(self.checker, self.checker_program)
-        return self
+    _one_checker = model_validator(mode="after")(_check_one_checker)
 
 
 #: The names of these kinds, and that of dataset rows.

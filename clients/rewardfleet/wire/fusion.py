@@ -18,6 +18,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from .policy_text import PolicyText
+from .score import ForeignRequest
 
 
 def _reject_files(value: object) -> object:
@@ -32,11 +33,7 @@ def _reject_code(value: str | None) -> str | None:
     return value
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class RunCodeRequest(_Request):
+class RunCodeRequest(ForeignRequest):
     """A program to run once, and what it reads."""
 
     code: PolicyText = Field(description="The program.")
@@ -92,7 +89,7 @@ class RunCodeResponse(BaseModel):
     files: dict[str, str] = Field({}, description="Always empty.")
 
 
-class SubmitConfig(_Request):
+class SubmitConfig(ForeignRequest):
     """How a submission is judged. The suffix `Dataset` of `dataset_type` may be omitted."""
 
     model_config = ConfigDict(
@@ -135,7 +132,7 @@ class SubmitConfig(_Request):
         return self
 
 
-class SubmitRequest(_Request):
+class SubmitRequest(ForeignRequest):
     """A model's output for a problem, and the tests of the problem."""
 
     dataset: str = Field(description="Ignored: the tests are in `config.provided_data`.")

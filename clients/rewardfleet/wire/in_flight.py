@@ -38,8 +38,8 @@ def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:
     """Return one list of the samples of several replicas.
 
     Args:
-        answers: Of the replicas.
-        failures: Those that did not answer; see `InFlight`.
+        answers: What the replicas answered.
+        failures: Why others did not answer; see `InFlight`.
     """
     samples = sorted(
         (sample for answer in answers for sample in answer.samples),

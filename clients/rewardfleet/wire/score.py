@@ -60,6 +60,12 @@ class Request(BaseModel):
     )
 
 
+class ForeignRequest(BaseModel):
+    """The base of requests in formats of other projects. Unknown fields are ignored, as there."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
 class Response(BaseModel):
     """The base of response models. Unknown fields, of newer servers, are ignored."""
 

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from .errors import ErrorKind
 from .policy_text import POLICY_FIELDS
 from .query import completion_text
-from .score import MAX_BATCH_ITEMS, Response
+from .score import MAX_BATCH_ITEMS, ForeignRequest, Response
 
 #: The fields of these formats that have a policy's text, or parts of it.
 TEXT_FIELDS = POLICY_FIELDS | {"query", "text", "content", "message", "arguments", "refusal"}
@@ -43,18 +43,14 @@ GYM_RESULT_FIELDS = frozenset(
 )  # fmt: skip
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class _OpenRequest(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+class _OpenRequest(ForeignRequest):
+    model_config = ConfigDict(extra="allow")
 
 
 # OpenRLHF
 
 
-class OpenRlhfRequest(_Request):
+class OpenRlhfRequest(ForeignRequest):
     """Samples of OpenRLHF; it sends lists of one, and before 0.11.1 also empty ones."""
 
     query: list[str] = Field(
@@ -87,7 +83,7 @@ class OpenRlhfResponse(Response):
 # slime
 
 
-class SlimeRequest(_Request):
+class SlimeRequest(ForeignRequest):
     """A sample of slime."""
 
     response: str = Field(description="The response.")
@@ -155,14 +151,14 @@ class GymVerifyResponse(BaseModel):
     failure_reason: str | None = Field(None, description="Why there is no reward.")
 
 
-class GymResult(_Request):
+class GymResult(ForeignRequest):
     """A response of `/verify`, without what the mean reward does not need."""
 
     reward: FiniteFloat | None = Field(None, description="The reward.")
     mask_sample: bool | None = Field(None, description="Whether it does not count.")
 
 
-class GymMetricsRequest(_Request):
+class GymMetricsRequest(ForeignRequest):
     """The rollouts of an agent, for their mean reward."""
 
     verify_responses: list[GymResult] = Field(description="Responses of `/verify`.")
@@ -191,14 +187,14 @@ class GymReverifyMode(RootModel[Literal["stateless"]]):
 # OpenEnv
 
 
-class OpenEnvReset(_Request):
+class OpenEnvReset(ForeignRequest):
     """The beginning of an episode. There is no state: all of it is ignored."""
 
     seed: int | None = Field(None, description="Ignored.")
     episode_id: str | None = Field(None, description="Ignored.")
 
 
-class OpenEnvStep(_Request):
+class OpenEnvStep(ForeignRequest):
     """The only step of an episode."""
 
     action: dict[str, JsonValue] = Field(

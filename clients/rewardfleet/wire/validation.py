@@ -29,7 +29,7 @@ def validate(
         model: The model that the data must match.
         data: A mapping, or an instance of the model.
         prefix: Starts the message of an error, e.g. `backend_kwargs: `.
-        context: For the model's validators.
+        context: What the model's validators get.
 
     Raises:
         InvalidRequest: The data is not valid.
@@ -54,7 +54,7 @@ def validate_json(
     Args:
         model: The model that the JSON must match.
         body: The JSON.
-        context: For the model's validators.
+        context: What the model's validators get.
         policy_fields: The names of the fields with policy texts.
 
     Raises:

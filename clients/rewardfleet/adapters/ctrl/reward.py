@@ -32,9 +32,6 @@ from rewardfleet.wire.score import Status
 from .progress import ProgressBar
 from .rows import read_rows, without_nulls
 
-#: A turn of a chat: `role` and `content`.
-Message = dict[str, str]
-
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 
 
@@ -61,7 +58,7 @@ class DataProtoLike(Protocol):
     def non_tensor_batch(self) -> Any: ...
 
 
-class Query(NamedTuple):
+class RevisionQuery(NamedTuple):
     """A problem, and the program that is criticized."""
 
     problem: str
@@ -103,7 +100,7 @@ class CritiqueReward:
         progress: Show a progress bar while revisions run, if tqdm is installed.
 
     Attributes:
-        metrics: Of the last batch, for the trainer's log: `reward/failed`, `reward/p50`, …
+        metrics: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
 
     Raises:
         ValueError: Two rows have the same id.
@@ -151,16 +148,16 @@ class CritiqueReward:
             lengths.append(positions[-1] + 1 if positions else 0)
         return ids, critiques, lengths
 
-    def parse_query(self, ids: Sequence[str]) -> tuple[list[Query], list[Row]]:
+    def parse_query(self, ids: Sequence[str]) -> tuple[list[RevisionQuery], list[Row]]:
         """Return the queries and the rows of problems; each [B].
 
         Raises:
             KeyError: There is no such row.
         """
         rows = [self._rows[str(problem_id)] for problem_id in ids]
-        return [Query(row["problem"], row["solution"]) for row in rows], rows
+        return [RevisionQuery(row["problem"], row["solution"]) for row in rows], rows
 
-    def build_revision_messages(self, query: Query, critique: str) -> list[Message]:
+    def build_revision_messages(self, query: RevisionQuery, critique: str) -> list[dict[str, str]]:
         """Return the chat that asks for a revision.
 
         Args:
@@ -255,7 +252,7 @@ class RewardModelForCritic(CritiqueReward):
         super().__init__(fleet, rows, tokenizer, num_examine=num_examine, progress=True)
 
 
-def build_revision_messages(problem: str, code: str, critique: str) -> list[Message]:
+def build_revision_messages(problem: str, code: str, critique: str) -> list[dict[str, str]]:
     """Return the chat that asks for a revision.
 
     Every chat template accepts its turns (user, assistant, user, and no system prompt):

@@ -6,10 +6,16 @@
 from typing import TYPE_CHECKING, Any
 
 from .config import SUITES, RewardModelConfig
-from .episode_reward import EpisodeReward, MissingRewardError, RewardStats, episode_metrics
-from .images import Orientation
-from .rewards import LiberoRewards, score_episodes
-from .step_rewards import StepRewards
+from .frames import Orientation
+from .rewards import (
+    EpisodeReward,
+    LiberoRewards,
+    MissingRewardError,
+    RewardStats,
+    StepRewards,
+    episode_metrics,
+    score_episodes,
+)
 
 if TYPE_CHECKING:
     from .wrapper import LiberoRewardWrapper

@@ -3,12 +3,13 @@
 import difflib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 from typing_extensions import Self
 
+from rewardfleet.adapters._rows import plain
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.validation import format_validation_error
 
@@ -164,21 +165,12 @@ class RewardModelConfig(BaseModel):
 
 def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if "reward_model" not in config:
-        return dict(_plain(config))
-    section = _plain(config["reward_model"]) or {}
+        return dict(plain(config))
+    section = plain(config["reward_model"]) or {}
     if not isinstance(section, dict):
         raise ValueError(f"reward_model: give a mapping, not {section!r}")  # noqa: TRY004 - see `of`
     # One by one: interpolations elsewhere in the configuration may lead out of it.
-    around = {name: _plain(config[name]) for name in _NEXT_TO_REWARD_MODEL if name in config}
+    around = {name: plain(config[name]) for name in _NEXT_TO_REWARD_MODEL if name in config}
     if twice := sorted(around.keys() & section.keys()):
         raise ValueError(f"{', '.join(twice)}: given in reward_model and next to it")
     return {**around, **section}
-
-
-def _plain(value: Any) -> Any:
-    """Return containers of OmegaConf, which are mappings and sequences, as dicts and lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(value[key]) for key in value}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(each) for each in value]
-    return value

@@ -1,34 +1,162 @@
 """Rewards of episodes in a vector of environments, scored while the simulator continues."""
 
+import asyncio
 import logging
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Self
 
+from rewardfleet.adapters._rows import quartiles_of
+from rewardfleet.client import RewardFleet
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.service import CALLER_ERRORS
+from rewardfleet.timeouts import timeout_at
+from rewardfleet.transport import in_thread
+from rewardfleet.video import VideoOptions, video_request
+from rewardfleet.wire.errors import (
+    Abstained,
+    DeadlineExceeded,
+    InternalError,
+    RewardFleetError,
+    Unavailable,
+)
+from rewardfleet.wire.score import abstained
+from rewardfleet.wire.video import VideoScore
+
 from .config import RewardModelConfig, check_suite
-from .episode_reward import Episode, EpisodeReward, RewardStats
-from .images import Orientation, check_orientation, upright_image
-from .recorder import EpisodeRecorder
-from .scoring import EpisodeScoring
+from .frames import (
+    EpisodeRecorder,
+    Image,
+    Orientation,
+    new_video_folder,
+    upright_image,
+    write_video,
+)
 
 log = logging.getLogger(__name__)
 
 #: LIBERO's control rate in Hz.
-CONTROL_HZ = 20.0
+_CONTROL_HZ = 20.0
 #: The least default of `max_pending`, so that `finish` of few environments with short episodes does
 #: not wait. One episode is 1 to 2 MB at 16 frames of 256x256.
 _LEAST_PENDING = 128
 #: The longest text of a task.
 _MAX_TASK = 4096
+#: Seconds by which an episode may exceed the timeout, so that the client can report what it waited
+#: for, and ejects a replica that is silent.
+_GRACE_SECONDS = 1.0
+
+#: Environments by index, in any order, or as a mask, [N]; None means all.
+Environments = ArrayLike | None
+
+#: ok: there is a score. abstained: the judge answered without a usable verdict. error: a failure.
+#: discarded: the environment was reset before the episode had ended.
+EpisodeStatus = Literal["ok", "abstained", "error", "discarded"]
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeReward:
+    """What became of one episode.
+
+    Attributes:
+        environment: Index of the environment.
+        episode: Index of the episode in its environment, counted from 0.
+        task: The instruction; empty if it is not a text.
+        reward: The reward; unless `valid`, the fallback.
+        status: See `EpisodeStatus`.
+        score: The score in [0, 1], or None.
+        detail: Why there is no score; names the environment and the episode.
+        answer: The service's answer, or None.
+        error: The failure of the request, or None.
+    """
+
+    environment: int
+    episode: int
+    task: str
+    reward: float
+    status: EpisodeStatus
+    score: float | None = None
+    detail: str = ""
+    answer: VideoScore | None = field(default=None, repr=False)
+    error: RewardFleetError | None = field(default=None, repr=False)
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is a score."""
+        return self.status == "ok"
+
+
+def episode_metrics(arrived: Sequence[EpisodeReward]) -> dict[str, float]:
+    """Return what a trainer logs of the episodes that `collect` returned; none of it is NaN.
+
+    The shares `reward/failed`, `reward/abstained` and `reward/cached`, and the quartiles of the
+    scores, `reward/p0` to `reward/p100`. Discarded episodes do not count.
+    """
+    judged = [each for each in arrived if each.status != "discarded"]
+    if not judged:
+        return {}
+    counts = {
+        "reward/failed": sum(each.status == "error" for each in judged),
+        "reward/abstained": sum(each.status == "abstained" for each in judged),
+        "reward/cached": sum(each.answer is not None and each.answer.cached for each in judged),
+    }
+    metrics = {name: count / len(judged) for name, count in counts.items()}
+    return metrics | quartiles_of([each.score for each in judged if each.score is not None])
+
+
+class MissingRewardError(RewardFleetError):
+    """A finished episode has no score. The failure of the request is its `__cause__`.
+
+    Attributes:
+        reward: The episode.
+    """
+
+    def __init__(self, reward: EpisodeReward) -> None:
+        super().__init__(reward.detail)
+        self.reward = reward
+
+
+@dataclass(frozen=True)
+class RewardStats:
+    """How many episodes there were so far, by what became of them.
+
+    Attributes:
+        scored: Episodes with a score.
+        abstained: Episodes on which the judge abstained.
+        failed: Episodes with an error.
+        discarded: Episodes that a reset ended.
+        pending: Episodes whose scores have not arrived.
+    """
+
+    scored: int
+    abstained: int
+    failed: int
+    discarded: int
+    pending: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a trainer logs: `reward/failed`, `reward/abstained` and `reward/pending`.
+
+        The first two are shares of the episodes that have been judged; none is NaN.
+        """
+        judged = max(self.scored + self.abstained + self.failed, 1)
+        return {
+            "reward/failed": self.failed / judged,
+            "reward/abstained": self.abstained / judged,
+            "reward/pending": float(self.pending),
+        }
 
 
 @dataclass
-class _Environment:
+class _CurrentEpisode:
     """The current episode of one environment.
 
     Attributes:
@@ -44,6 +172,16 @@ class _Environment:
     suite_problem: str | None
     episode: int = 0
     problem: str | None = None
+
+    def problem_at_end(self) -> str | None:
+        """Return why the episode, which ends now, cannot be scored, or None."""
+        if problem := self.suite_problem or self.problem:
+            return problem
+        if self.recorder is not None and not self.recorder.count:
+            return "no frames were recorded"
+        if not isinstance(self.task, str) or not 0 < len(self.task) <= _MAX_TASK:
+            return f"its task is not a text of 1 to {_MAX_TASK} characters: {self.task!r:.80}"
+        return "finished, but not reset since its last episode ended" if not self.recorder else None
 
 
 class LiberoRewards:
@@ -82,7 +220,7 @@ class LiberoRewards:
         *,
         orientation: Orientation = "raw",
         suites: str | Sequence[str] | None = None,
-        frame_rate: float = CONTROL_HZ,
+        frame_rate: float = _CONTROL_HZ,
         max_pending: int | None = None,
     ) -> None:
         self.config = RewardModelConfig.of(config)
@@ -92,20 +230,35 @@ class LiberoRewards:
             )
         if isinstance(tasks, str) or not len(tasks):
             raise ValueError(f"tasks: give one text per environment, not {tasks!r}")
-        check_orientation(orientation)
+        if orientation not in get_args(Orientation):
+            raise ValueError(
+                f'orientation: give "raw", "rotated" or "upright", not {orientation!r}'
+            )
         if not 0 < frame_rate <= 1000:
             raise ValueError(f"frame_rate: give Hz above 0, at most 1000; not {frame_rate}")
         if max_pending is not None and max_pending < 1:
             raise ValueError(f"max_pending: give 1 or more, not {max_pending}")
         self._orientation = orientation
         self._frame_rate = frame_rate
+        self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
         suites = self.config.task_suite_name if suites is None else suites
         self._environments = [
-            _Environment(task, self._recorder(), problem)
+            _CurrentEpisode(task, self._recorder(), problem)
             for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
         ]
-        default = max(2 * len(tasks), _LEAST_PENDING)
-        self._scoring = EpisodeScoring(self.config, max_pending or default)
+        keeps_videos = self.config.keep_temp_video
+        self._videos = new_video_folder(self.config.temp_video_dir) if keeps_videos else None
+        self._fleet = RewardFleet(
+            video=self.config.endpoint,
+            timeout_s=self.config.timeout,
+            api_key=self.config.api_key,
+        )
+        self._loop = EventLoopThread()
+        self._closed = False
+        self._changed = threading.Condition()  # guards the three below
+        self._pending = 0
+        self._arrived: list[EpisodeReward] = []
+        self._counts: Counter[EpisodeStatus] = Counter()
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -120,17 +273,21 @@ class LiberoRewards:
     @property
     def stats(self) -> RewardStats:
         """The number of episodes so far, by what became of them."""
-        return self._scoring.stats
+        with self._changed:
+            scored, abstentions, failed, discarded = (
+                self._counts[status] for status in get_args(EpisodeStatus)
+            )
+            return RewardStats(scored, abstentions, failed, discarded, self._pending)
 
     def reset(
-        self, environments: ArrayLike | None = None, *, tasks: Sequence[str] | None = None
+        self, environments: Environments = None, *, tasks: Sequence[str] | None = None
     ) -> None:
         """Begin a new episode where environments were reset.
 
         An episode that has frames and was not finished is discarded, and reported.
 
         Args:
-            environments: Indices, or a mask, [N]. None means all.
+            environments: Which ones.
             tasks: Their new instructions, in the same order. None means that they stay.
 
         Raises:
@@ -141,11 +298,10 @@ class LiberoRewards:
             raise ValueError(f"tasks: give {len(indices)}, one per environment; not {tasks!r}")
         for position, index in enumerate(indices):
             state = self._environments[index]
-            if state.recorder is not None and (state.recorder.count or state.problem):
-                problem = (
-                    state.problem or f"reset after {state.recorder.count} frames, not finished"
-                )
-                self._scoring.report(self._current(index), "discarded", problem)
+            recorder = state.recorder
+            if recorder is not None and (recorder.count or state.problem):
+                problem = state.problem or f"reset after {recorder.count} frames, not finished"
+                self._store(_without_score(self._current(index), "discarded", problem))
                 state.recorder = None
             if state.recorder is None:
                 state.episode += 1
@@ -154,14 +310,14 @@ class LiberoRewards:
             if tasks is not None:
                 state.task = tasks[position]
 
-    def record(self, frames: Any, environments: ArrayLike | None = None) -> None:
+    def record(self, frames: Any, environments: Environments = None) -> None:
         """Record one frame per environment. After `finish`, frames are ignored until `reset`.
 
         An image that cannot be used, or of another size than those before, fails its episode only.
 
         Args:
             frames: A list, an array or a torch tensor of images; see `upright_image`.
-            environments: Indices, in the same order, or a mask, [N]. None means all.
+            environments: Those of the frames, in the same order.
 
         Raises:
             ValueError: There is another number of frames, or an index is out of range.
@@ -178,13 +334,10 @@ class LiberoRewards:
             except (ValueError, TypeError) as error:  # torch cannot convert every dtype
                 state.problem = f"frame {state.recorder.count}: {error}"
 
-    def finish(self, environments: ArrayLike | None = None) -> None:
+    def finish(self, environments: Environments = None) -> None:
         """End episodes whose last frame was recorded, and start scoring all of them.
 
         It returns at once, unless `max_pending` scores have not arrived.
-
-        Args:
-            environments: Indices, or a mask, [N]. None means all.
 
         Raises:
             ValueError: An index is out of range.
@@ -192,15 +345,14 @@ class LiberoRewards:
         """
         for index in self._indices(environments):
             state = self._environments[index]
-            problem = self._problem_of(state)
+            problem = state.problem_at_end()
             recorder, state.recorder = state.recorder, None
             if recorder is None:
                 state.episode += 1
             if recorder is None or problem is not None:
-                reason = problem or "finished, but not reset since its last episode ended"
-                self._scoring.report(self._current(index), "error", reason)
-                continue
-            self._scoring.start(self._current(index), *recorder.select(self._frame_rate))
+                self._store(_without_score(self._current(index), "error", str(problem)))
+            else:
+                self._start(self._current(index), *recorder.select(self._frame_rate))
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
         """Return the episodes whose rewards arrived, in this order. Each is returned once.
@@ -216,31 +368,38 @@ class LiberoRewards:
             MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set.
                 The next call returns the others.
         """
-        return self._scoring.collect(timeout)
+        self._wait_until_pending(0, timeout)
+        with self._changed:
+            for position, each in enumerate(self._arrived):
+                has_ended = each.status != "discarded"
+                if self.config.fail_on_request_error and has_ended and not each.valid:
+                    del self._arrived[position]
+                    raise MissingRewardError(each) from each.error
+            arrived, self._arrived = self._arrived, []
+        _warn_of_missing(arrived)
+        return arrived
 
     def close(self) -> None:
         """Cancel what is pending, which becomes an error, and end the thread."""
-        self._scoring.close()
+        self._closed = True
+        self._loop.close(self._fleet.aclose())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _recorder(self) -> EpisodeRecorder:
         return EpisodeRecorder(self.config.nframes)
 
-    def _current(self, index: int) -> Episode:
+    def _current(self, index: int) -> EpisodeReward:
+        """Return the current episode of an environment, as it is without a score."""
         state = self._environments[index]
-        return Episode(index, state.episode, state.task if isinstance(state.task, str) else "")
+        task = state.task if isinstance(state.task, str) else ""
+        return EpisodeReward(index, state.episode, task, self.config.fallback_reward, "error")
 
-    def _indices(self, environments: ArrayLike | None) -> list[int]:
+    def _indices(self, environments: Environments) -> list[int]:
         """Return different indices in range, from indices or a mask."""
         count = len(self._environments)
         if environments is None:
@@ -257,36 +416,94 @@ class LiberoRewards:
             )
         return indices
 
-    @staticmethod
-    def _problem_of(state: _Environment) -> str | None:
-        """Return why an episode cannot be scored, or None."""
-        if problem := state.suite_problem or state.problem:
-            return problem
-        if state.recorder is not None and not state.recorder.count:
-            return "no frames were recorded"
-        if not isinstance(state.task, str) or not 0 < len(state.task) <= _MAX_TASK:
-            return f"its task is not a text of 1 to {_MAX_TASK} characters: {state.task!r:.80}"
-        return None
+    def _start(self, episode: EpisodeReward, frames: Sequence[Image], fps: float) -> None:
+        """Start scoring an episode in the thread of the event loop."""
+        if self._closed:
+            raise RuntimeError("rewards: closed")
+        self._wait_until_pending(self._max_pending - 1, timeout=None)
+        with self._changed:
+            self._pending += 1
+        future = self._loop.start(self._score(episode, frames, fps))
+        future.add_done_callback(partial(self._on_done, episode))
+
+    async def _score(
+        self, episode: EpisodeReward, frames: Sequence[Image], fps: float
+    ) -> VideoScore:
+        """Send one episode. While it waits for its score, only encoded frames are in memory."""
+        config = self.config
+        deadline = asyncio.get_running_loop().time() + config.timeout
+        options: VideoOptions = {
+            "fps": fps,
+            "nframes": config.nframes,
+            "max_pixels": config.max_pixels,
+            "backend": config.backend,
+            "backend_kwargs": config.backend_kwargs,
+        }
+        encode = partial(self._encode, episode, frames, options)
+        del frames
+        async with timeout_at(deadline + _GRACE_SECONDS):
+            images = await in_thread(encode, deadline)
+            del encode
+            return await self._fleet.video.score(episode.task, images, **options)
+
+    def _encode(
+        self, episode: EpisodeReward, frames: Sequence[Image], options: VideoOptions
+    ) -> list[bytes]:
+        if self._videos is not None:
+            name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
+            try:
+                write_video(self._videos / name, frames, self.config.video_fps)
+            except OSError as error:  # a file to look at must not cost a reward
+                log.warning("keep_temp_video: %s", error)
+        return video_request(episode.task, frames, **options).frames_base64 or []
+
+    def _on_done(self, episode: EpisodeReward, future: Future[VideoScore]) -> None:
+        """Store what became of an episode; runs in the thread of the event loop."""
+        self._store(self._result(episode, future), was_pending=True)
+
+    def _result(self, episode: EpisodeReward, future: Future[VideoScore]) -> EpisodeReward:
+        try:
+            answer = future.result()
+        except BaseException as error:  # noqa: BLE001 - whatever happened, it must be reported
+            failure = _failure_of(error, self.config.timeout)
+            status: EpisodeStatus = "abstained" if isinstance(failure, Abstained) else "error"
+            return _without_score(episode, status, str(failure), error=failure)
+        if answer.score is None:
+            failure = abstained(answer)
+            return _without_score(episode, "abstained", str(failure), error=failure, answer=answer)
+        reward = self.config.reward(answer.score)
+        return replace(episode, reward=reward, status="ok", score=answer.score, answer=answer)
+
+    def _store(self, episode: EpisodeReward, *, was_pending: bool = False) -> None:
+        with self._changed:
+            self._pending -= was_pending
+            self._arrived.append(episode)
+            self._counts[episode.status] += 1
+            self._changed.notify_all()
+
+    def _wait_until_pending(self, most: int, timeout: float | None) -> None:
+        """Wait until at most so many scores have not arrived, or the time has passed."""
+        longest = self.config.timeout + 2 * _GRACE_SECONDS  # no episode takes that long
+        seconds = longest if timeout is None else min(timeout, longest)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._pending <= most, min(seconds, threading.TIMEOUT_MAX)
+            )
 
 
 def score_episodes(
     config: RewardModelConfig | Mapping[str, Any],
     tasks: Sequence[str],
     clips: Sequence[Any],
-    *,
-    orientation: Orientation = "raw",
-    suites: str | Sequence[str] | None = None,
-    frame_rate: float = CONTROL_HZ,
+    **options: Any,
 ) -> list[EpisodeReward]:
     """Score complete episodes, all at once, and wait for the rewards.
 
     Args:
-        config: As in `LiberoRewards`, like the other options.
+        config: See `RewardModelConfig.of`.
         tasks: The instruction of each episode.
         clips: The frames of each episode; see `upright_image`.
-        orientation: What was done to the frames.
-        suites: The suite of all episodes, or of each.
-        frame_rate: The rate of the frames in Hz.
+        options: `orientation`, `suites` and `frame_rate` of `LiberoRewards`.
 
     Returns:
         One per episode, in the same order; `environment` is its index.
@@ -297,14 +514,7 @@ def score_episodes(
     """
     if len(clips) != len(tasks):
         raise ValueError(f"clips: give {len(tasks)}, one per task; not {len(clips)}")
-    with LiberoRewards(
-        config,
-        tasks,
-        orientation=orientation,
-        suites=suites,
-        frame_rate=frame_rate,
-        max_pending=len(tasks) or None,
-    ) as rewards:
+    with LiberoRewards(config, tasks, max_pending=len(tasks) or None, **options) as rewards:
         for index, clip in enumerate(clips):
             for frame in clip if hasattr(clip, "__len__") else [clip]:
                 rewards.record([frame], [index])
@@ -334,3 +544,83 @@ def _suite_problems(suites: str | Sequence[str] | None, count: int) -> list[str 
     if unknown := [index for index, problem in enumerate(problems) if problem]:
         log.warning("environments %s get no rewards: %s", unknown, problems[unknown[0]])
     return problems
+
+
+def _without_score(
+    episode: EpisodeReward, status: EpisodeStatus, problem: str, **fields: Any
+) -> EpisodeReward:
+    detail = f"environment {episode.environment}, episode {episode.episode}: {problem}"
+    return replace(episode, status=status, detail=detail, **fields)
+
+
+def _failure_of(error: BaseException, timeout: float) -> RewardFleetError:
+    if isinstance(error, RewardFleetError):
+        return error
+    if isinstance(error, TimeoutError):
+        return DeadlineExceeded(f"no score within {timeout:g} s")
+    if isinstance(error, CancelledError):
+        return Unavailable("closed before the score arrived")
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
+    """Sum up the episodes without a score in one line of the log.
+
+    It is an error if the service refused a request, which the caller must correct.
+    """
+    missing = [each for each in arrived if not each.valid]
+    if missing:
+        counts = Counter(each.status for each in missing)
+        refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
+        log.log(
+            logging.ERROR if refused else logging.WARNING,
+            "no reward for %d of %d episodes (%s); the first is %s",
+            len(missing),
+            len(arrived),
+            ", ".join(f"{count} {status}" for status, count in counts.items()),
+            (refused or missing)[0].detail,
+        )
+
+
+class StepRewards:
+    """Rewards for environments that have a score at every step, e.g. a judge's progress.
+
+    With `use_rel_reward`, a reward is the difference to the reward of the step before in the same
+    episode, so that an episode's rewards add up to that of its last score. Where there is no score
+    (NaN), the reward is NaN, and the next difference is to the last score before. The first step
+    of an episode is compared with 0.
+
+    Args:
+        config: `binary_reward`, `success_threshold`, `reward_coef` and `use_rel_reward` apply.
+        environments: Number of environments.
+    """
+
+    def __init__(self, config: RewardModelConfig, environments: int) -> None:
+        self._config = config
+        self._before = np.zeros(environments)
+
+    def step(self, scores: ArrayLike, starts: ArrayLike | None = None) -> NDArray[np.float64]:
+        """Return the rewards of one step.
+
+        Args:
+            scores: [N], in [0, 1], or NaN where there is none.
+            starts: [N], True where this step is the first of an episode. None means nowhere.
+
+        Raises:
+            ValueError: An argument has another shape.
+        """
+        shape = self._before.shape
+        scores = np.asarray(scores, float)
+        begins = np.zeros(shape, bool) if starts is None else np.asarray(starts, bool)
+        for name, each in (("scores", scores), ("starts", begins)):
+            if each.shape != shape:
+                raise ValueError(f"{name}: give {list(shape)}, not {list(each.shape)}")
+        values = np.array(
+            [each if np.isnan(each) else self._config.reward(each) for each in scores]
+        )
+        if not self._config.use_rel_reward:
+            return values
+        self._before[begins] = 0.0
+        rewards = values - self._before
+        self._before = np.where(np.isnan(values), self._before, values)
+        return rewards

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from rewardfleet.adapters._rows import to_array
 
 from .config import RewardModelConfig
-from .episode_reward import EpisodeReward
-from .images import Orientation
-from .rewards import CONTROL_HZ, LiberoRewards
+from .rewards import EpisodeReward, LiberoRewards
 
 Mask = NDArray[np.bool_]
 
@@ -38,10 +36,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         tasks: See `Tasks`.
         frames: Where the images are in an observation: a path such as `pixels/image`, or a function
             of an observation, which is one of all environments, or a final one of one environment.
-        orientation: What was done to the images.
-        suites: As in `LiberoRewards`.
-        frame_rate: The rate of steps in Hz.
-        max_pending: As in `LiberoRewards`.
+        options: `orientation`, `suites`, `frame_rate` and `max_pending` of `LiberoRewards`.
 
     Attributes:
         rewards: What records and scores; it has `stats`.
@@ -57,10 +52,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         tasks: Tasks,
         *,
         frames: str | Callable[[Any], Any] = "agentview_image",
-        orientation: Orientation = "raw",
-        suites: str | Sequence[str] | None = None,
-        frame_rate: float = CONTROL_HZ,
-        max_pending: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(env)
         mode = env.metadata.get("autoreset_mode")
@@ -79,14 +71,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             first_tasks = tasks
         else:
             raise ValueError(f"tasks: give {env.num_envs}, one per environment; not {len(tasks)}")
-        self.rewards = LiberoRewards(
-            config,
-            first_tasks,
-            orientation=orientation,
-            suites=suites,
-            frame_rate=frame_rate,
-            max_pending=max_pending,
-        )
+        self.rewards = LiberoRewards(config, first_tasks, **options)
         #: Environments that Gymnasium resets in the next step.
         self._resets_next = np.zeros(env.num_envs, bool)
         #: Rewards that arrived while a blocking step waited for others.
@@ -209,12 +194,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
     def _described(
         self, info: dict[str, Any], episodes: NDArray[np.int64], pending: Mask, valid: Mask
     ) -> dict[str, Any]:
-        return {
-            **info,
-            "reward_episode": episodes,
-            "reward_pending": pending,
-            "reward_valid": valid,
-        }
+        added = {"reward_episode": episodes, "reward_pending": pending, "reward_valid": valid}
+        return {**info, **added}
 
 
 def _indices(mask: Mask) -> list[int]:

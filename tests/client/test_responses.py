@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, response_limit, transport
+from rewardfleet import RewardFleet, responses, transport
 
 from .conftest import answering
 
@@ -17,8 +17,8 @@ from .conftest import answering
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RETRIES", 0)
-    monkeypatch.setattr(response_limit, "MAX_RESPONSE_BYTES", 2**20)
-    monkeypatch.setattr(response_limit, "MAX_ITEM_BYTES", 0)
+    monkeypatch.setattr(responses, "_MAX_RESPONSE_BYTES", 2**20)
+    monkeypatch.setattr(responses, "_MAX_ITEM_BYTES", 0)
 
 
 @contextmanager
@@ -86,5 +86,5 @@ async def test_the_client_accepts_no_compression(replica):
 
 def test_the_limit_grows_with_the_batch(monkeypatch):
     monkeypatch.undo()
-    assert response_limit.max_response_bytes(1) == 66 * 2**20
-    assert response_limit.max_response_bytes(256) == 576 * 2**20
+    assert responses.max_response_bytes(1) == 66 * 2**20
+    assert responses.max_response_bytes(256) == 576 * 2**20

@@ -1,0 +1,180 @@
+"""Frames of LIBERO: upright uint8 images, those of an episode in bounded memory, and mp4 files."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardfleet.adapters._rows import to_array
+from rewardfleet.wire.video import sample_indices
+
+Image = NDArray[np.uint8]
+
+#: What was done to the images: "raw": nothing, LIBERO's camera returns them upside down. "rotated":
+#: by 180 degrees (`image[::-1, ::-1]`), as OpenVLA and RLinf do, so that left and right are
+#: swapped. "upright": they show the scene as it is.
+Orientation = Literal["raw", "rotated", "upright"]
+
+#: How many frames are stored for each frame that is sent. The more, the more evenly those are
+#: spread over a long episode: the distance between two of them varies by at most half.
+_STORED_PER_SENT = 4
+
+
+def upright_image(frame: Any, orientation: Orientation) -> Image:
+    """Return a copy of an image, upright.
+
+    Args:
+        frame: An array or a torch tensor on any device, [H, W, 3] or [3, H, W]: uint8, or numbers
+            from 0 to 255. Images with values from 0 to 1 are refused, as they could be dark ones.
+        orientation: What was done to it.
+
+    Returns:
+        [H, W, 3], uint8, contiguous.
+
+    Raises:
+        ValueError: It is not such an image.
+    """
+    image = to_array(frame)
+    shown = f"{image.dtype} {list(image.shape)}"
+    if image.ndim != 3 or not image.size or 3 not in {image.shape[0], image.shape[2]}:
+        raise ValueError(f"give an image [H, W, 3] or [3, H, W]; got {shown}")
+    if image.shape[2] != 3:
+        image = image.transpose(1, 2, 0)
+    if image.dtype != np.uint8:
+        image = np.rint(_checked_numbers(image, shown)).astype(np.uint8)
+    flips = {"raw": np.s_[::-1], "rotated": np.s_[:, ::-1], "upright": np.s_[:]}
+    return np.array(image[flips[orientation]], order="C")
+
+
+def _checked_numbers(image: NDArray[Any], shown: str) -> NDArray[Any]:
+    """Return an image of numbers from 0 to 255.
+
+    Raises:
+        ValueError: It has others, or may be in [0, 1].
+    """
+    is_float = np.issubdtype(image.dtype, np.floating)
+    if not (is_float or np.issubdtype(image.dtype, np.integer)):
+        raise ValueError(f"give an image of uint8; got {shown}")
+    low, high = float(image.min()), float(image.max())
+    if not (low >= 0 and high <= 255):  # also if there is a NaN
+        raise ValueError(f"give values from 0 to 255; got {shown} from {low:g} to {high:g}")
+    if is_float and high <= 1:
+        raise ValueError(
+            f"give uint8 from 0 to 255; got {shown} from {low:g} to {high:g}, "
+            "which may be a dark image; if it is in [0, 1], give (image * 255).round()"
+        )
+    return image
+
+
+class EpisodeRecorder:
+    """The frames of one episode: the first, the last, and others at even distances.
+
+    It stores every frame until there are `4 x nframes`. Then it drops every second one, and stores
+    only every second one from then on; and so on. The last frame is always stored.
+
+    Args:
+        nframes: How many frames are selected at the end, 1 or more.
+
+    Attributes:
+        count: Number of frames that were added.
+    """
+
+    def __init__(self, nframes: int) -> None:
+        self._nframes = nframes
+        self._stride = 1
+        self._frames: list[Image] = []  # those at the multiples of the stride
+        self._last: Image | None = None
+        self.count = 0
+
+    def __len__(self) -> int:
+        """Return how many frames are stored."""
+        is_separate = self.count and (self.count - 1) % self._stride
+        return len(self._frames) + bool(is_separate)
+
+    def add(self, frame: Image) -> None:
+        """Add the next frame, [H, W, 3]. It is not copied.
+
+        Raises:
+            ValueError: It has another size than the frames before.
+        """
+        if self._last is not None and frame.shape != self._last.shape:
+            height, width, _ = self._last.shape
+            raise ValueError(
+                f"the frame is {frame.shape[0]}x{frame.shape[1]}, after frames of "
+                f"{height}x{width} in the same episode"
+            )
+        if self.count % self._stride == 0:
+            self._frames.append(frame)
+        self._last = frame
+        self.count += 1
+        if len(self._frames) > _STORED_PER_SENT * self._nframes:
+            self._frames = self._frames[::2]
+            self._stride *= 2
+
+    def select(self, frame_rate: float) -> tuple[list[Image], float]:
+        """Return at most `nframes` frames, in order, and their rate in frames per second.
+
+        The first and the last frame are among them (of one, it is the last), so that their mean
+        rate is exact.
+
+        Args:
+            frame_rate: The rate in Hz at which frames were added.
+
+        Raises:
+            ValueError: There are no frames.
+        """
+        if self._last is None:
+            raise ValueError("no frames were recorded")
+        *indices, _ = sample_indices(self.count, self._nframes)
+        stored = (min(round(each / self._stride), len(self._frames) - 1) for each in indices)
+        frames = [*(self._frames[position] for position in stored), self._last]
+        share = len(indices) / (self.count - 1) if indices else 1.0
+        return frames, frame_rate * share
+
+
+def new_video_folder(parent: str | None) -> Path:
+    """Create a new folder for mp4 files, of which nothing is ever deleted.
+
+    Args:
+        parent: Where; it is created as well if it does not exist. None means the system's folder
+            for temporary files.
+
+    Raises:
+        ValueError: Nothing can be written there.
+        ImportError: OpenCV is not installed.
+    """
+    try:
+        import cv2  # noqa: F401, PLC0415 - optional
+    except ModuleNotFoundError:
+        raise ImportError(
+            "keep_temp_video needs OpenCV: pip install opencv-python-headless"
+        ) from None
+    try:
+        if parent is not None:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="rewardfleet-", dir=parent))
+    except OSError as error:
+        raise ValueError(f"temp_video_dir: nothing can be written there: {error}") from None
+
+
+def write_video(path: Path, frames: Sequence[Image], fps: float) -> None:
+    """Write an mp4 for people to look at.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    import cv2  # noqa: PLC0415 - optional
+
+    height, width, _ = frames[0].shape
+    fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+    writer = cv2.VideoWriter(str(path), fourcc, fps, (width, height))
+    try:
+        if not writer.isOpened():
+            raise OSError(f"{path}: OpenCV cannot write this file")
+        for frame in frames:
+            writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
+    finally:
+        writer.release()
