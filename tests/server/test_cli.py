@@ -290,6 +290,15 @@ def test_an_unknown_variable_causes_a_warning(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("variable", "flag"), [("RUN_STATE_URL", "--run-state"), ("READOUT", "--set")]
+)
+def test_a_variable_that_a_flag_replaces_stops_the_command(monkeypatch, variable, flag):
+    monkeypatch.setenv(f"REWARDFLEET_{variable}", "x")
+    with pytest.raises(ValueError, match=f"REWARDFLEET_{variable} is no longer read: use {flag} "):
+        read_settings(VideoSettings, {})
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_help_lists_the_ten_most_used_flags_first_then_every_other_once(service, capsys):
     assert main(["serve", service, "--help"]) == 0
