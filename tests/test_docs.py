@@ -256,8 +256,7 @@ def test_the_architecture_draws_every_folder_and_no_other():
     folders = {
         f"{path.parent.relative_to(ROOT)}/"
         for package in packages
-        for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".mp4"} and "route_texts" not in path.parts
+        for path in (ROOT / package).rglob("*.py")
     }
     assert {each for each in listed if each.startswith(packages)} == folders
     assert all((ROOT / each).is_dir() for each in listed)
