@@ -26,25 +26,12 @@ from rewardfleet.wire.episode import (
     GroupMemberRequest,
     GroupStats,
 )
-from rewardfleet_server.run_state import (
-    Damaged,
-    Group,
-    GroupKey,
-    Groups,
-    NewMember,
-    Release,
-    Rules,
-)
+from rewardfleet_server.run_state import Damaged, Group, GroupKey, Groups
 
 from . import encode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: Limit on the open groups of a run.
-MAX_OPEN = 1024
-#: At that limit, groups are abandoned that should have been released this long ago, which no caller
-#: requested.
-_ABANDONED_SECONDS = 60.0
 #: Limits of `retry_after_s`: short if the group may soon be complete, else long.
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
 
@@ -75,26 +62,30 @@ class GroupCollector:
             Unavailable: The store cannot be used now, or what it stores is damaged.
         """
         key = GroupKey(request.run, request.step, str(request.item.group))
-        member = _new_member(request)
-        group = await self._groups.add(key, member)
-        while group.release is None:
+        item = request.item.model_dump(mode="json", exclude_unset=True)
+        options = request.options.model_dump(mode="json")
+        new = Group(size=request.group_size, options=options, left_s=request.wait_s)
+        group, score = await self._groups.add(key, request.item.uid, item, new)
+        while group.missing is None:
             retry_after_s = _retry_after_s(group)
             if retry_after_s is not None:
                 missing = _missing(group)
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
-            await self._release(key, group.rules, request_id)
-            group = await self._groups.add(key, member)  # which is stored already
-        _check(key, EpisodeScore, group.result)
-        if group.release.group is not None:
-            _check(key, GroupStats, group.release.group)
+            await self._release(key, group, request_id)
+            group, score = await self._groups.add(
+                key, request.item.uid, item, new
+            )  # which is stored already
+        _check(key, EpisodeScore, score)
+        if group.stats is not None:
+            _check(key, GroupStats, group.stats)
         return {
             "released": True,
-            "missing": group.release.missing,
-            "result": group.result,
-            "group": group.release.group,
+            "missing": group.missing,
+            "result": score,
+            "group": group.stats,
         }
 
-    async def _release(self, key: GroupKey, rules: Rules, request_id: str | None) -> None:
+    async def _release(self, key: GroupKey, group: Group, request_id: str | None) -> None:
         """Score an open group. If several requests do, the result of the first one counts."""
         members = await self._groups.members(key)
         if members is None:  # another request has released it
@@ -102,28 +93,16 @@ class GroupCollector:
         if not members:
             raise Damaged(key.scope)
         items = [_check(key, EpisodeRequest, member) for member in members.values()]
-        options = _check(key, EpisodeOptions, rules.options)
-        missing = max(rules.size - len(items), 0)
+        options = _check(key, EpisodeOptions, group.options)
+        missing = max(group.size - len(items), 0)
         batch = validate_batch(items, options, members_missing=missing > 0)
         rewards = compute_rewards(batch, options)
         result = aggregate(rewards, options)
         results = msgspec.to_builtins(encode.results(result, request_id))
         stats = encode.group_stats(result)
-        release = Release(missing=missing, group=stats[0] if stats else None)
-        results_by_uid = dict(zip(members, results, strict=True))
-        if await self._groups.release(key, release, results_by_uid):
+        by_uid = dict(zip(members, results, strict=True))
+        if await self._groups.release(key, missing, stats[0] if stats else None, by_uid):
             self._on_temperatures(by_temperature(rewards))
-
-
-def _new_member(request: GroupMemberRequest) -> NewMember:
-    return NewMember(
-        uid=request.item.uid,
-        value=request.item.model_dump(mode="json", exclude_unset=True),
-        rules=Rules(size=request.group_size, options=request.options.model_dump(mode="json")),
-        wait_s=request.wait_s,
-        max_open=MAX_OPEN,
-        abandoned_s=_ABANDONED_SECONDS,
-    )
 
 
 def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
@@ -139,12 +118,12 @@ def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
 
 
 def _missing(group: Group) -> int:
-    return group.rules.size - group.arrived
+    return group.size - group.arrived
 
 
 def _retry_after_s(group: Group) -> float | None:
     """Return the seconds until the next request; None if it is time to release the group."""
-    remaining_s = group.remaining_s
+    remaining_s = group.left_s
     if _missing(group) <= 0 or remaining_s <= 0:
         return None
     pause_s = min(max(remaining_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)

@@ -1,17 +1,9 @@
 """The running mean and variance of the rewards of each training run."""
 
 import hashlib
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    StringConstraints,
-    TypeAdapter,
-)
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, TypeAdapter
 
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
@@ -29,9 +21,9 @@ class _Moments(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    count: Annotated[int, Field(ge=0)]
-    mean: FiniteFloat
-    m2: Annotated[FiniteFloat, Field(ge=0)]
+    count: Annotated[int, Field(ge=0)] = 0
+    mean: FiniteFloat = 0.0
+    m2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class _State(BaseModel):
@@ -48,6 +40,28 @@ class _State(BaseModel):
     moments: _Moments
     seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], list[str]]
     deleted: Ranges
+
+    def count(self, step: int, rewards: dict[str, float]) -> _Moments:
+        """Count the rewards of a step by the digests of their episodes; return the statistics.
+
+        Raises:
+            InvalidRequest: The step is so old that its counted episodes are no longer stored.
+        """
+        if contains(self.deleted, step):
+            raise InvalidRequest(
+                f"step {step} is too old: the run is at step {next(reversed(self.seen), step)}, "
+                f"and counted episodes are stored for the last {_STEPS} steps"
+            )
+        before = set(self.seen.get(str(step), []))
+        new = [reward for digest, reward in rewards.items() if digest not in before]
+        running = RunningMeanStd(**vars(self.moments)).updated(new)
+        self.moments = _Moments(**vars(running))
+        self.seen[str(step)] = sorted(before | set(rewards))
+        while len(self.seen) > _STEPS:
+            oldest = next(iter(self.seen))
+            del self.seen[oldest]
+            self.deleted = including(self.deleted, int(oldest))
+        return self.moments
 
 
 #: What is stored of each run.
@@ -85,35 +99,13 @@ class RunningStatsStore:
             if counts
         }
 
-        def transition(state: JsonValue) -> tuple[JsonValue, JsonValue]:
-            return _updated(state, step, counted)
+        def transition(state: _State | None) -> tuple[_State, _Moments]:
+            state = state or _State(moments=_Moments(), seen={}, deleted=[])
+            return state, state.count(step, counted)
 
         uid = _digest("\0".join(sorted(counted)))
-        outcome: Any = await self._store.apply_once(
-            Scope(header.run, "running_stats"), step, uid, transition
-        )
-        return RunningMeanStd(**outcome)
-
-
-def _updated(state: JsonValue, step: int, rewards: dict[str, float]) -> tuple[JsonValue, JsonValue]:
-    stored: Any = state or {"moments": {}, "seen": {}, "deleted": []}
-    seen: dict[str, list[str]] = dict(stored["seen"])
-    deleted: Ranges = [(first, last) for first, last in stored["deleted"]]
-    if contains(deleted, step):
-        raise InvalidRequest(
-            f"step {step} is too old: the run is at step {next(reversed(seen), step)}, and counted "
-            f"episodes are stored for the last {_STEPS} steps"
-        )
-    before = set(seen.get(str(step), []))
-    new = [reward for digest, reward in rewards.items() if digest not in before]
-    running = RunningMeanStd(**stored["moments"]).updated(new)
-    moments: JsonValue = dict(vars(running))
-    seen[str(step)] = sorted(before | set(rewards))
-    while len(seen) > _STEPS:
-        oldest = next(iter(seen))
-        del seen[oldest]
-        deleted = including(deleted, int(oldest))
-    return {"moments": moments, "seen": seen, "deleted": deleted}, moments  # type: ignore[dict-item] # dicts and lists of str and int are JSON
+        scope = Scope(header.run, "running_stats")
+        return RunningMeanStd(**vars(await self._store.apply_once(scope, step, uid, transition)))
 
 
 def _digest(text: str) -> str:

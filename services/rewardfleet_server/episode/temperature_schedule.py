@@ -1,8 +1,8 @@
 """`POST /temperatures`: a schedule, optionally adapted to the outcomes of a run's steps."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from rewardfleet.episodes import (
     TemperatureSchedule,
@@ -60,15 +60,15 @@ class TemperatureScheduler:
     async def _adapted(
         self, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
     ) -> TemperatureSchedule:
-        def transition(state: JsonValue) -> tuple[JsonValue, JsonValue]:
-            stored: Any = state or vars(initial)
-            schedule = TemperatureSchedule(**stored).after(_signal(adaptation))
-            adapted: JsonValue = dict(vars(schedule))
+        def transition(state: _Schedule | None) -> tuple[_Schedule, _Schedule]:
+            before = initial if state is None else TemperatureSchedule(state.base, state.width)
+            after = before.after(_signal(adaptation))
+            adapted = _Schedule(base=after.base, width=after.width)
             return adapted, adapted
 
         scope = Scope(adaptation.run, "temperatures")
-        outcome: Any = await self._store.apply_once(scope, adaptation.step, "schedule", transition)
-        return TemperatureSchedule(**outcome)
+        outcome = await self._store.apply_once(scope, adaptation.step, "schedule", transition)
+        return TemperatureSchedule(outcome.base, outcome.width)
 
 
 def _signal(adaptation: TemperatureAdaptation) -> float:

@@ -10,10 +10,13 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.settings import is_url, redact
 from rewardfleet_server.system.optional_imports import require
 
-from .groups import Group, GroupKey, Groups, NewMember, Release, Rules
+from .check import check_rows
+from .groups import Group, GroupKey, Groups
 from .settings import RunStateSettings
-from .sqlite import SqliteRunState
-from .store import KEEP_STEPS, NO_SHAPES, Damaged, RunState, Scope, Shape, Shapes, Transition
+from .sqlite import SqliteStore
+from .state import KEEP_STEPS, RunState, Transition
+from .store import Damaged, Scope, Store
+from .values import NO_SHAPES, Shape, Shapes
 
 __all__ = [
     "KEEP_STEPS",
@@ -21,14 +24,10 @@ __all__ = [
     "Group",
     "GroupKey",
     "Groups",
-    "NewMember",
-    "Release",
-    "Rules",
     "RunState",
     "Scope",
     "Shape",
     "Shapes",
-    "SqliteRunState",
     "Transition",
     "describe_run_state",
     "open_run_state",
@@ -46,11 +45,12 @@ def open_run_state(settings: RunStateSettings, shapes: Shapes = NO_SHAPES) -> Ru
         shapes: What the features of the service store.
 
     Raises:
-        ValueError: The file is damaged or cannot be opened, the URL is wrong, or the `redis`
-            package is missing. The message names the flag.
+        ValueError: The file is damaged or cannot be opened, the URL is wrong, the `redis` package
+            is missing, or the state is that of an earlier version. The message names the flag.
     """
-    store = settings.run_state or ":memory:"
-    return _open_redis(store, shapes) if is_url(store) else _open_file(Path(store), shapes)
+    place = settings.run_state or ":memory:"
+    store = _open_redis(place) if is_url(place) else _open_file(Path(place), shapes)
+    return RunState(store, shapes)
 
 
 def describe_run_state(settings: RunStateSettings) -> str:
@@ -58,21 +58,23 @@ def describe_run_state(settings: RunStateSettings) -> str:
     return "Redis" if is_url(settings.run_state) else settings.run_state or ":memory:"
 
 
-def _open_redis(url: str, shapes: Shapes) -> RunState:
-    from .redis import RedisRunState  # noqa: PLC0415 - only services that share a store need it
+def _open_redis(url: str) -> Store:
+    from .redis import RedisStore  # noqa: PLC0415 - only services that share a store need it
 
     source = f"--run-state {redact(url)}"
     require("redis", source, "redis")
     try:
-        return RedisRunState(url, shapes)
+        return RedisStore(url)
+    except Unavailable as error:
+        raise ValueError(f"{source}: {error.detail}") from error
     except ValueError:  # whose message may contain a part of the password
         raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
 
 
-def _open_file(path: Path, shapes: Shapes) -> RunState:
+def _open_file(path: Path, shapes: Shapes) -> Store:
     if not path.parent.is_dir():
         raise ValueError(f"--run-state {path}: no such directory: {path.parent}")
     try:
-        return SqliteRunState(path, shapes)
+        return SqliteStore(path, lambda rows: check_rows(rows, shapes))
     except Unavailable as error:
         raise ValueError(f"--run-state {path}: {error.detail}") from error

@@ -11,6 +11,9 @@ from prometheus_client.registry import Collector
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.log_throttle import LogThrottle
 
+#: Seconds by which a wall clock may differ from that of the store before it is reported.
+MAX_CLOCK_DIFFERENCE_S = 10.0
+
 log = logging.getLogger(__name__)
 
 
@@ -22,15 +25,19 @@ class RunStateMetrics(Collector):
         self._failures = 0
         self._warning = LogThrottle(log)
 
-    def report_clock(self, message: str, difference_s: float) -> None:
+    def compare_clocks(self, ahead_s: float) -> None:
         """Count and log a wall clock that differs from the store's.
 
         Args:
-            message: A format string for the seconds by which it is ahead.
-            difference_s: These seconds.
+            ahead_s: The seconds by which it is ahead.
         """
-        self._clock_jumps += 1
-        self._warning(f"{message}; the run state does not depend on it", difference_s)
+        if abs(ahead_s) > MAX_CLOCK_DIFFERENCE_S:
+            self._clock_jumps += 1
+            self._warning(
+                "the wall clock is %+.0f s ahead of that of Redis, or of the last change of the "
+                "run-state file; the run state does not depend on it",
+                ahead_s,
+            )
 
     @contextmanager
     def counting_failures(self) -> Iterator[None]:

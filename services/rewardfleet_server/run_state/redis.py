@@ -1,127 +1,120 @@
 """Run state in a Redis server, which replicas share."""
 
 import asyncio
-import json
+import hashlib
 import logging
-import math
-import random
-import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
-
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.redis_server import client_of, reason_of, unreachable_reason
 
-from .groups import ABANDONED, ABANDONED_SECONDS, Groups
-from .metrics import RunStateMetrics
-from .redis_clock import OLD_RUNS, TOUCH
-from .redis_groups import ABANDON_OLD, GroupKeys, RedisGroups
-from .steps import StepLog
 from .store import (
     BUSY_SECONDS,
-    KEEP_STEPS,
-    MAX_AGE_DAYS,
-    MAX_CLOCK_DIFFERENCE_S,
-    NO_SHAPES,
+    WALL_CLOCK,
     Damaged,
+    Entry,
+    Found,
+    Moment,
     Scope,
-    Shapes,
-    Transition,
-    dump,
-    load,
-    prune_interval_s,
+    Transaction,
+    Work,
+    machine_seconds,
 )
+from .values import RUNS
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _CONNECTIONS = 64
 #: Seconds for one command.
 _COMMAND_SECONDS = 2.0
-#: Largest pause in seconds after another process changed the state first.
-_MAX_PAUSE_SECONDS = 0.002
+#: Limit on the transactions that are committed together.
+_MAX_BATCH = 64
+#: Limits on what this process remembers to have seen: values, and the bytes of each.
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 2_000, 16 * 1024
 
-#: Each scope has two keys. A hash has the state, its version, its steps, and outcomes by JSON of
-#: [step, uid], which never equals these names. A sorted set has the fields of these outcomes by
-#: step.
-_STATE, _VERSION, _STEPS = "state", "version", "steps"
+#: Each key is a hash.
+_PREFIX = "rewardfleet:run-state:"
 
-#: Writes a transition, unless the version is no longer the one that was read. A script, and not
-#: WATCH and EXEC: those take seven round trips instead of two, and the client reports a connection
-#: that is lost during EXEC as a conflict. The last arguments are the steps to delete.
+#: Commits a transaction if what it has read is unchanged, and returns the time and 1; otherwise the
+#: time, 0 and all entries. A script, and not WATCH and EXEC: those take seven round trips instead
+#: of one, and the client reports a connection that is lost during EXEC as a conflict.
+#:
+#: The keys are those of the entries, and those to write. The arguments are whether to commit; the
+#: number of entries; per entry "*" for all fields or "." and the field, and the digest of what was
+#: read, or "?"; per key to write, whether all its fields are deleted first, the number of fields to
+#: write, and these with their values. No value deletes a field.
 _COMMIT = """
-local values, steps = KEYS[1], KEYS[2]
-local read_version, version, state, forget, field, outcome, step, log = unpack(ARGV)
-if (redis.call('HGET', values, 'version') or '') ~= read_version then
-    return 0
-end
-if forget == '1' then
-    redis.call('DEL', values, steps)
-end
-if field ~= '' then
-    for index = 9, #ARGV do
-        for _, old in ipairs(redis.call('ZRANGEBYSCORE', steps, ARGV[index], ARGV[index])) do
-            redis.call('HDEL', values, old)
-        end
-        redis.call('ZREMRANGEBYSCORE', steps, ARGV[index], ARGV[index])
+local time, is_same, entries = redis.call('TIME'), ARGV[1] == '1', tonumber(ARGV[2])
+local found = {}
+for index = 1, entries do
+    local field, expected, value = ARGV[2 * index + 1], ARGV[2 * index + 2], false
+    if field == '*' then
+        value = redis.call('HGETALL', KEYS[index])
+    else
+        value = redis.call('HGET', KEYS[index], string.sub(field, 2))
     end
-    redis.call('ZADD', steps, step, field)
-    redis.call('HSET', values, field, outcome, 'steps', log)
+    found[index] = value
+    if is_same and expected ~= '?' then
+        local text = field == '*' and table.concat(value, ' ') or value
+        is_same = (text and redis.sha1hex(text) or '') == expected
+    end
 end
-redis.call('HSET', values, 'state', state, 'version', version)
-return 1
+if not is_same then
+    return {time[1], time[2], 0, found}
+end
+for index = entries + 1, #KEYS do
+    redis.call('HLEN', KEYS[index])  -- fails if it is no hash, before anything is written
+end
+local at = 2 * entries + 3
+for index = entries + 1, #KEYS do
+    local last = at + 2 * ARGV[at + 1]
+    if ARGV[at] == '1' then
+        redis.call('UNLINK', KEYS[index])
+    end
+    for each = at + 2, last, 2 do
+        if ARGV[each + 1] == '' then
+            redis.call('HDEL', KEYS[index], ARGV[each])
+        else
+            redis.call('HSET', KEYS[index], ARGV[each], ARGV[each + 1])
+        end
+    end
+    at = last + 2
+end
+return {time[1], time[2], 1, {}}
 """
 
-#: When each run was changed last, by the clock of `redis_clock`, which the second key has. Each run
-#: has a set with the names of its scopes.
-_RUNS, _CLOCK = "rewardfleet:run-state:runs", "rewardfleet:run-state:clock"
-
-#: Deletes a run, unless it was changed in the meantime: the keys after the first two, and its
-#: groups, which the second key lists.
-_DELETE_RUN = """
-local run, oldest, prefix = unpack(ARGV)
-local changed_at = redis.call('ZSCORE', KEYS[1], run)
-if not changed_at or tonumber(changed_at) >= tonumber(oldest) then
-    return 0
-end
-for _, each in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-    redis.call('UNLINK', prefix .. each)
-end
-for index = 2, #KEYS do
-    redis.call('UNLINK', KEYS[index])
-end
-redis.call('ZREM', KEYS[1], run)
-return 1
-"""
-#: Limit on the runs that this process remembers to have changed.
-_MAX_TOUCHED = 10_000
+#: The key with the runs has another type in earlier versions: none can use the state of another.
+_EARLIER = (
+    "Redis has run state of an earlier version of rewardfleet: finish its runs with that version, "
+    f"or give another database; to start every run from scratch, delete the keys {_PREFIX}*"
+)
 
 
-class RedisRunState:
-    """Run state in a Redis server. Keys do not expire: the server must not evict them.
+class RedisStore:
+    """A store in a Redis server. Keys do not expire: the server must not evict them.
 
     Args:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
-        shapes: What features store.
-        max_age_days: Days after which a run that no call has changed is deleted.
 
     Raises:
         ImportError: The `redis` package is not installed.
         ValueError: It is not such a URL. The message may contain a part of the password.
+        Unavailable: The server has run state of an earlier version.
     """
 
-    def __init__(
-        self, url: str, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
-    ) -> None:
-        import redis.asyncio  # noqa: PLC0415 - an extra
+    def __init__(self, url: str) -> None:
         import redis.asyncio.retry  # noqa: PLC0415 - an extra
         import redis.backoff  # noqa: PLC0415 - an extra
 
-        if (reason := unreachable_reason(url, _COMMAND_SECONDS)) is not None:
+        reason = unreachable_reason(url, _COMMAND_SECONDS, ("HLEN", f"{_PREFIX}{RUNS}"))
+        if reason is not None and "WRONGTYPE" in reason:
+            raise Unavailable(_EARLIER)
+        if reason is not None:
             log.warning("calls that need run state fail until Redis can be used: %s", reason)
         self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._connection_error: type[Exception] = redis.ConnectionError
@@ -135,263 +128,242 @@ class RedisRunState:
         )
         # The pool raises at its limit instead of waiting for a connection.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
-        # Transitions of one process take turns, and conflict only with those of other processes.
-        self._locks: WeakValueDictionary[Scope, asyncio.Lock] = WeakValueDictionary()
-        self._shapes = shapes
-        self._max_age_s = max_age_days * 86_400
-        self._interval_s = prune_interval_s(max_age_days)
-        self._touched: dict[Scope, float] = {}
-        self._prune_at = 0.0
-        self._pruning: asyncio.Task[None] | None = None
-        self._groups = RedisGroups(self)
-        self.metrics = RunStateMetrics()
-
-    @property
-    def groups(self) -> Groups:
-        return self._groups
+        self._known: dict[Entry, Found] = {}
+        self._offset_s = 0.0
+        self._waiting: dict[str, list[_Call]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def failure(self) -> str | None:
         return None
 
-    async def read(self, scope: Scope) -> JsonValue:
-        shape = self._shapes.get(scope.name)
-        return await self._read_field(scope, _STATE, shape and shape.state)
-
-    async def outcome(self, scope: Scope, step: int, uid: str) -> JsonValue:
-        shape = self._shapes.get(scope.name)
-        return await self._read_field(scope, _field(step, uid), shape and shape.outcome)
-
-    async def apply_once(
-        self,
-        scope: Scope,
-        step: int,
-        uid: str,
-        transition: Transition,
-        *,
-        keep_steps: int = KEEP_STEPS,
-    ) -> JsonValue:
-        return await self._change(scope, transition, _Record(_field(step, uid), step, keep_steps))
-
-    async def update(
-        self, scope: Scope, transition: Transition, *, forget_outcomes: bool = False
-    ) -> JsonValue:
-        return await self._change(scope, transition, None, forget_outcomes=forget_outcomes)
-
-    async def aclose(self) -> None:
-        if self._pruning is not None:
-            self._pruning.cancel()
-            await asyncio.wait([self._pruning])
-        await self._redis.aclose()
-
-    async def _read_field(
-        self, scope: Scope, field: str, shape: TypeAdapter[Any] | None
-    ) -> JsonValue:
-        values_key, _ = _keys(scope)
-        async with self.guarded(scope):
-            value = await self.run_read(lambda redis: redis.hget(values_key, field))
-        return None if value is None else load(scope, value, shape)
-
-    async def _change(
-        self,
-        scope: Scope,
-        transition: Transition,
-        record: "_Record | None",
-        *,
-        forget_outcomes: bool = False,
-    ) -> JsonValue:
-        """Apply a transition, again if another process changed the state in the meantime."""
-        shape = self._shapes.get(scope.name)
-        lock = self._locks.setdefault(scope, asyncio.Lock())
-        async with self.guarded(scope), lock:
-            await self.touch(scope)
-            while True:
-                before = await self._snapshot(scope, record)
-                if before.outcome is not None:
-                    return load(scope, before.outcome, shape and shape.outcome)
-                # In a thread: states of running statistics take milliseconds.
-                written = await asyncio.to_thread(
-                    _apply, scope, transition, before, record, shape and shape.state
-                )
-                arguments = [written.state, int(forget_outcomes), *written.record]
-                if await self._commit(scope, before.version, arguments):
-                    return written.outcome
-                await asyncio.sleep(random.uniform(0, _MAX_PAUSE_SECONDS))  # noqa: S311 - no secret
-
-    async def _snapshot(self, scope: Scope, record: "_Record | None") -> "_Snapshot":
-        """Read what a transition needs, at one moment.
-
-        Raises:
-            Unavailable: A part is missing, e.g. because the server evicted a key.
-        """
-        values_key, steps_key = _keys(scope)
-
-        async def read(redis: Any) -> Any:
-            async with redis.pipeline() as pipeline:
-                names = (_STATE, _VERSION, _STEPS, record.field if record else "")
-                pipeline.hmget(values_key, *names)
-                pipeline.hlen(values_key)
-                pipeline.zcard(steps_key)
-                pipeline.zrevrange(steps_key, 0, 0, withscores=True)
-                return await pipeline.execute()
-
-        (state, version, steps, outcome), fields, outcomes, newest = await self.run_read(read)
-        named = sum(each is not None for each in (state, version, steps))
-        is_new = fields == outcomes == 0
-        is_complete = None not in {state, version} and fields == outcomes + named
-        if not (is_new or is_complete) or (outcomes > 0 and steps is None):
-            raise Damaged(scope)
-        if newest and not math.isfinite(newest[0][1]):
-            raise Damaged(scope)
-        return _Snapshot(version=version or b"", state=state, steps=steps, outcome=outcome)
-
-    async def _commit(self, scope: Scope, read_version: bytes, arguments: list[str | int]) -> bool:
-        """Run the script; return whether the version was still the one that was read."""
-        values = [read_version, uuid.uuid4().hex, *arguments]
-        return bool(await self.run_script(_COMMIT, list(_keys(scope)), values))
-
-    async def run_script(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
-        """Run a script once."""
-        async with self._connections:
-            return await self._redis.eval(script, len(keys), *keys, *arguments)
-
-    async def run_read(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Run a command that may be repeated; once more if its connection had been closed."""
-        async with self._connections:
-            try:
-                return await command(self._redis)
-            except self._connection_error:  # e.g. after a restart, which closed all of the pool
-                await self._redis.connection_pool.disconnect(inuse_connections=False)
-                return await command(self._redis)
-
-    async def touch(self, scope: Scope) -> None:
-        """Record that a run is changed now, at times. At times, delete what is too old."""
-        now = time.monotonic()
-        if self._touched.get(scope, -math.inf) <= now - self._interval_s:
-            keys = (_CLOCK, _RUNS, _names_key(scope.run))
-            arguments = (self._max_age_s, *scope)
-            reply = await self.run_read(lambda redis: redis.eval(TOUCH, 3, *keys, *arguments))
-            self._compare_clocks(float(reply))
-            if len(self._touched) >= _MAX_TOUCHED:
-                self._touched.clear()
-            self._touched[scope] = now
-        if now >= self._prune_at:
-            self._prune_at = now + self._interval_s
-            self._pruning = asyncio.create_task(self._prune())
-
-    def _compare_clocks(self, store_time: float) -> None:
-        """Report a wall clock of this process that differs from that of the server."""
-        difference_s = time.time() - store_time
-        if abs(difference_s) > MAX_CLOCK_DIFFERENCE_S:
-            self.metrics.report_clock(
-                "the wall clock differs by %+.0f s from that of Redis", difference_s
-            )
-
-    async def _prune(self) -> None:
-        """Delete abandoned runs and groups."""
-        try:
-            for raw in await self.run_read(lambda redis: redis.zrange(_RUNS, 0, -1)):
-                keys = GroupKeys(raw.decode())
-                arguments = [keys.prefix, ABANDONED_SECONDS, ABANDONED]
-                await self.run_script(ABANDON_OLD, [keys.open], arguments)
-            oldest, *old = await self.run_script(OLD_RUNS, [_CLOCK, _RUNS], [self._max_age_s])
-            for raw in old:
-                await self._delete(raw.decode(), oldest)
-        except self._failures as error:  # the next call that is due tries again
-            log.warning("old run state could not be deleted: Redis: %s", reason_of(error))
-
-    async def _delete(self, run: str, oldest: bytes) -> None:
-        """Delete a run that was changed last before a time."""
-        names_key, group_keys = _names_key(run), GroupKeys(run)
-        names = await self.run_read(lambda redis: redis.smembers(names_key))
-        keys = [_RUNS, group_keys.groups, group_keys.open, group_keys.steps, names_key]
-        for name in names:
-            keys += _keys(Scope(run, name.decode()))
-        await self.run_script(_DELETE_RUN, keys, [run, oldest, group_keys.prefix])
-
-    @asynccontextmanager
-    async def guarded(self, scope: Scope) -> AsyncIterator[None]:
-        """Limit the time of commands, and report and count failures of the server."""
-        with self.metrics.counting_failures():
-            async with self._reporting(scope):
-                yield
-
-    @asynccontextmanager
-    async def _reporting(self, scope: Scope) -> AsyncIterator[None]:
+    async def read(self, scope: Scope, entry: Entry) -> Any:
         try:
             async with asyncio.timeout(BUSY_SECONDS):
-                yield
+                return (await self._read([entry]))[entry]
         except self._failures as error:
-            if "WRONGTYPE" in str(error):
-                raise Damaged(scope) from error
-            raise Unavailable(
-                f"run state cannot be used now: Redis: {reason_of(error)}", retry_after=1
-            ) from error
+            raise await self._error(scope, error) from error
+
+    async def transact(
+        self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
+    ) -> T:
+        call = _Call(expected, work, is_slow, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                if scope.run in self._waiting:
+                    self._waiting[scope.run].append(call)
+                else:
+                    await self._serve_first(scope.run, call)
+                result: T = await call.result
+                return result
+        except self._failures as error:
+            raise await self._error(scope, error) from error
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._redis.aclose()
+
+    async def _serve_first(self, run: str, call: "_Call") -> None:
+        """Run a transaction now, and then those that wait for it in a task.
+
+        A caller that waits no longer does not end those of others.
+        """
+        waiting: list[_Call] = []
+        self._waiting[run] = waiting
+        try:
+            await self._run([call])
+        finally:
+            if waiting:
+                task = asyncio.create_task(self._serve(run))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                del self._waiting[run]
+
+    async def _serve(self, run: str) -> None:
+        """Run the transactions that wait, together: they do not conflict, and share round trips."""
+        waiting = self._waiting[run]
+        batch: list[_Call] = []
+        try:
+            while waiting:
+                batch, waiting[:] = waiting[:_MAX_BATCH], waiting[_MAX_BATCH:]
+                await self._run(batch)
+        finally:
+            del self._waiting[run]
+            for call in (*batch, *waiting):  # if this task was cancelled
+                call.result.cancel()
+
+    async def _run(self, batch: list["_Call"]) -> None:
+        try:
+            await self._commit(batch)
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            self._known.clear()  # read first: what a server that does not answer gets may be stored
+            if len(batch) > 1 and "WRONGTYPE" in str(error):  # by one of them
+                for call in batch:
+                    await self._run([call])
+            for call in batch:
+                call.finish(error)
+
+    async def _commit(self, batch: list["_Call"]) -> None:
+        """Run transactions, again if another process changed what they read in the meantime."""
+        entries = list(dict.fromkeys(entry for call in batch for entry in call.expected))
+        # What was seen last is tried first: the script returns what is stored if it differs.
+        is_current = any(call.expected[0] not in self._known for call in batch)
+        found = {entry: self._known.get(entry) for entry in entries}
+        if is_current:
+            found = await self._read(entries)
+        while batch := [call for call in batch if not call.result.done()]:
+            now = Moment(WALL_CLOCK, machine_seconds() + self._offset_s)
+            try:
+                if any(call.is_slow for call in batch):
+                    tx, results = await asyncio.to_thread(_attempt, batch, found, now)
+                else:
+                    tx, results = _attempt(batch, found, now)
+            except _Unread as unread:
+                entries += unread.entries
+                found, is_current = await self._read(entries), True
+                continue
+            is_read_only = is_current and not tx.has_writes
+            changed = None if is_read_only else await self._exchange(entries, tx)
+            if changed is None:
+                self._remember(tx)
+                for call, result in zip(batch, results, strict=True):
+                    call.finish(result)
+                return
+            found, is_current = changed, True
+
+    async def _read(self, entries: Sequence[Entry]) -> dict[Entry, Found]:
+        """Return what is stored in entries, at one moment.
+
+        Once more if the connection had been closed, e.g. by a restart, which closes all of the
+        pool.
+        """
+        try:
+            return await self._exchange(entries, None) or {}
+        except self._connection_error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            return await self._exchange(entries, None) or {}
+
+    async def _exchange(
+        self, entries: Sequence[Entry], tx: Transaction | None
+    ) -> dict[Entry, Found] | None:
+        """Commit a transaction; return what is stored in entries if it read something else."""
+        keys = [key for key, _ in entries]
+        arguments: list[str | bytes | int] = [int(tx is not None), len(entries)]
+        for entry in entries:
+            arguments.append("*" if entry[1] is None else f".{entry[1]}")
+            is_read = tx is not None and entry in tx.found
+            arguments.append(_digest(tx.found[entry]) if tx is not None and is_read else "?")
+        if tx is not None:
+            for key in tx.dropped | tx.written.keys():
+                fields = tx.written.get(key, {})
+                keys.append(key)
+                arguments += [int(key in tx.dropped), len(fields)]
+                for field, value in fields.items():
+                    arguments += [field, value or b""]
+        names = [f"{_PREFIX}{key}" for key in keys]
+        async with self._connections:
+            reply = await self._redis.eval(_COMMIT, len(names), *names, *arguments)
+        seconds, microseconds, is_committed, found = reply
+        self._offset_s = int(seconds) + int(microseconds) / 1e6 - machine_seconds()
+        if is_committed:
+            return None
+        return {
+            entry: value if entry[1] is not None else _fields(value)
+            for entry, value in zip(entries, found, strict=True)
+        }
+
+    def _remember(self, tx: Transaction) -> None:
+        """Remember what is stored now, to try it first."""
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
+        for key, field in tx.found:
+            if field is not None:
+                value = tx.get(key, field)
+                self._known[key, field] = value
+                if value is not None and len(value) > _MAX_KNOWN_BYTES:
+                    del self._known[key, field]
+
+    async def _error(self, scope: Scope, error: Exception) -> Unavailable:
+        """Return the error for a failure of the server."""
+        if "WRONGTYPE" not in str(error):
+            detail = f"run state cannot be used now: Redis: {reason_of(error)}"
+            return Unavailable(detail, retry_after=1)
+        with suppress(*self._failures):
+            if await self._redis.type(f"{_PREFIX}{RUNS}") == b"zset":
+                return Unavailable(_EARLIER)
+        return Damaged(scope)
 
 
-class _Record(NamedTuple):
-    """What is stored of a transition that belongs to a step."""
+class _Call(NamedTuple):
+    """A transaction that waits for its turn."""
 
-    field: str
-    step: int
-    keep_steps: int
+    expected: Sequence[Entry]
+    work: Work[Any]
+    is_slow: bool
+    result: asyncio.Future[Any]
 
-
-class _Snapshot(NamedTuple):
-    """A scope as it was read: its state, its steps and the outcome of the transition, as JSON."""
-
-    version: bytes
-    state: bytes | None
-    steps: bytes | None
-    outcome: bytes | None
-
-
-class _Written(NamedTuple):
-    """What a transition writes: the next state as JSON, and its record as the script takes it."""
-
-    state: str
-    record: list[str | int]
-    outcome: JsonValue
+    def finish(self, result: Any) -> None:
+        """Give the caller its result, or an exception, unless it waits no longer."""
+        if self.result.done():
+            return
+        if isinstance(result, Exception):
+            self.result.set_exception(result)
+        else:
+            self.result.set_result(result)
 
 
-def _apply(
-    scope: Scope,
-    transition: Transition,
-    before: _Snapshot,
-    record: _Record | None,
-    shape: TypeAdapter[Any] | None,
-) -> _Written:
-    """Apply a transition to what was read.
+class _Unread(Exception):
+    """A transaction needs entries that were not read.
+
+    Args:
+        entries: These entries.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+
+
+def _attempt(
+    batch: Sequence[_Call], found: dict[Entry, Found], now: Moment
+) -> tuple[Transaction, list[Any]]:
+    """Run transactions on what was read; return their writes, and the result or failure of each.
 
     Raises:
-        InvalidRequest: The step was deleted.
-        Unavailable: What was read is damaged.
+        _Unread: More must be read.
     """
-    entry: list[str | int] = ["", "", "", ""]
-    deleted: list[int] = []
-    if record is not None:
+
+    def look_up(entries: Sequence[Entry]) -> list[Found]:
+        if missing := [entry for entry in entries if entry not in found]:
+            raise _Unread(missing)
+        return [found[entry] for entry in entries]
+
+    tx, results = Transaction(look_up, now), []
+    for call in batch:
+        before = {key: dict(fields) for key, fields in tx.written.items()}, set(tx.dropped)
         try:
-            steps = before.steps
-            log = StepLog.empty() if steps is None else StepLog.model_validate_json(steps)
-        except ValidationError as error:
-            raise Damaged(scope) from error
-        log, deleted = log.with_step(scope.run, record.step, record.keep_steps)
-    state, outcome = transition(None if before.state is None else load(scope, before.state, shape))
-    written, recorded = dump(state), dump(outcome)
-    if record is not None:
-        entry = [record.field, recorded, record.step, log.model_dump_json(), *deleted]
-    return _Written(written, entry, outcome)
+            results.append(call.work(tx))
+        except _Unread:
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            results.append(error)
+            tx.written, tx.dropped = before
+    return tx, results
 
 
-def _field(step: int, uid: str) -> str:
-    return json.dumps([step, uid])
+def _fields(flat: list[bytes]) -> dict[str, bytes]:
+    names = (name.decode(errors="surrogateescape") for name in flat[::2])
+    return dict(zip(names, flat[1::2], strict=True))
 
 
-def _keys(scope: Scope) -> tuple[str, str]:
-    """Return the keys of a scope. The braces put both into one slot of a cluster."""
-    prefix = f"rewardfleet:run-state:{{{json.dumps(scope)}}}"
-    return f"{prefix}:values", f"{prefix}:steps"
-
-
-def _names_key(run: str) -> str:
-    return f"rewardfleet:run-state:{{{json.dumps(run)}}}:names"
+def _digest(found: Found) -> str:
+    """Return a digest of what is stored in an entry, as the script computes it."""
+    if found is None:
+        return ""
+    if isinstance(found, dict):
+        pairs = ((name.encode(errors="surrogateescape"), found[name]) for name in found)
+        found = b" ".join(chain.from_iterable(pairs))
+    return hashlib.sha1(found, usedforsecurity=False).hexdigest()

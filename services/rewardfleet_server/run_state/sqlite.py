@@ -3,60 +3,67 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import JsonValue
+from typing import Any, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
-from .groups import Groups
-from .metrics import RunStateMetrics
-from .sqlite_clock import FileClock
-from .sqlite_groups import SqliteGroups, abandon_groups, check_groups
-from .sqlite_schema import check_file, create_tables, mark_lost, refuse_lost
-from .sqlite_tables import RunAges, enter_step, load_steps
 from .store import (
     BUSY_SECONDS,
-    KEEP_STEPS,
-    MAX_AGE_DAYS,
-    NO_SHAPES,
     Damaged,
+    Entry,
+    Found,
+    Moment,
     Scope,
-    Shapes,
-    Transition,
-    dump,
-    load,
-    prune_interval_s,
+    Transaction,
+    Work,
+    machine_seconds,
 )
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+#: Marks run-state files, so that no other file is taken for one: "rfrs" in ASCII.
+_APPLICATION_ID = 0x72667273
+#: Changes with the table or with what it stores.
+_VERSION = 4
+_TABLE = """CREATE TABLE entries (
+    key TEXT NOT NULL,
+    field TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (key, field)
+) WITHOUT ROWID"""
+
 #: Primary codes of errors that may pass: another process, the disk, permissions.
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-    }
-)
+_PASSING = {
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in (
+        *("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN"),
+        "PROTOCOL",
+    )
+}
 
 #: Seconds between two checks of the complete file after damaged values were found.
 _CHECK_SECONDS = 60.0
 
+#: What is left where a file was deleted in use.
+_LOST = b"The run-state file that was here was deleted while a service used it.\n"
 
-class SqliteRunState:
-    """Run state in a SQLite file, shared by the processes that open it.
+#: Raises `Damaged` if rows of key, field and value are not what is stored.
+Check = Callable[[Iterable[tuple[str, str, bytes]]], None]
+
+
+class _DamagedFile(sqlite3.DatabaseError):
+    """The file has something that no service has written."""
+
+
+class SqliteStore:
+    """A store in a SQLite file, shared by the processes that open it.
 
     Unlike a cache file, a damaged file is not replaced: continuing with an empty state would
     produce wrong rewards. The service refuses to start instead, and ends if it finds the damage
@@ -64,40 +71,33 @@ class SqliteRunState:
 
     Args:
         path: The database file; its folder must exist. `:memory:` is lost with the process.
-        shapes: What features store; all of it is checked at the start.
-        max_age_days: Days after which a run that no call has changed is deleted.
+        check: Checks all that is stored, at the start.
 
     Raises:
         Unavailable: The file is damaged, of another version, or cannot be opened.
     """
 
-    def __init__(
-        self, path: Path, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
-    ) -> None:
+    def __init__(self, path: Path, check: Check) -> None:
         self._path = path
-        self._shapes = shapes
-        self.metrics = RunStateMetrics()
-        self._clock = FileClock(self.metrics)
-        self._ages = RunAges(self._clock, max_age_days)
-        self._prune_interval_s = prune_interval_s(max_age_days)
-        self._prune_at = self._check_at = 0.0
+        self._clock = _boot()
+        self._check_at = 0.0
         self._failure: str | None = None
+
+        def opened(db: sqlite3.Connection) -> None:
+            _create_table(db)
+            _check_file(db)
+            check(db.execute("SELECT * FROM entries"))
+
         try:
-            refuse_lost(path)
+            _refuse_lost(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise _unusable(error) from error
         try:
-            self._file.call_now(create_tables)
-            self._file.call_now(self._check)
+            self._file.call_now(opened)
         except (sqlite3.DatabaseError, Damaged) as error:
             self._file.close()
             raise _unusable(error) from error
-        self._groups = SqliteGroups(self._call, self._begin, self._clock)
-
-    @property
-    def groups(self) -> Groups:
-        return self._groups
 
     @property
     def failure(self) -> str | None:
@@ -108,79 +108,58 @@ class SqliteRunState:
                 self._fail(error)
         return self._failure
 
-    async def read(self, scope: Scope) -> JsonValue:
-        return await self._call(lambda db: self._state(db, scope))
+    async def read(self, scope: Scope, entry: Entry) -> Any:  # noqa: ARG002 - for messages
+        (found,) = await self._call(lambda db: _look_up(db, [entry]))
+        return found
 
-    async def outcome(self, scope: Scope, step: int, uid: str) -> JsonValue:
-        outcomes = await self._call(lambda db: self._outcomes(db, scope, step, uid))
-        return outcomes[0] if outcomes else None
-
-    async def apply_once(
+    async def transact(
         self,
-        scope: Scope,
-        step: int,
-        uid: str,
-        transition: Transition,
+        scope: Scope,  # noqa: ARG002 - all transactions take turns
+        expected: Sequence[Entry],  # noqa: ARG002 - no read is a round trip
+        work: Work[T],
         *,
-        keep_steps: int = KEEP_STEPS,
-    ) -> JsonValue:
-        def work(db: sqlite3.Connection) -> JsonValue:
-            self._begin(db, scope.run)
-            if outcomes := self._outcomes(db, scope, step, uid):
-                return outcomes[0]
-            for old in enter_step(db, scope, step, keep_steps):
-                query = "DELETE FROM transitions WHERE run = ? AND name = ? AND step = ?"
-                db.execute(query, (*scope, old))
-            state, outcome = transition(self._state(db, scope))
-            _write(db, scope, state)
-            row = (*scope, step, uid, dump(outcome))
-            db.execute("INSERT INTO transitions VALUES (?, ?, ?, ?, ?)", row)
-            return outcome
+        is_slow: bool = False,  # noqa: ARG002 - the file has a thread
+    ) -> T:
+        def transaction(db: sqlite3.Connection) -> T:
+            try:
+                return self._run(db, "BEGIN", work)  # most only read, and do not wait for a writer
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY:
+                    raise
+            # Another process has written, or does, what this one has read.
+            return self._run(db, "BEGIN IMMEDIATE", work)
 
-        return await self._call(work)
-
-    async def update(
-        self, scope: Scope, transition: Transition, *, forget_outcomes: bool = False
-    ) -> JsonValue:
-        def work(db: sqlite3.Connection) -> JsonValue:
-            self._begin(db, scope.run)
-            state, outcome = transition(self._state(db, scope))
-            dump(outcome)  # what cannot be stored is refused, as by `apply_once`
-            _write(db, scope, state)
-            if forget_outcomes:
-                db.execute("DELETE FROM transitions WHERE run = ? AND name = ?", scope)
-                db.execute("DELETE FROM steps WHERE run = ? AND name = ?", scope)
-            return outcome
-
-        return await self._call(work)
+        return await self._call(transaction)
 
     async def aclose(self) -> None:
         self._file.close()
 
-    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` as one transaction."""
-        with self.metrics.counting_failures():
-            return await self._transact(work)
+    def _run(self, db: sqlite3.Connection, begin: str, work: Work[T]) -> T:
+        with db:
+            db.execute(begin)
+            now = Moment(self._clock, machine_seconds())
+            tx = Transaction(lambda entries: _look_up(db, entries), now)
+            result = work(tx)
+            _write(db, tx)
+        return result
 
-    async def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._failure is not None:
             raise Unavailable(self._failure)
 
-        def transaction(db: sqlite3.Connection) -> T:
+        def checked(db: sqlite3.Connection) -> T:
             try:
-                with db:
-                    return work(db)
+                return work(db)
             except Damaged:
                 if time.monotonic() >= self._check_at:  # it may be more than this value
                     self._check_at = time.monotonic() + _CHECK_SECONDS
-                    check_file(db)
+                    _check_file(db)
                 raise
 
         try:
-            return await self._file.call(transaction)
+            return await self._file.call(checked)
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", None)
-            if code is not None and code & 0xFF in _PASSING:
+            if _code(error) in _PASSING:
                 raise Unavailable(
                     f"run state cannot be used now: {error}", retry_after=1
                 ) from error
@@ -192,59 +171,118 @@ class SqliteRunState:
             self._failure = _unusable(error).detail
             log.error("%s", self._failure)
             if isinstance(error, Lost):
-                mark_lost(self._path)
+                _mark_lost(self._path)
         return self._failure
 
-    def _begin(self, db: sqlite3.Connection, run: str) -> None:
-        """Begin to write on behalf of a run. At times, delete what is too old."""
-        # Taken before reading, so that no two processes see the same old state.
+
+def _code(error: sqlite3.Error) -> int:
+    """Return the primary code of an error; that of no error if it did not come from SQLite."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+
+
+def _look_up(db: sqlite3.Connection, entries: Sequence[Entry]) -> list[Found]:
+    found: list[Found] = []
+    for key, field in entries:
+        if field is None:
+            query = "SELECT field, value FROM entries WHERE key = ?"
+            found.append(dict(db.execute(query, (key,)).fetchall()))
+        else:
+            query = "SELECT value FROM entries WHERE key = ? AND field = ?"
+            row = db.execute(query, (key, field)).fetchone()
+            found.append(row and row[0])
+    return found
+
+
+def _write(db: sqlite3.Connection, tx: Transaction) -> None:
+    for key in tx.dropped:
+        db.execute("DELETE FROM entries WHERE key = ?", (key,))
+    for key, fields in tx.written.items():
+        for field, value in fields.items():
+            if value is None:
+                db.execute("DELETE FROM entries WHERE key = ? AND field = ?", (key, field))
+            else:
+                db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (key, field, value))
+
+
+def _create_table(db: sqlite3.Connection) -> None:
+    """Create the table in a file that is new."""
+    if not _is_new(db):
+        return
+    with db:
         db.execute("BEGIN IMMEDIATE")
-        self._ages.touch(db, run)
-        if time.monotonic() >= self._prune_at:
-            self._prune_at = time.monotonic() + self._prune_interval_s
-            abandon_groups(db, self._clock.read(db))
-            self._ages.delete_old(db)
+        if _is_new(db):  # otherwise another process has just created it
+            db.execute(_TABLE)
+            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {_VERSION}")
 
-    def _check(self, db: sqlite3.Connection) -> None:
-        """Raise an error if anything in the file is damaged."""
-        check_file(db)
-        self._clock.read(db)
-        for run, name, state in db.execute("SELECT run, name, state FROM states"):
-            shape = self._shapes.get(name)
-            load(Scope(run, name), state, shape and shape.state)
-        for run, name, outcome in db.execute("SELECT run, name, outcome FROM transitions"):
-            shape = self._shapes.get(name)
-            load(Scope(run, name), outcome, shape and shape.outcome)
-        for run, name, steps in db.execute("SELECT run, name, log FROM steps"):
-            load_steps(Scope(run, name), steps)
-        query = (
-            "SELECT run, name FROM transitions LEFT JOIN steps USING (run, name) "
-            "WHERE log IS NULL LIMIT 1"
+
+def _check_file(db: sqlite3.Connection) -> None:
+    """Check the version, the table and all pages of a file.
+
+    Raises:
+        _DamagedFile: Something is wrong.
+        sqlite3.DatabaseError: The file cannot be read.
+    """
+    if _pragma(db, "application_id") != _APPLICATION_ID:
+        raise _DamagedFile("it is not a run-state file")
+    if (version := _pragma(db, "user_version")) != _VERSION:
+        raise _DamagedFile(
+            f"its schema version is {version}, and {_VERSION} is needed: finish its runs with the "
+            "version of rewardfleet that wrote it"
         )
-        for scope in db.execute(query):
-            raise Damaged(Scope(*scope))
-        check_groups(db)
-
-    def _state(self, db: sqlite3.Connection, scope: Scope) -> JsonValue:
-        query = "SELECT state FROM states WHERE run = ? AND name = ?"
-        row = db.execute(query, scope).fetchone()
-        shape = self._shapes.get(scope.name)
-        return None if row is None else load(scope, row[0], shape and shape.state)
-
-    def _outcomes(
-        self, db: sqlite3.Connection, scope: Scope, step: int, uid: str
-    ) -> list[JsonValue]:
-        """Return the outcome of a transition, which may be None; nothing if it was not applied."""
-        query = (
-            "SELECT outcome FROM transitions WHERE run = ? AND name = ? AND step = ? AND uid = ?"
-        )
-        shape = self._shapes.get(scope.name)
-        rows = db.execute(query, (*scope, step, uid))
-        return [load(scope, outcome, shape and shape.outcome) for (outcome,) in rows]
+    if _tables(db) != [_TABLE]:
+        raise _DamagedFile("its tables differ from those of its schema version")
+    problems = [str(problem) for (problem,) in db.execute("PRAGMA integrity_check(3)")]
+    if problems != ["ok"]:
+        raise _DamagedFile(" ".join("; ".join(problems).split())[:300])
 
 
-def _write(db: sqlite3.Connection, scope: Scope, state: JsonValue) -> None:
-    db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (*scope, dump(state)))
+def _is_new(db: sqlite3.Connection) -> bool:
+    return not (_tables(db) or _pragma(db, "application_id") or _pragma(db, "user_version"))
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _tables(db: sqlite3.Connection) -> list[str]:
+    # Statistics that `ANALYZE` wrote are no damage.
+    query = "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+    return [str(sql) for (sql,) in db.execute(query)]
+
+
+def _mark_lost(path: Path) -> None:
+    """Leave a note in place of a file that was deleted: a new service would begin from nothing."""
+    with suppress(OSError), path.open("xb") as file:  # it is there, or its folder is not
+        file.write(_LOST)
+
+
+def _refuse_lost(path: Path) -> None:
+    """Refuse a file that was deleted or emptied while services used it.
+
+    A note in its place, or its write-ahead log, says so. SQLite would discard the log and create
+    an empty database.
+
+    Raises:
+        _DamagedFile: It is such a file.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(_LOST)) == _LOST:
+                raise _DamagedFile(f"{path.name} was deleted while a service used it")
+    wal = path.with_name(f"{path.name}-wal")
+    has_content = path.is_file() and path.stat().st_size
+    if not has_content and wal.is_file() and wal.stat().st_size:
+        raise _DamagedFile(f"it is missing or empty, although it was written: {wal.name} is there")
+
+
+def _boot() -> str:
+    """Return what names the clock since boot; something else each time if nothing does."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return str(uuid.uuid4())
 
 
 def _unusable(error: sqlite3.Error | Damaged) -> Unavailable:

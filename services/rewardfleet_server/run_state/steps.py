@@ -7,10 +7,13 @@ step and does not make the others too old.
 from bisect import bisect_left, bisect_right
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import Step
+
+from .store import Damaged, Scope, Transaction
+from .values import WHOLE, load, run_key, step_key, steps_field
 
 #: Limit on the ranges that are stored. Beyond it, the two that are nearest become one.
 _MAX_RANGES = 64
@@ -99,3 +102,36 @@ class StepLog(BaseModel):
             deleted = including(deleted, each)
         log = StepLog.model_construct(stored=stored[surplus:], deleted=deleted)
         return log, stored[:surplus]
+
+
+_STEP_LOG = TypeAdapter(StepLog)
+
+
+def load_steps(scope: Scope, text: bytes | None) -> StepLog:
+    """Return the stored steps of a scope.
+
+    Raises:
+        Unavailable: They are damaged.
+    """
+    if text is None:
+        return StepLog.empty()
+    log: StepLog = load(scope, text, _STEP_LOG)
+    return log
+
+
+def enter_step(tx: Transaction, scope: Scope, step: int, keep_steps: int) -> list[int]:
+    """Note a step of a scope; return the steps to delete now. See `StepLog.with_step`.
+
+    Raises:
+        InvalidRequest: The step was deleted.
+        Unavailable: What is stored is damaged.
+    """
+    run, outcomes, field = run_key(scope.run), step_key(scope, step), steps_field(scope.name)
+    log = load_steps(scope, tx.get(run, field))
+    if (step in log.stored) != (tx.get(outcomes, WHOLE) is not None):
+        raise Damaged(scope)
+    entered, deleted = log.with_step(scope.run, step, keep_steps)
+    if entered is not log:
+        tx.put(run, field, entered.model_dump_json().encode())
+        tx.put(outcomes, WHOLE, b"1")
+    return deleted

@@ -1,17 +1,26 @@
-"""What a store of run state is, and what its forms share."""
+"""What a store of run state is: keys with fields of bytes, changed in transactions.
 
-import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+The two stores know nothing of runs, steps and groups: those are written once, on top.
+"""
 
-from pydantic import JsonValue, TypeAdapter
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from rewardfleet.wire.errors import Unavailable
 
-from .metrics import RunStateMetrics
+T = TypeVar("T")
 
-if TYPE_CHECKING:  # it imports this module
-    from .groups import Groups
+#: A key and one of its fields, or all of them: None.
+Entry = tuple[str, str | None]
+#: What is stored there: bytes, or the fields of the key; None if the field is not there.
+Found = bytes | dict[str, bytes] | None
+
+#: Seconds in which a transaction must be over, while other processes change the same entries.
+BUSY_SECONDS = 5.0
+
+#: The name of clocks that may jump: those of servers, which are wall clocks.
+WALL_CLOCK = "wall"
 
 
 class Scope(NamedTuple):
@@ -26,162 +35,8 @@ class Scope(NamedTuple):
     name: str
 
 
-class Shape(NamedTuple):
-    """What a feature stores. Anything else is damaged.
-
-    Attributes:
-        state: The state of its scopes.
-        outcome: The outcomes of its transitions.
-    """
-
-    state: TypeAdapter[Any]
-    outcome: TypeAdapter[Any]
-
-
-#: The shapes of features, by `Scope.name`.
-Shapes = Mapping[str, Shape]
-NO_SHAPES: Shapes = {}
-
-#: Days after which a run that no call has changed is deleted, by default.
-MAX_AGE_DAYS = 30.0
-
-#: Seconds between two deletions of what is too old; less if the maximum age is below ten hours.
-_PRUNE_SECONDS = 3600.0
-
-
-#: Seconds by which a wall clock may differ from that of the store before it is reported.
-MAX_CLOCK_DIFFERENCE_S = 10.0
-
-
-def prune_interval_s(max_age_days: float) -> float:
-    """Return the seconds between two deletions of old runs."""
-    return min(_PRUNE_SECONDS, max_age_days * 8640)
-
-
-#: Number of the last steps whose outcomes are stored by default.
-KEEP_STEPS = 1000
-
-#: Seconds in which a transition must be applied, while other processes change the same state.
-BUSY_SECONDS = 5.0
-
-#: Maps the state of a scope (None at first) to its next state and the
-#: outcome, which is returned to the caller. It is called again if another
-#: process changed the state in the meantime: it must have no side effects.
-Transition = Callable[[JsonValue], tuple[JsonValue, JsonValue]]
-
-
-class RunState(Protocol):
-    """A store with a small state per scope, and the outcomes of its transitions.
-
-    Its reads are never cached. Every method raises `Unavailable` if the store cannot be used now,
-    or if what it stores is damaged. Nothing is changed then, unless only the store's response was
-    lost.
-
-    Runs that no call has changed for long are deleted with all their scopes and groups.
-
-    Attributes:
-        metrics: Counts `Unavailable`, and wall clocks that differ.
-    """
-
-    metrics: RunStateMetrics
-
-    @property
-    def groups(self) -> "Groups":
-        """The groups that are collected member by member."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the store can never be used again, or None."""
-
-    async def read(self, scope: Scope) -> JsonValue:
-        """Return the state of a scope, or None."""
-
-    async def outcome(self, scope: Scope, step: int, uid: str) -> JsonValue:
-        """Return the outcome of a transition, or None if it was not applied. Write nothing."""
-
-    async def apply_once(
-        self,
-        scope: Scope,
-        step: int,
-        uid: str,
-        transition: Transition,
-        *,
-        keep_steps: int = KEEP_STEPS,
-    ) -> JsonValue:
-        """Apply a transition once for (scope, step, uid); return its outcome.
-
-        A repeated call returns the stored outcome. If the transition raises, nothing changes.
-
-        Args:
-            scope: Whose state it changes.
-            step: The step of the run, 0 to 2^53.
-            uid: Names the transition within the step.
-            transition: A pure function. It runs in a thread.
-            keep_steps: When a step is new to the scope, the outcomes of this many others are kept,
-                those that came last. Other steps are deleted, and refused from then on.
-
-        Raises:
-            InvalidRequest: The step is so old that its outcomes were deleted.
-            ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
-            Unavailable: The store cannot be used now.
-        """
-
-    async def update(
-        self, scope: Scope, transition: Transition, *, forget_outcomes: bool = False
-    ) -> JsonValue:
-        """Apply a transition that belongs to no step, e.g. restore a checkpoint.
-
-        Repeating the call applies it again: after `Unavailable`, whose cause may be a lost
-        response, only transitions that set the state may be repeated.
-
-        Args:
-            scope: Whose state it changes.
-            transition: A pure function. It runs in a thread.
-            forget_outcomes: Also delete the outcomes of the scope, in the same transaction. Steps
-                that were applied can then be applied again.
-
-        Returns:
-            The outcome, which is not stored.
-
-        Raises:
-            ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
-            Unavailable: The store cannot be used now.
-        """
-
-    async def aclose(self) -> None:
-        """Release files, connections and threads."""
-
-
-def dump(value: JsonValue) -> str:
-    """Return a value as JSON.
-
-    Raises:
-        ValueError: It contains NaN or an infinity.
-    """
-    return json.dumps(value, allow_nan=False)
-
-
-def load(scope: Scope, text: str | bytes, shape: TypeAdapter[Any] | None = None) -> JsonValue:
-    """Return a stored value.
-
-    Raises:
-        Unavailable: It is not JSON, or has another shape.
-    """
-    try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
-        if shape is not None:
-            shape.validate_json(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Damaged(scope) from error
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
 class Damaged(Unavailable):
-    """The error for stored values that no transition has written."""
+    """The error for stored values that no transaction has written."""
 
     def __init__(self, scope: Scope) -> None:
         self.where = f"the run state of run {scope.run[:100]!r} ({scope.name})"
@@ -189,3 +44,127 @@ class Damaged(Unavailable):
             f"{self.where} is damaged; restore the store from a backup, or continue under a new "
             "name of the run"
         )
+
+
+#: Runs during suspension, too; all processes of the machine have the same.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
+
+
+def machine_seconds() -> float:
+    """Return the seconds since the machine was started, which no change of the time changes."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Moment(NamedTuple):
+    """A time of a store's clock.
+
+    Attributes:
+        clock: The name of the clock. Times of two clocks cannot be compared.
+        seconds: The seconds that it shows.
+    """
+
+    clock: str
+    seconds: float
+
+    def since(self, earlier: "Moment", at_most: float) -> float:
+        """Return the seconds since an earlier time: 0 if that is unknown.
+
+        Args:
+            earlier: The earlier time.
+            at_most: Limit for clocks that may jump.
+        """
+        passed = max(self.seconds - earlier.seconds, 0.0) if self.clock == earlier.clock else 0.0
+        return min(passed, at_most) if self.clock == WALL_CLOCK else passed
+
+
+class Transaction:
+    """What a transaction has read and writes. The writes are stored together, or not at all.
+
+    Args:
+        look_up: Returns what is stored in entries.
+        now: The time.
+
+    Attributes:
+        now: The time.
+        found: What was looked up.
+        dropped: Keys of which all fields are deleted before others are written.
+        written: The new values of fields, by key; None deletes one.
+    """
+
+    def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: Moment) -> None:
+        self._look_up = look_up
+        self.now = now
+        self.found: dict[Entry, Found] = {}
+        self.dropped: set[str] = set()
+        self.written: dict[str, dict[str, bytes | None]] = {}
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether anything is written."""
+        return bool(self.written or self.dropped)
+
+    def expect(self, *entries: Entry) -> None:
+        """Read entries together, as each may take a round trip otherwise."""
+        self.found.update(zip(entries, self._look_up(entries), strict=True))
+
+    def get(self, key: str, field: str) -> bytes | None:
+        """Return the value of a field, or None."""
+        if key in self.written and field in self.written[key]:
+            return self.written[key][field]
+        return None if key in self.dropped else cast("bytes | None", self._get((key, field)))
+
+    def fields(self, key: str) -> dict[str, bytes]:
+        """Return all fields of a key."""
+        stored = {} if key in self.dropped else cast("dict[str, bytes]", self._get((key, None)))
+        changed = {**stored, **self.written.get(key, {})}
+        return {field: value for field, value in changed.items() if value is not None}
+
+    def put(self, key: str, field: str, value: bytes | None) -> None:
+        """Write a field; None deletes it."""
+        self.written.setdefault(key, {})[field] = value
+
+    def drop(self, key: str) -> None:
+        """Delete all fields of a key."""
+        self.written.pop(key, None)
+        self.dropped.add(key)
+
+    def _get(self, entry: Entry) -> Found:
+        if entry not in self.found:
+            (self.found[entry],) = self._look_up([entry])
+        return self.found[entry]
+
+
+#: Reads and writes. It is called again if another process changed what it read in the meantime: it
+#: must have no side effects.
+Work = Callable[[Transaction], T]
+
+
+class Store(Protocol):
+    """Keys with fields of bytes.
+
+    Every method raises `Unavailable` if the store cannot be used now, or if what it stores is
+    damaged. Nothing is changed then, unless only the store's response was lost.
+    """
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store can never be used again, or None."""
+
+    async def read(self, scope: Scope, entry: Entry) -> Any:
+        """Return what is stored in an entry of a scope: see `Found`."""
+
+    async def transact(
+        self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
+    ) -> T:
+        """Read and write as if nothing else happened at the same time.
+
+        Args:
+            scope: Whose state it is. Transactions of one run take turns within a process.
+            expected: What `work` is going to read. Other entries take a round trip each. The first
+                one is what matters most: what a process last saw of it is tried first.
+            work: A function without side effects. Nothing is written if it raises.
+            is_slow: Whether `work` takes milliseconds, so that it must leave the event loop.
+        """
+
+    async def aclose(self) -> None:
+        """Release files, connections and threads."""

@@ -7,9 +7,9 @@ part of a later step; there is no deadline, so that the multiplier does not depe
 
 import json
 from dataclasses import asdict
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from rewardfleet.tool_use import Controller, MultiplierState, update
 from rewardfleet.wire.errors import InvalidRequest, NotFound
@@ -34,16 +34,24 @@ _WHOLE_STEP = "step"
 _FAR = 1000
 
 
-class _Stored(BaseModel):
-    """What is stored of a run."""
+class _State(BaseModel):
+    """What is stored of a run.
+
+    Attributes:
+        options: As they were sent.
+        checkpoint: The closed steps.
+        open_step: The step of which parts have arrived, or None.
+        parts: Their sums.
+        closed: The steps that are closed.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     options: BudgetOptions
     checkpoint: BudgetCheckpoint
-    open_step: Step | None
-    parts: StepSum
-    closed: Ranges
+    open_step: Step | None = None
+    parts: StepSum = Field(default_factory=StepSum)
+    closed: Ranges = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _can_be_updated(self) -> Self:
@@ -56,172 +64,7 @@ class _Stored(BaseModel):
             raise ValueError("a sum is too large")
         return self
 
-
-#: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_Stored), TypeAdapter(BudgetUpdate))
-
-
-class Price(NamedTuple):
-    """What the scores of a run need of its budget.
-
-    Attributes:
-        multiplier: Lambda.
-        budget: Mean cost per answer to stay within.
-    """
-
-    multiplier: float
-    budget: float
-
-
-class Budgets:
-    """The budgets in a run-state store.
-
-    Args:
-        store: The state of training runs.
-    """
-
-    def __init__(self, store: RunState) -> None:
-        self._store = store
-
-    async def price(self, run: str) -> Price:
-        """Return the multiplier and the budget of a run.
-
-        Raises:
-            NotFound: The run has no budget.
-            Unavailable: The store cannot be read now.
-        """
-        state: Any = _existing(await self._store.read(_scope(run)), run)
-        multiplier = state["checkpoint"]["multiplier"]["multiplier"]
-        return Price(multiplier, state["options"]["budget"])
-
-    async def get(self, run: str) -> Budget:
-        """Return the budget of a run.
-
-        Raises:
-            NotFound: The run has no budget.
-            Unavailable: The store cannot be read now.
-        """
-        return _State.load(await self._store.read(_scope(run)), run).budget(run)
-
-    async def put(self, run: str, request: BudgetRequest) -> Budget:
-        """Create a budget, change its options, or resume from a checkpoint.
-
-        Raises:
-            Unavailable: The store cannot be written now.
-        """
-
-        def transition(stored: JsonValue) -> tuple[JsonValue, JsonValue]:
-            state = _changed(stored, run, request)
-            return state.dump(), state.dump()
-
-        stored = await self._store.update(
-            _scope(run), transition, forget_outcomes=request.checkpoint is not None
-        )
-        return _State.load(stored, run).budget(run)
-
-    async def update(self, run: str, request: BudgetUpdateRequest) -> BudgetUpdate:
-        """Count the costs of a step, or of a part of it, once.
-
-        A request that is sent again gets the answer it got the first time.
-
-        Raises:
-            NotFound: The run has no budget.
-            InvalidRequest: The step is closed, or it has parts and these are all its costs.
-            Unavailable: The store cannot be written now.
-        """
-
-        def transition(stored: JsonValue) -> tuple[JsonValue, JsonValue]:
-            state = _State.load(stored, run)
-            is_closed = state.count(request)
-            answer = state.answer(run, request.step, closed=is_closed)
-            return state.dump(), answer.model_dump(mode="json")
-
-        uid = _WHOLE_STEP if request.part is None else json.dumps([request.part])
-        outcome = await self._store.apply_once(_scope(run), request.step, uid, transition)
-        return BudgetUpdate.model_validate(outcome)
-
-
-def _scope(run: str) -> Scope:
-    return Scope(run, "budget")
-
-
-def _existing(stored: JsonValue, run: str) -> JsonValue:
-    if stored is None:
-        raise NotFound(f"run {run[:100]!r} has no budget: create it by PUT /budgets/{run[:100]}")
-    return stored
-
-
-def _changed(stored: JsonValue, run: str, request: BudgetRequest) -> "_State":
-    """Return the state after `PUT`."""
-    options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
-    if request.checkpoint is not None:
-        closed = _closed_at(stored, request.checkpoint.step)
-        return _State(options, request.checkpoint, closed=closed).limited()
-    if stored is None:
-        multiplier = MultiplierState.initial(request.initial_lambda)
-        return _State(options, BudgetCheckpoint.model_validate({"multiplier": asdict(multiplier)}))
-    state = _State.load(stored, run)
-    state.options = options
-    return state.limited()
-
-
-def _closed_at(stored: JsonValue, last: int | None) -> Ranges:
-    """Return the closed steps of a run that resumes after a step."""
-    if last is None:
-        return []
-    if stored is None:
-        return [(0, last)]
-    fields: Any = stored
-    before = [(first, min(end, last)) for first, end in fields["closed"] if first <= last]
-    return including(before, last)
-
-
-class _State:
-    """The stored state of a budget.
-
-    Args:
-        options: As they were sent.
-        checkpoint: The closed steps.
-        open_step: The step of which parts have arrived, or None.
-        parts: Their sums.
-        closed: The steps that are closed.
-    """
-
-    def __init__(
-        self,
-        options: BudgetOptions,
-        checkpoint: BudgetCheckpoint,
-        open_step: int | None = None,
-        parts: StepSum | None = None,
-        closed: Ranges | None = None,
-    ) -> None:
-        self.options = options
-        self.checkpoint = checkpoint
-        self.open_step = open_step
-        self.parts = parts or StepSum()
-        self.closed = closed or []
-
-    @classmethod
-    def load(cls, stored: JsonValue, run: str) -> "_State":
-        fields: Any = _existing(stored, run)
-        return cls(
-            BudgetOptions.model_validate(fields["options"]),
-            BudgetCheckpoint.model_validate(fields["checkpoint"]),
-            fields["open_step"],
-            StepSum.model_validate(fields["parts"]),
-            [(first, last) for first, last in fields["closed"]],
-        )
-
-    def dump(self) -> JsonValue:
-        return {
-            "options": self.options.model_dump(mode="json"),
-            "checkpoint": self.checkpoint.model_dump(mode="json"),
-            "open_step": self.open_step,
-            "parts": self.parts.model_dump(),
-            "closed": [list(each) for each in self.closed],
-        }
-
-    def limited(self) -> "_State":
+    def limited(self) -> Self:
         """Keep the multiplier within the limit of the options."""
         multiplier = self.checkpoint.multiplier
         multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
@@ -315,6 +158,124 @@ class _State:
                 **self._means(),
             }
         )
+
+
+#: What is stored of each run.
+SHAPE = Shape(TypeAdapter(_State), TypeAdapter(BudgetUpdate))
+
+
+class Price(NamedTuple):
+    """What the scores of a run need of its budget.
+
+    Attributes:
+        multiplier: Lambda.
+        budget: Mean cost per answer to stay within.
+    """
+
+    multiplier: float
+    budget: float
+
+
+class Budgets:
+    """The budgets in a run-state store.
+
+    Args:
+        store: The state of training runs.
+    """
+
+    def __init__(self, store: RunState) -> None:
+        self._store = store
+
+    async def price(self, run: str) -> Price:
+        """Return the multiplier and the budget of a run.
+
+        Raises:
+            NotFound: The run has no budget.
+            Unavailable: The store cannot be read now.
+        """
+        state = _existing(await self._store.read(_scope(run)), run)
+        return Price(state.checkpoint.multiplier.multiplier, state.options.budget)
+
+    async def get(self, run: str) -> Budget:
+        """Return the budget of a run.
+
+        Raises:
+            NotFound: The run has no budget.
+            Unavailable: The store cannot be read now.
+        """
+        return _existing(await self._store.read(_scope(run)), run).budget(run)
+
+    async def put(self, run: str, request: BudgetRequest) -> Budget:
+        """Create a budget, change its options, or resume from a checkpoint.
+
+        Raises:
+            Unavailable: The store cannot be written now.
+        """
+
+        def transition(stored: _State | None) -> tuple[_State, Budget]:
+            state = _changed(stored, request).limited()
+            return state, state.budget(run)
+
+        budget: Budget = await self._store.update(
+            _scope(run), transition, forget_outcomes=request.checkpoint is not None
+        )
+        return budget
+
+    async def update(self, run: str, request: BudgetUpdateRequest) -> BudgetUpdate:
+        """Count the costs of a step, or of a part of it, once.
+
+        A request that is sent again gets the answer it got the first time.
+
+        Raises:
+            NotFound: The run has no budget.
+            InvalidRequest: The step is closed, or it has parts and these are all its costs.
+            Unavailable: The store cannot be written now.
+        """
+
+        def transition(stored: _State | None) -> tuple[_State, BudgetUpdate]:
+            state = _existing(stored, run)
+            is_closed = state.count(request)
+            return state, state.answer(run, request.step, closed=is_closed)
+
+        uid = _WHOLE_STEP if request.part is None else json.dumps([request.part])
+        update: BudgetUpdate = await self._store.apply_once(
+            _scope(run), request.step, uid, transition
+        )
+        return update
+
+
+def _scope(run: str) -> Scope:
+    return Scope(run, "budget")
+
+
+def _existing(stored: _State | None, run: str) -> _State:
+    if stored is None:
+        raise NotFound(f"run {run[:100]!r} has no budget: create it by PUT /budgets/{run[:100]}")
+    return stored
+
+
+def _changed(stored: _State | None, request: BudgetRequest) -> _State:
+    """Return the state after `PUT`."""
+    options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
+    if request.checkpoint is not None:
+        closed = _closed_at(stored, request.checkpoint.step)
+        return _State(options=options, checkpoint=request.checkpoint, closed=closed)
+    if stored is None:
+        multiplier = asdict(MultiplierState.initial(request.initial_lambda))
+        checkpoint = BudgetCheckpoint.model_validate({"multiplier": multiplier})
+        return _State(options=options, checkpoint=checkpoint)
+    stored.options = options
+    return stored
+
+
+def _closed_at(stored: _State | None, last: int | None) -> Ranges:
+    """Return the closed steps of a run that resumes after a step."""
+    if last is None:
+        return []
+    if stored is None:
+        return [(0, last)]
+    before = [(first, min(end, last)) for first, end in stored.closed if first <= last]
+    return including(before, last)
 
 
 def _controller(options: BudgetOptions) -> Controller:

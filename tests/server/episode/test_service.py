@@ -18,7 +18,7 @@ from rewardfleet.wire.episode import (
     TemperaturesResponse,
 )
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.episode import group_collector
+from rewardfleet_server.run_state import groups
 
 from ..processes import service_process
 from ..test_requests import metric
@@ -416,14 +416,14 @@ def test_replicas_share_the_run_state_file(tmp_path: Path):
 
 
 def test_open_groups_are_limited_and_abandoned_ones_are_evicted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(group_collector, "MAX_OPEN", 2)
+    monkeypatch.setattr(groups, "MAX_OPEN", 2)
     with served_episodes() as service:
         for group in "ab":
             add_member(service, four_items(group)[0])
         refused = add_member(service, four_items("c")[0])
         assert (refused.status_code, refused.json()["retryable"]) == (429, True)
         # As if they had been due for long: 200 s before they are due is late enough.
-        monkeypatch.setattr(group_collector, "_ABANDONED_SECONDS", -200)
+        monkeypatch.setattr(groups, "ABANDONED_AT_LIMIT_SECONDS", -200)
         assert not add_member(service, four_items("c")[0]).json()["released"]
         evicted = add_member(service, four_items("a")[0])
         assert (evicted.status_code, evicted.json()["kind"]) == (422, "invalid")

@@ -1,5 +1,6 @@
 """Wall clocks that are wrong, jump, or differ between replicas: nothing is deleted or released."""
 
+import json
 import sqlite3
 import sys
 import time
@@ -10,15 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rewardfleet_server.run_state import Damaged, GroupKey, RunState, Scope, SqliteRunState
-from rewardfleet_server.run_state.redis import RedisRunState
+from rewardfleet_server.run_state import Damaged, GroupKey, RunState, Scope
+from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.testing import wait_until
 
-from .conftest import RedisServer
-from .processes import service_process
-from .test_requests import metric
-from .test_run_state import add_one
-from .test_run_state_damage import member
+from ..conftest import RedisServer
+from ..processes import service_process
+from ..test_requests import metric
+from .test_damage import arrived, member
+from .test_state import PREFIX, add_one, open_file
 
 #: Runs a command of Python whose wall clock is ahead by the seconds in a file, as it is now.
 SHIFTED = """
@@ -139,66 +140,75 @@ OLD, NEW, GROUP = Scope("old", "count"), Scope("new", "count"), GroupKey("new", 
 async def is_kept(store: RunState) -> bool:
     """Change another run, so that old ones are deleted; return whether one is still there."""
     await store.update(NEW, add_one)
-    if isinstance(store, RedisRunState):
-        await store._pruning
+    await store._pruning
     return await store.read(OLD) is not None
 
 
 @pytest.mark.parametrize(
-    ("change", "kept", "remaining_s"),
+    ("clock", "group", "kept", "remaining_s"),
     [
-        ("boot_seconds = boot_seconds - :days", False, 0),
-        ("wall = wall - :days", True, 60),
-        ("wall = wall + :days", True, 60),
-        ("boot = 'another', boot_seconds = :days, wall = wall - :days", True, 60),
-        ("boot = 'another', boot_seconds = 0.0, wall = wall + :days", True, 60),
+        ("'$.seen[1]', seen - :days", "'$.seen[1]', seen - :days", False, 0),
+        ("'$.wall', wall - :days", "'$.size', 3", True, 60),
+        ("'$.wall', wall + :days", "'$.size', 3", True, 60),
+        ("'$.seen', json_array('another', :days)", "'$.seen', json_array('b', :days)", True, 60),
+        ("'$.seen', json_array('another', 0.0)", "'$.seen', json_array('b', 0.0)", True, 60),
     ],
-    ids=["not used for long", "ahead", "behind", "restarted", "restarted with a wrong clock"],
+    ids=["not used for long", "ahead", "behind", "restarted", "restarted long ago"],
 )
 async def test_ages_in_a_file_are_those_of_the_machines_clock_since_its_start(
-    tmp_path: Path, change: str, kept: bool, remaining_s: float
+    tmp_path: Path, clock: str, group: str, kept: bool, remaining_s: float
 ):
     path = tmp_path / "runs.sqlite"
-    store = SqliteRunState(path)
+    store = open_file(path)
     await store.update(OLD, add_one)
-    await store.groups.add(GROUP, member(wait_s=60))
+    await store.groups.add(GROUP, *member(wait_s=60))
     await store.aclose()
     with sqlite3.connect(path) as db:
-        db.execute(f"UPDATE clock SET {change}", {"days": 60.0 * DAY})
+        for changed, where in ((clock, "key = 'clock'"), (group, "key = :key AND field = ''")):
+            change = changed.replace(" seen", " json_extract(value, '$.seen[1]')")
+            change = change.replace(" wall", " json_extract(value, '$.wall')")
+            query = f"UPDATE entries SET value = json_set(value, {change}) WHERE {where}"
+            db.execute(query, {"days": 60.0 * DAY, "key": GROUP.members})
     db.close()
-    store = SqliteRunState(path)
-    group = await store.groups.add(GROUP, member(wait_s=60))
-    assert remaining_s - 50 < max(group.remaining_s, 0) <= remaining_s
+    store = open_file(path)
+    found, _ = await store.groups.add(GROUP, *member(wait_s=60))
+    assert remaining_s - 50 < max(found.left_s, 0) <= remaining_s
     assert await is_kept(store) is kept
     await store.aclose()
+
+
+def shift(server: RedisServer, key: str, days: float, **fields: float) -> None:
+    """Change what is stored as if the clock of the server had jumped since."""
+    stored = json.loads(server.client.hget(PREFIX + key, ""))
+    seen = ["wall", time.time() + days * DAY]
+    server.client.hset(PREFIX + key, "", json.dumps({**stored, "seen": seen, **fields}))
 
 
 async def test_a_clock_of_redis_that_jumps_makes_no_run_old_and_no_group_due(
     redis_server: RedisServer,
 ):
-    store = RedisRunState(redis_server.url)
+    store = RunState(RedisStore(redis_server.url))
     await store.update(OLD, add_one)
-    await store.groups.add(GROUP, member(wait_s=60))
+    await store.groups.add(GROUP, *member(wait_s=60))
     await store.aclose()
     kept = []
-    for days in (-60, 60, *[-60] * 9):  # as if the clock of the server had jumped since
-        redis_server.client.hset("rewardfleet:run-state:clock", "time", time.time() + days * DAY)
-        store = RedisRunState(redis_server.url)
+    for days in (-60, 60, *[-60] * 9):
+        shift(redis_server, "clock", days)
+        store = RunState(RedisStore(redis_server.url))
         kept.append(await is_kept(store))
         await store.aclose()
     # Each time counts for a tenth of the maximum age.
     assert kept[:8] == [True] * 8 and not kept[-1]
-    store = RedisRunState(redis_server.url)
-    hash_of = 'rewardfleet:run-state:{"new"}:group:[1, "g"]'
+    store = RunState(RedisStore(redis_server.url))
     waits = []
     for days in (60, -60, 0):  # as if it had jumped back, then ahead
-        redis_server.client.hset(hash_of, "left", 60)
-        redis_server.client.hset(hash_of, "seen", time.time() + days * DAY)
-        groups = [await store.groups.add(GROUP, member(wait_s=1)) for _ in range(2)]
-        assert [each.arrived for each in groups] == [1, 1]
-        waits.append(groups[1].remaining_s)
+        shift(redis_server, GROUP.members, days, left_s=60)
+        assert await arrived(store, GROUP, *member(wait_s=1)) == 1
+        group, _ = await store.groups.add(GROUP, *member(wait_s=1))
+        assert group.arrived == 1
+        waits.append(group.left_s)
     assert waits == [pytest.approx(60, abs=9), pytest.approx(50, abs=9), pytest.approx(60, abs=9)]
-    redis_server.client.hdel(hash_of, "left")
+    redis_server.client.hset(PREFIX + GROUP.members, "", "{}")
     with pytest.raises(Damaged):
-        await store.groups.add(GROUP, member(wait_s=1))
+        await store.groups.add(GROUP, *member(wait_s=1))
     await store.aclose()

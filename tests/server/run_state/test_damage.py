@@ -2,49 +2,55 @@
 
 import asyncio
 import itertools
-import json
 import random
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, JsonValue, Strict, TypeAdapter
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.run_state import (
+    Group,
     GroupKey,
-    NewMember,
-    Release,
-    Rules,
     RunState,
     Scope,
     Shape,
-    SqliteRunState,
+    groups,
     open_run_state,
-    sqlite_groups,
 )
-from rewardfleet_server.run_state import groups as group_settings
-from rewardfleet_server.run_state import redis as redis_state
-from rewardfleet_server.run_state.redis import RedisRunState
+from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.steps import StepLog, contains, including
-from rewardfleet_server.settings import is_url
 
-from .conftest import RedisServer
-from .test_run_state import SCOPE, OpenStore, add_one, long_waits, open_store, settings
+from ..conftest import RedisServer
+from .test_state import (
+    PREFIX,
+    SCOPE,
+    OpenStore,
+    add_one,
+    long_waits,
+    open_file,
+    open_store,
+    outcome,
+    settings,
+)
 
 __all__ = ["long_waits", "open_store", "settings"]  # fixtures
 
 STRAY = 2**53
 
 
-def member(uid: str = "a", size: int = 3, wait_s: float = 60.0, **fields: object) -> NewMember:
-    values = {"max_open": 10, "abandoned_s": 60, **fields}
-    rules = Rules(size=size, options={"b": 1, "a": 2})
-    return NewMember(uid=uid, value={"uid": uid}, rules=rules, wait_s=wait_s, **values)
+def member(uid: str = "a", size: int = 3, wait_s: float = 60.0) -> tuple[str, JsonValue, Group]:
+    return uid, {"uid": uid}, Group(size=size, options={"b": 1, "a": 2}, left_s=wait_s)
+
+
+async def arrived(store: RunState, key: GroupKey, *added: Any) -> int:
+    group, _ = await store.groups.add(key, *added)
+    return group.arrived
 
 
 # Steps
@@ -100,56 +106,54 @@ async def test_a_stray_step_does_not_refuse_the_steps_of_a_run(open_store: OpenS
 
 
 async def test_a_group_is_released_once_and_knows_its_members(open_store: OpenStore):
-    store, other = open_store().groups, open_store().groups
+    one, two = open_store(), open_store()
+    store, other = one.groups, two.groups
     key = GroupKey("run {1}", STRAY, 'g"\0{}')
-    assert (await store.add(key, member("b"))).arrived == 1
-    assert (await other.add(key, member("b"))).arrived == 1
-    assert (await other.add(key, member("a"))).arrived == 2
+    assert await arrived(one, key, *member("b")) == 1
+    assert await arrived(two, key, *member("b")) == 1
+    assert await arrived(two, key, *member("a")) == 2
     with pytest.raises(InvalidRequest, match="first member"):
-        await store.add(key, member("c", size=4))
+        await store.add(key, *member("c", size=4))
     assert await store.members(key) == {"a": {"uid": "a"}, "b": {"uid": "b"}}
-    release = Release(missing=1, group={"size": 2})
-    assert await store.release(key, release, {"a": 1, "b": 2})
-    assert not await other.release(key, Release(missing=0), {"a": 5})
+    assert await store.release(key, 1, {"size": 2}, {"a": 1, "b": 2})
+    assert not await other.release(key, 0, None, {"a": 5})
     assert await other.members(key) is None
-    group = await other.add(key, member("a"))
-    assert (group.release, group.result) == (release, 1)
+    group, result = await other.add(key, *member("a"))
+    assert (group.missing, group.stats, result) == (1, {"size": 2}, 1)
     with pytest.raises(InvalidRequest, match="released without it"):
-        await store.add(key, member("c"))
-    await store.add(GroupKey("r", 1, "one"), member("a", size=1))
+        await store.add(key, *member("c"))
+    await store.add(GroupKey("r", 1, "one"), *member("a", size=1))
     with pytest.raises(InvalidRequest, match="is late: .* is complete"):
-        await store.add(GroupKey("r", 1, "one"), member("b", size=1))
+        await store.add(GroupKey("r", 1, "one"), *member("b", size=1))
 
 
 async def test_groups_of_old_steps_are_deleted_and_refused(open_store: OpenStore):
-    store = open_store().groups
+    state = open_store()
+    store = state.groups
     for step in (STRAY, *range(20)):
-        await store.add(GroupKey("r", step, "g"), member(max_open=100))
+        await store.add(GroupKey("r", step, "g"), *member())
     for step in (STRAY, 0, 3):
         with pytest.raises(InvalidRequest, match="too old"):
-            await store.add(GroupKey("r", step, "g"), member())
-    assert (await store.add(GroupKey("r", 4, "g"), member())).arrived == 1
+            await store.add(GroupKey("r", step, "g"), *member())
+    assert await arrived(state, GroupKey("r", 4, "g"), *member()) == 1
     assert await store.members(GroupKey("r", 3, "g")) is None
 
 
 async def test_members_that_arrive_together_are_accepted_up_to_the_size(open_store: OpenStore):
-    stores = [open_store().groups, open_store().groups]
+    stores = [open_store(), open_store()]
     key = GroupKey("r", 1, "g")
     outcomes = await asyncio.gather(
-        *(stores[n % 2].add(key, member(str(n), size=4)) for n in range(20)),
+        *(arrived(stores[n % 2], key, *member(str(n), size=4)) for n in range(20)),
         return_exceptions=True,
     )
     refused = [each for each in outcomes if isinstance(each, InvalidRequest)]
-    arrived = sorted(each.arrived for each in outcomes if not isinstance(each, Exception))
-    assert (len(refused), arrived) == (16, [1, 2, 3, 4])
-    assert len(await stores[0].members(key)) == 4
+    counts = sorted(each for each in outcomes if not isinstance(each, Exception))
+    assert (len(refused), counts) == (16, [1, 2, 3, 4])
+    assert len(await stores[0].groups.members(key)) == 4
 
 
 def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
-    days = max_age_s / 86_400
-    if is_url(settings.run_state):
-        return RedisRunState(str(settings.run_state), max_age_days=days)
-    return SqliteRunState(Path(str(settings.run_state)), max_age_days=days)
+    return RunState(open_run_state(settings)._store, max_age_days=max_age_s / 86_400)
 
 
 @pytest.mark.slow
@@ -158,7 +162,7 @@ async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSett
     try:
         old, active = Scope("old", "count"), Scope("active", "count")
         for run in ("old", "active"):
-            await store.groups.add(GroupKey(run, 1, "g"), member())
+            await store.groups.add(GroupKey(run, 1, "g"), *member())
         await store.apply_once(old, 1, "a", add_one)
         deadline = time.monotonic() + 60
         step = 0
@@ -167,7 +171,7 @@ async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSett
             await store.apply_once(active, step := step + 1, "a", add_one)
             await asyncio.sleep(0.02)
         assert await store.read(active) == step
-        assert await store.outcome(old, 1, "a") is None
+        assert await outcome(store, old, 1, "a") is None
         assert await store.groups.members(GroupKey("old", 1, "g")) is None
         assert await store.groups.members(GroupKey("active", 1, "g"))
         assert await store.apply_once(old, 1, "a", add_one) == {"count": 1}
@@ -182,18 +186,17 @@ async def test_abandoned_groups_are_deleted_and_their_members_are_late(
     store = opened(settings, 5)
     try:
         key = GroupKey("r", 1, "abandoned")
-        await store.groups.add(key, member(wait_s=-1))
-        for module in (group_settings, sqlite_groups, redis_state):  # not before it is open
-            monkeypatch.setattr(module, "ABANDONED_SECONDS", 0.0)
+        await store.groups.add(key, *member(wait_s=-1))
+        monkeypatch.setattr(groups, "ABANDONED_SECONDS", 0.0)  # not before it is open
         deadline = time.monotonic() + 60
         while await store.groups.members(key) is not None:
             assert time.monotonic() < deadline
-            await store.groups.add(GroupKey("r", 1, "g"), member(str(time.time()), size=10**6))
+            await store.groups.add(GroupKey("r", 1, "g"), *member(str(time.time()), size=10**6))
             await asyncio.sleep(0.02)
         with pytest.raises(InvalidRequest, match="late"):
-            await store.groups.add(key, member("other"))
+            await store.groups.add(key, *member("other"))
         with pytest.raises(InvalidRequest, match="late"):
-            await store.groups.add(key, member())
+            await store.groups.add(key, *member())
     finally:
         await store.aclose()
 
@@ -205,15 +208,19 @@ class Count(BaseModel):
     count: int
 
 
+def count_one(state: int | None) -> tuple[int, Count]:
+    return (state or 0) + 1, Count(count=(state or 0) + 1)
+
+
 SHAPES = {"count": Shape(TypeAdapter(Annotated[int, Strict()]), TypeAdapter(Count))}
 
 
 async def written(path: Path) -> Path:
-    store = SqliteRunState(path)
+    store = open_file(path)
     await store.apply_once(SCOPE, 0, "a", add_one)
-    await store.groups.add(GroupKey("run", 1, "open"), member())
-    await store.groups.add(GroupKey("run", 1, "released"), member())
-    await store.groups.release(GroupKey("run", 1, "released"), Release(missing=2), {"a": 1})
+    await store.groups.add(GroupKey("run", 1, "open"), *member())
+    await store.groups.add(GroupKey("run", 1, "released"), *member())
+    await store.groups.release(GroupKey("run", 1, "released"), 2, None, {"a": 1})
     await store.aclose()
     return path
 
@@ -241,52 +248,67 @@ def truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-TABLES = ("clock", "runs", "states", "steps", "transitions", "groups", "members")
+def change(value: str, where: str) -> Callable[[Path], None]:
+    return lambda path: execute(path, f"UPDATE entries SET value = {value} WHERE {where}")
+
+
+def delete(where: str) -> Callable[[Path], None]:
+    return lambda path: execute(path, f"DELETE FROM entries WHERE {where}")
+
+
+STATE, STEPS = "field = 'count'", "field = 'count steps'"
+OUTCOME = """key LIKE '%"count",0]' AND field = ':a'"""
+GROUP = """key LIKE '%"groups",1,%' AND field = ''"""
+RELEASED = """key LIKE '%"groups",1,"released"]' AND field = ''"""
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "header": lambda path: overwrite(path, 0, b"x" * 100),
     "pages": overwrite_all_pages,
     "truncated": lambda path: truncate(path, path.stat().st_size // 2),
-    "truncated within a page": lambda path: truncate(path, 10_000),
-    "version": lambda path: execute(path, "PRAGMA user_version = 1"),
-    "newer version": lambda path: execute(path, "PRAGMA user_version = 4"),
+    "truncated within a page": lambda path: truncate(path, path.stat().st_size - 1000),
+    "version": lambda path: execute(path, "PRAGMA user_version = 3"),
+    "newer version": lambda path: execute(path, "PRAGMA user_version = 5"),
     "other program": lambda path: execute(path, "PRAGMA application_id = 7"),
-    "table dropped": lambda path: execute(path, "DROP TABLE groups"),
-    "index dropped": lambda path: execute(path, "DROP INDEX open_groups"),
-    "all tables dropped": lambda path: execute(path, *map("DROP TABLE {}".format, TABLES)),
-    "column added": lambda path: execute(path, "ALTER TABLE states ADD COLUMN more"),
-    "state": lambda path: execute(path, "UPDATE states SET state = '[]'"),
-    "state of text": lambda path: execute(path, "UPDATE states SET state = '\"1\"'"),
-    "state NaN": lambda path: execute(path, "UPDATE states SET state = 'NaN'"),
-    "state blob": lambda path: execute(path, "UPDATE states SET state = x'ff'"),
-    "state not UTF-8": lambda path: execute(
-        path, "UPDATE states SET state = CAST(x'22ff22' AS TEXT)"
-    ),
-    "outcome": lambda path: execute(path, "UPDATE transitions SET outcome = '1'"),
-    "outcome of text": lambda path: execute(path, "UPDATE transitions SET outcome = '{'"),
-    "steps": lambda path: execute(path, """UPDATE steps SET log = '{"stored": 5}'"""),
-    "negative step": lambda path: execute(path, """UPDATE steps SET log = '{"stored": [-1]}'"""),
-    "no clock": lambda path: execute(path, "DELETE FROM clock"),
-    "clock": lambda path: execute(path, "UPDATE clock SET boot_seconds = 9e999"),
-    "clock of text": lambda path: execute(path, "UPDATE clock SET seconds = 'soon'"),
-    "rules": lambda path: execute(path, "UPDATE groups SET rules = '{}'"),
-    "size": lambda path: execute(path, "UPDATE groups SET rules = json_set(rules, '$.size', 0)"),
-    "until": lambda path: execute(path, "UPDATE groups SET until = 'soon'"),
-    "release": lambda path: execute(path, "UPDATE groups SET release = '5' WHERE release NOT NULL"),
-    "member": lambda path: execute(path, "UPDATE members SET value = '{'"),
-    "no steps": lambda path: execute(path, "DELETE FROM steps WHERE name = 'count'"),
-    "no steps of groups": lambda path: execute(path, "DELETE FROM steps WHERE name = 'groups'"),
-    "members of no group": lambda path: execute(path, "DELETE FROM groups"),
+    "table dropped": lambda path: execute(path, "DROP TABLE entries"),
+    "table added": lambda path: execute(path, "CREATE TABLE more (key TEXT)"),
+    "column added": lambda path: execute(path, "ALTER TABLE entries ADD COLUMN more"),
+    "state": change("'[]'", STATE),
+    "state of text": change("'\"1\"'", STATE),
+    "state NaN": change("'NaN'", STATE),
+    "state blob": change("x'ff'", STATE),
+    "state not UTF-8": change("CAST(x'22ff22' AS TEXT)", STATE),
+    "outcome": change("'1'", OUTCOME),
+    "outcome of text": change("'{'", OUTCOME),
+    "steps": change("""'{"stored": 5}'""", STEPS),
+    "negative step": change("""'{"stored": [-1], "deleted": []}'""", STEPS),
+    "no clock": delete("key = 'clock'"),
+    "clock": change("""'{"seconds": 9e999, "seen": ["a", 1.0], "wall": 1.0}'""", "key = 'clock'"),
+    "clock of text": change("'soon'", "key = 'clock'"),
+    "age": change("'soon'", "key = 'runs'"),
+    "no age": delete("key = 'runs' AND field = 'run'"),
+    "group": change("'{}'", GROUP),
+    "size": change("json_set(value, '$.size', 0)", GROUP),
+    "wait": change("json_set(value, '$.left_s', 'soon')", GROUP),
+    "release": change("json_set(value, '$.missing', -5)", RELEASED),
+    "open groups": change("'[]'", "field = 'groups'"),
+    "member": change("'{'", "key LIKE '%\"groups\",1,%' AND field = ':a'"),
+    "no steps": delete(STEPS),
+    "no steps of groups": delete("field = 'groups steps'"),
+    "no outcomes": delete("key LIKE '%\"count\",0]'"),
+    "members of no group": delete(GROUP),
+    "no group": delete('key LIKE \'%"groups",1,"open"]\''),
+    "no run": delete("""key = '["run"]'"""),
+    "another key": lambda path: execute(path, "INSERT INTO entries VALUES ('x', '', '1')"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callable[[Path], None]):
     path = await written(tmp_path / "runs.sqlite")
-    SqliteRunState(path, SHAPES)._file.close()
+    open_file(path, SHAPES)._store._file.close()
     damage(path)
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"cannot be used \(.*\); restore it from a backup"):
-            SqliteRunState(path, SHAPES)
+            open_file(path, SHAPES)
     settings = RunStateSettings(run_state=path)
     with pytest.raises(ValueError, match="--run-state .* cannot be used"):
         open_run_state(settings, SHAPES)
@@ -295,14 +317,14 @@ async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callab
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_a_lost_file_is_refused_while_its_log_is_there(tmp_path: Path, is_there: bool):
     path = tmp_path / "runs.sqlite"
-    store = SqliteRunState(path)
+    store = open_file(path)
     await store.apply_once(SCOPE, 1, "a", add_one)
     copy = tmp_path / "copy.sqlite"
     copy.with_name("copy.sqlite-wal").write_bytes(path.with_name("runs.sqlite-wal").read_bytes())
     if is_there:
         copy.touch()
     with pytest.raises(Unavailable, match="missing or empty, although it was written"):
-        SqliteRunState(copy)
+        open_file(copy)
     await store.aclose()
 
 
@@ -310,7 +332,7 @@ def test_another_database_is_refused_and_not_changed(tmp_path: Path):
     path = tmp_path / "cache.sqlite"
     execute(path, "CREATE TABLE entries (key TEXT)")
     with pytest.raises(Unavailable, match="it is not a run-state file"):
-        SqliteRunState(path)
+        open_file(path)
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("entries",)]
     db.close()
@@ -318,20 +340,22 @@ def test_another_database_is_refused_and_not_changed(tmp_path: Path):
 
 async def test_a_file_that_is_damaged_while_it_is_used_is_never_used_again(tmp_path: Path):
     path = await written(tmp_path / "runs.sqlite")
-    store, other = SqliteRunState(path), SqliteRunState(path)
+    store = open_file(path)
+    large = Scope("large", "text")
+    await store.update(large, lambda _: ("x" * 100_000, None))
+    execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     overwrite_all_pages(path)
     # What another process writes makes this one read the file again, instead of its copy.
-    await other.groups.add(GroupKey("another", 1, "g"), member())
+    execute(path, "PRAGMA user_version = 4")
     for _ in range(2):
         with pytest.raises(Unavailable, match="restore it from a backup"):
-            await store.outcome(SCOPE, 0, "a")
+            await store.read(large)
     assert "cannot be used" in str(store.failure)
     with pytest.raises(Unavailable, match="restore it from a backup"):
-        await store.groups.add(GroupKey("another", 1, "g"), member())
+        await store.groups.add(GroupKey("another", 1, "g"), *member())
     await store.aclose()
-    await other.aclose()
     with pytest.raises(Unavailable, match="restore it from a backup"):
-        SqliteRunState(path)
+        open_file(path)
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
@@ -343,7 +367,7 @@ async def test_a_file_that_is_deleted_or_replaced_is_never_used_again(
     folder = tmp_path / "state"
     folder.mkdir()
     path = await written(folder / "runs.sqlite")
-    store = SqliteRunState(path)
+    store = open_file(path)
     assert store.failure is None
     companion = path.with_name(path.name + suffix)
     if change == "folder":
@@ -366,16 +390,16 @@ async def test_a_file_that_is_deleted_or_replaced_is_never_used_again(
 
 async def test_a_service_does_not_begin_from_nothing_after_its_file_was_deleted(tmp_path: Path):
     path = await written(tmp_path / "runs.sqlite")
-    store = SqliteRunState(path)
+    store = open_file(path)
     for each in tmp_path.iterdir():
         each.unlink()
     assert "deleted" in str(store.failure)
     await store.aclose()
     with pytest.raises(Unavailable, match="was deleted while a service used it.*move it away"):
-        SqliteRunState(path)
+        open_file(path)
     await written(tmp_path / "backup.sqlite")
     (tmp_path / "backup.sqlite").replace(path)
-    store = SqliteRunState(path)
+    store = open_file(path)
     assert store.failure is None
     truncate(path, 0)
     assert "emptied" in str(store.failure)
@@ -384,20 +408,20 @@ async def test_a_service_does_not_begin_from_nothing_after_its_file_was_deleted(
 
 async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(tmp_path: Path):
     path = await written(tmp_path / "runs.sqlite")
-    store = SqliteRunState(path, SHAPES)
-    execute(path, "UPDATE states SET state = '[]'")
+    store = open_file(path, SHAPES)
+    change("'[]'", STATE)(path)
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
-            await store.apply_once(SCOPE, 2, "a", add_one)
+            await store.apply_once(SCOPE, 2, "a", count_one)
     assert store.failure is None
-    assert await store.apply_once(Scope("another", "count"), 2, "a", add_one) == {"count": 1}
+    assert await store.apply_once(Scope("another", "count"), 2, "a", count_one) == Count(count=1)
     await store.aclose()
 
 
 async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
     path = await written(tmp_path / "runs.sqlite")
-    store = SqliteRunState(path, SHAPES)
-    await store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
+    store = open_file(path, SHAPES)
+    await store._store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
     state: JsonValue = "x" * 100_000
     with pytest.raises(Unavailable, match="full") as failure:
         await store.update(Scope("another", "text"), lambda _: (state, None))
@@ -407,63 +431,77 @@ async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
 
 # Damage in Redis
 
-RUN = "rewardfleet:run-state:{" + json.dumps("run {1}") + "}"
-GROUP = f'{RUN}:group:[1, "g"]'
+RUN = f'{PREFIX}["run {{1}}"]'
+LIST = f'{PREFIX}["run {{1}}","groups",1]'
+STORED = f'{PREFIX}["run {{1}}","groups",1,"g"]'
 
 REDIS_DAMAGES = [
-    ["HSET", GROUP, "rules", "{}"],
-    ["HSET", GROUP, "until", "nan"],
-    ["HSET", GROUP, "release", "[]"],
-    ["HDEL", GROUP, "rules"],
-    ["HDEL", GROUP, "until"],
-    ["SET", GROUP, "text"],
-    ["DEL", GROUP],  # as an eviction would
+    ["HSET", STORED, "", "{}"],
+    ["HSET", STORED, "", '{"size": 3, "options": null, "left_s": "nan"}'],
+    ["SET", STORED, "text"],
+    ["DEL", STORED],  # as an eviction would
 ]
 
 
 @pytest.mark.parametrize("damage", REDIS_DAMAGES, ids=lambda each: " ".join([each[0], *each[2:]]))
 async def test_damaged_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
-    store = RedisRunState(redis_server.url)
+    stores = [RunState(RedisStore(redis_server.url)) for _ in range(2)]
     key = GroupKey("run {1}", 1, "g")
-    await store.groups.add(key, member())
+    await stores[0].groups.add(key, *member())
     redis_server.client.execute_command(*damage)
+    for store in stores:
+        with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
+            await store.groups.add(key, *member())
+        await store.aclose()
+
+
+async def test_members_that_are_missing_are_an_error(redis_server: RedisServer):
+    store = RunState(RedisStore(redis_server.url))
+    key = GroupKey("run {1}", 1, "g")
+    for uid in "ab":
+        await store.groups.add(key, *member(uid))
+    redis_server.client.hdel(STORED, ":a")
     with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-        await store.groups.add(key, member())
+        await store.groups.members(key)
     await store.aclose()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        ["DEL", f"{RUN}:groups"],
-        ["DEL", f"{RUN}:group-steps"],
-        ["SET", f"{RUN}:group-steps", "{"],
-        ["SET", f"{RUN}:open-groups", "text"],
+        ["DEL", LIST],
+        ["SET", LIST, "text"],
+        ["DEL", RUN],
+        ["HDEL", RUN, "groups steps"],
+        ["HSET", RUN, "groups steps", "{"],
+        ["HSET", RUN, "groups", "[]"],
+        ["SET", RUN, "text"],
     ],
-    ids=lambda each: " ".join([each[0], *each[1:]])[-25:],
+    ids=lambda each: " ".join(each).replace(PREFIX, ""),
 )
 async def test_damaged_lists_of_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
-    store = RedisRunState(redis_server.url)
-    await store.groups.add(GroupKey("run {1}", 1, "g"), member())
-    redis_server.client.execute_command("DEL", damage[1])
+    stores = [RunState(RedisStore(redis_server.url)) for _ in range(2)]
+    await stores[0].groups.add(GroupKey("run {1}", 1, "g"), *member())
     redis_server.client.execute_command(*damage)
-    with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-        await store.groups.add(GroupKey("run {1}", 1, "other"), member())
-    await store.aclose()
+    for store in stores:
+        with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
+            await store.groups.add(GroupKey("run {1}", 1, "other"), *member())
+        await store.aclose()
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("state", "[]"), ("steps", '{"stored": {}}'), ('[1, "a"]', "[]")]
+    ("part", "field", "value"),
+    [("", "count", "[]"), ("", "count steps", '{"stored": {}}'), (',"count",1', ":a", "[]")],
 )
 async def test_values_of_a_wrong_shape_are_an_error(
-    redis_server: RedisServer, field: str, value: str
+    redis_server: RedisServer, part: str, field: str, value: str
 ):
-    store = RedisRunState(redis_server.url, SHAPES)
-    await store.apply_once(SCOPE, 1, "a", add_one)
-    redis_server.client.hset(f"rewardfleet:run-state:{{{json.dumps(SCOPE)}}}:values", field, value)
-    step = 1 if field.startswith("[") else 2
+    store = RunState(RedisStore(redis_server.url), SHAPES)
+    await store.apply_once(SCOPE, 1, "a", count_one)
+    redis_server.client.hset(f'{PREFIX}["run {{1}}"{part}]', field, value)
+    step = 1 if field == ":a" else 2
     with pytest.raises(Unavailable, match="is damaged"):
-        await store.apply_once(SCOPE, step, "a", add_one)
+        await store.apply_once(SCOPE, step, "a", count_one)
     await store.aclose()
 
 
@@ -478,7 +516,7 @@ async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_stor
     async def seconds(run: str, groups: int, limit: float) -> float:
         """Return the best of five times; of more if all are above the limit, for some seconds."""
         for number in range(groups):
-            await store.groups.add(GroupKey(run, 1, str(number)), member("0", max_open=2000))
+            await store.groups.add(GroupKey(run, 1, str(number)), *member("0"))
         best = float("inf")
         deadline = time.monotonic() + 30
         for repeat in itertools.count():
@@ -486,9 +524,9 @@ async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_stor
                 return best
             started = time.process_time()
             for number in range(100):
-                uid = member(f"{repeat}-{number}", size=1000, max_open=2000)
-                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
-                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), uid)
+                uid = member(f"{repeat}-{number}", size=1000)
+                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), *uid)
+                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), *uid)
             best = min(best, time.process_time() - started)
         raise AssertionError
 

@@ -1,0 +1,260 @@
+"""The state of training runs: one small state per feature, changed once per (step, uid)."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rewardfleet.wire.errors import Unavailable
+
+from . import groups
+from .clock import RunClock
+from .metrics import RunStateMetrics
+from .steps import enter_step, load_steps
+from .store import Damaged, Entry, Scope, Store, Transaction, Work
+from .values import (
+    CLOCK,
+    NO_SHAPES,
+    RUNS,
+    SECONDS,
+    WHOLE,
+    Shapes,
+    dump,
+    load,
+    run_key,
+    shape_of,
+    step_key,
+    steps_field,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Days after which a run that no call has changed is deleted.
+MAX_AGE_DAYS = 30.0
+#: Number of the last steps whose outcomes are stored by default.
+KEEP_STEPS = 1000
+#: Seconds after which it is stored again that a run is changed, and after which old runs are
+#: deleted; less if the maximum age is below ten hours.
+_INTERVAL_SECONDS = 3600.0
+#: Limit on the runs that this process remembers to have changed.
+_MAX_TOUCHED = 10_000
+
+#: Maps the state of a scope (None at first) to its next state and the outcome, which is returned to
+#: the caller. It is called again if another process changed the state in the meantime: it must have
+#: no side effects.
+Transition = Callable[[Any], tuple[Any, Any]]
+
+
+class RunState:
+    """A small state per scope, the outcomes of its transitions, and groups.
+
+    Its reads are never cached. Every method raises `Unavailable` if the store cannot be used now,
+    or if what it stores is damaged. Nothing is changed then, unless only the store's response was
+    lost.
+
+    Runs that no call has changed for long are deleted with all their scopes and groups.
+
+    Args:
+        store: Where everything is stored.
+        shapes: What features store.
+        max_age_days: Days after which a run that no call has changed is deleted.
+
+    Attributes:
+        groups: The groups that are collected member by member.
+        metrics: Counts `Unavailable`, and wall clocks that differ.
+    """
+
+    def __init__(
+        self, store: Store, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
+    ) -> None:
+        self._store = store
+        self._shapes = shapes
+        self._max_age_s = max_age_days * 86_400
+        self._interval_s = min(_INTERVAL_SECONDS, self._max_age_s / 10)
+        self._touched: dict[str, float] = {}
+        self._prune_at = 0.0
+        self._pruning: asyncio.Task[None] | None = None
+        self._clock = RunClock(self._max_age_s / 10, self._interval_s / 10)
+        self.metrics = RunStateMetrics()
+        self.groups = groups.Groups(self)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store can never be used again, or None."""
+        return self._store.failure
+
+    async def read(self, scope: Scope) -> Any:
+        """Return the state of a scope, or None."""
+        text = await self.read_entry(scope, (run_key(scope.run), scope.name))
+        return None if text is None else load(scope, text, shape_of(self._shapes, scope).state)
+
+    async def apply_once(
+        self,
+        scope: Scope,
+        step: int,
+        uid: str,
+        transition: Transition,
+        *,
+        keep_steps: int = KEEP_STEPS,
+    ) -> Any:
+        """Apply a transition once for (scope, step, uid); return its outcome.
+
+        A repeated call returns the stored outcome. If the transition raises, nothing changes.
+
+        Args:
+            scope: Whose state it changes.
+            step: The step of the run, 0 to 2^53.
+            uid: Names the transition within the step.
+            transition: A pure function. It runs in a thread.
+            keep_steps: When a step is new to the scope, the outcomes of this many others are kept,
+                those that came last. Other steps are deleted, and refused from then on.
+
+        Raises:
+            InvalidRequest: The step is so old that its outcomes were deleted.
+            ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
+        """
+        key, field, shape = step_key(scope, step), f":{uid}", shape_of(self._shapes, scope).outcome
+
+        def work(tx: Transaction) -> Any:
+            known = tx.get(key, field)
+            if known is not None:
+                return load(scope, known, shape)
+            groups.drop_steps(tx, scope, enter_step(tx, scope, step, keep_steps))
+            outcome = self._applied(tx, scope, transition)
+            tx.put(key, field, dump(outcome, shape))
+            return outcome
+
+        run = run_key(scope.run)
+        expected = [(run, scope.name), (run, steps_field(scope.name)), (key, WHOLE), (key, field)]
+        return await self.change(scope, expected, work, is_slow=True)
+
+    async def update(
+        self, scope: Scope, transition: Transition, *, forget_outcomes: bool = False
+    ) -> Any:
+        """Apply a transition that belongs to no step, e.g. restore a checkpoint.
+
+        Repeating the call applies it again: after `Unavailable`, whose cause may be a lost
+        response, only transitions that set the state may be repeated.
+
+        Args:
+            scope: Whose state it changes.
+            transition: A pure function. It runs in a thread.
+            forget_outcomes: Also delete the outcomes of the scope, in the same transaction. Steps
+                that were applied can then be applied again.
+
+        Returns:
+            The outcome, which is not stored.
+
+        Raises:
+            ValueError: The new state is not JSON, e.g. contains NaN.
+        """
+
+        def work(tx: Transaction) -> Any:
+            outcome = self._applied(tx, scope, transition)
+            if forget_outcomes:
+                _forget(tx, scope)
+            return outcome
+
+        return await self.change(scope, [(run_key(scope.run), scope.name)], work, is_slow=True)
+
+    async def read_entry(self, scope: Scope, entry: Entry) -> Any:
+        """Return what is stored in an entry; see `Store.read`."""
+        with self.metrics.counting_failures():
+            return await self._store.read(scope, entry)
+
+    async def change(
+        self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
+    ) -> T:
+        """Run a transaction on behalf of a run; see `Store.transact`.
+
+        At times, note that the run is changed now, and delete what is too old.
+        """
+        now, run, whole = time.monotonic(), scope.run, (run_key(scope.run), WHOLE)
+        is_due = self._touched.get(run, -math.inf) <= now - self._interval_s
+
+        def noting(tx: Transaction) -> tuple[T, float | None]:
+            result = work(tx)
+            is_noted = tx.has_writes and (is_due or tx.get(*whole) is None)
+            return result, self._note(tx, scope) if is_noted else None
+
+        expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
+        with self.metrics.counting_failures():
+            result, ahead_s = await self._store.transact(scope, expected, noting, is_slow=is_slow)
+        if ahead_s is not None:
+            if len(self._touched) >= _MAX_TOUCHED:
+                self._touched.clear()
+            self._touched[run] = now
+            self.metrics.compare_clocks(ahead_s)
+        if now >= self._prune_at:
+            self._prune_at = now + self._interval_s
+            self._pruning = asyncio.create_task(self._prune())
+        return result
+
+    async def aclose(self) -> None:
+        """Release files, connections and threads."""
+        if self._pruning is not None:
+            self._pruning.cancel()
+            await asyncio.wait([self._pruning])
+        await self._store.aclose()
+
+    def _applied(self, tx: Transaction, scope: Scope, transition: Transition) -> Any:
+        """Write the next state; return the outcome."""
+        key, shape = run_key(scope.run), shape_of(self._shapes, scope)
+        text = tx.get(key, scope.name)
+        state, outcome = transition(None if text is None else load(scope, text, shape.state))
+        tx.put(key, scope.name, dump(state, shape.state))
+        return outcome
+
+    def _note(self, tx: Transaction, scope: Scope) -> float:
+        """Store that a run is changed now; return by how much the wall clock is ahead.
+
+        Raises:
+            Unavailable: A part of the run is missing, e.g. because the server evicted it.
+        """
+        key, run = run_key(scope.run), scope.run
+        if (tx.get(key, WHOLE) is None) != (tx.get(RUNS, run) is None):
+            raise Damaged(scope)
+        seconds, ahead_s = self._clock.read(tx, scope)
+        tx.put(key, WHOLE, b"1")
+        tx.put(RUNS, run, dump(seconds))
+        return ahead_s
+
+    async def _prune(self) -> None:
+        """Delete runs and groups that are too old."""
+        try:
+            for run in await self.read_entry(Scope("", RUNS), (RUNS, None)):
+                await self._prune_run(Scope(run, groups.GROUPS))
+        except Unavailable as error:  # the next call that is due tries again
+            log.warning("old run state could not be deleted: %s", error.detail)
+
+    async def _prune_run(self, scope: Scope) -> None:
+        """Delete a run if it is too old, otherwise its abandoned groups."""
+
+        def work(tx: Transaction) -> None:
+            seconds, _ = self._clock.read(tx, scope)
+            changed_at = tx.get(RUNS, scope.run)
+            if changed_at is None:
+                return
+            if load(scope, changed_at, SECONDS) >= seconds - self._max_age_s:
+                groups.abandon_groups(tx, scope, groups.ABANDONED_SECONDS)
+                return
+            for field in tx.fields(run_key(scope.run)):
+                if field.endswith(steps_field("")):
+                    _forget(tx, Scope(scope.run, field.removesuffix(steps_field(""))))
+            tx.drop(run_key(scope.run))
+            tx.put(RUNS, scope.run, None)
+
+        expected = [(RUNS, scope.run), (CLOCK, WHOLE), (run_key(scope.run), groups.GROUPS)]
+        with self.metrics.counting_failures():
+            await self._store.transact(scope, expected, work)
+
+
+def _forget(tx: Transaction, scope: Scope) -> None:
+    """Delete the outcomes of a scope, and its steps."""
+    key, field = run_key(scope.run), steps_field(scope.name)
+    groups.drop_steps(tx, scope, load_steps(scope, tx.get(key, field)).stored)
+    tx.put(key, field, None)
