@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from rewardfleet.wire.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
-    Problem,
     RewardFleetError,
     Unavailable,
 )
@@ -51,8 +50,8 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT", bound="BulkResult")
+#: The fields of a score by name, at least `score` and `status`; others have their defaults.
+Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -100,45 +99,24 @@ class ScoringPlan(Generic[ScoreT]):
     overdue: Callable[[], RewardFleetError] | None = None
 
 
-class BulkResult(Protocol):
-    """The score of an item that `BulkScorer` computed."""
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def score(self) -> float | None: ...
-
-
-class BulkScorer(Protocol[ItemT, ResultT]):
+class BulkScorer(Protocol[RequestT_contra]):
     """Scores the independent items of a batch in one computation.
 
     It is for items that take less time than a task, a permit and a model for each.
 
     Attributes:
         backend: The backend of all scores.
-        decode: Decodes a batch, maybe in another process. An item that is invalid is replaced by
-            its error; a body that is not a batch raises `InvalidRequest`.
     """
 
     backend: str
 
-    @property
-    def decode(self) -> Callable[[bytes], Sequence[ItemT | RewardFleetError]]: ...
-
     async def prepare(
-        self, items: Sequence[ItemT | RewardFleetError]
-    ) -> Callable[[ItemT], ResultT]:
+        self, requests: Sequence[RequestT_contra]
+    ) -> Callable[[RequestT_contra], Fields]:
         """Return the function that scores an item; it may raise RewardFleetError."""
 
-    def is_small(self, items: Sequence[ItemT | RewardFleetError]) -> bool:
+    def is_small(self, requests: Sequence[RequestT_contra]) -> bool:
         """Return whether scoring all of them takes at most milliseconds."""
-
-    def failed(self, problem: Problem) -> ResultT:
-        """Return the result of an item that has no score."""
-
-    def encode(self, results: Sequence[ResultT]) -> bytes:
-        """Encode the response."""
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -265,35 +243,35 @@ class Engine(Generic[RequestT, ScoreT]):
 
     async def score_in_bulk(
         self,
-        scorer: BulkScorer[ItemT, ResultT],
-        items: Sequence[ItemT | RewardFleetError],
+        scorer: BulkScorer[RequestT],
+        items: Sequence[RequestT | RewardFleetError],
         context: RequestContext,
-    ) -> list[ResultT]:
+    ) -> list[Fields]:
         """Score independent items in one computation, which holds one permit.
 
         As in `score_batch`, the error of an item is part of its own score, also the deadline that
         leaves no time for it.
         """
         timing = Timing()
-        scored: list[ResultT] = []
+        requests = [item for item in items if not isinstance(item, RewardFleetError)]
+        scored: list[Fields] = []
         failure: RewardFleetError = _overdue(context)  # of the items that are not scored
         try:
             async with self.permit(context, timing, items=len(items), backend=scorer.backend):
                 with stage(timing, "backend"):
-                    score = await scorer.prepare(items)
-                    work = partial(_score_in_turn, scorer, items, score, context, scored)
-                    if scorer.is_small(items):
+                    score = await scorer.prepare(requests)
+                    work = partial(_score_in_turn, items, score, context, scored)
+                    if scorer.is_small(requests):
                         work()
                     else:
                         await asyncio.to_thread(work)
         except RewardFleetError as error:
             failure = error
         results = scored[:]  # the thread may go on with the item that it has begun
-        problem = failure.problem(context.request_id)
-        results += [scorer.failed(problem) for _ in range(len(items) - len(results))]
+        results += [_failed(failure, context)] * (len(items) - len(results))
         timing.total = round(context.elapsed_ms, 3)
-        scores = np.array([each.score for each in results if each.score is not None], float)
-        statuses = Counter(each.status for each in results)
+        scores = np.array([each["score"] for each in results if each["score"] is not None], float)
+        statuses = Counter(each["status"] for each in results)
         self._telemetry.record_batch(context, scorer.backend, statuses, scores, timing)
         return results
 
@@ -534,24 +512,28 @@ class Engine(Generic[RequestT, ScoreT]):
 
 
 def _score_in_turn(
-    scorer: BulkScorer[ItemT, ResultT],
-    items: Sequence[ItemT | RewardFleetError],
-    score: Callable[[ItemT], ResultT],
+    items: Sequence[RequestT | RewardFleetError],
+    score: Callable[[RequestT], Fields],
     context: RequestContext,
-    results: list[ResultT],
+    results: list[Fields],
 ) -> None:
     """Append the result of each item, until the deadline."""
     for item in items:
         if context.deadline is not None and time.monotonic() > context.deadline:
             return
-        result: ResultT | RewardFleetError
+        if isinstance(item, RewardFleetError):
+            results.append(_failed(item, context))
+            continue
         try:
-            result = item if isinstance(item, RewardFleetError) else score(item)
+            results.append(score(item))
         except Exception as error:  # noqa: BLE001 - every failure gets a type
-            result = as_failure(error, context, overdue=False)
-        if isinstance(result, RewardFleetError):
-            result = scorer.failed(result.problem(context.request_id))
-        results.append(result)
+            results.append(_failed(as_failure(error, context, overdue=False), context))
+
+
+def _failed(failure: RewardFleetError, context: RequestContext) -> Fields:
+    """Return the fields of the score of an item that has none."""
+    problem = failure.problem(context.request_id).model_dump(mode="json")
+    return {"score": None, "status": Status.ERROR, "error": problem}
 
 
 def _ended(sample: ItemSpan, failure: RewardFleetError) -> RewardFleetError:
