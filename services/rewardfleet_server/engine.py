@@ -38,7 +38,6 @@ from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
 from .cache import Cache
-from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
 from .observe.telemetry import RequestContext, Telemetry
 from .observe.tracing import SAMPLE, ItemSpan, stage
@@ -51,7 +50,7 @@ RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
 #: The fields of a score by name, at least `score` and `status`; others have their defaults.
-Fields = Mapping[str, Any]
+ScoreFields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class CachePolicy(Generic[ScoreT]):
             model. Scores that are not are computed again.
         from_cached: Adapts a stored or shared score to this item.
         audit_fields: Returns the fields in which a stored and a recomputed score must agree.
-        not_stored: Fields that `from_cached` takes from the item.
+        not_stored: ScoreFields that `from_cached` takes from the item.
     """
 
     lookup_keys: tuple[str, ...]
@@ -112,7 +111,7 @@ class BulkScorer(Protocol[RequestT_contra]):
 
     async def prepare(
         self, requests: Sequence[RequestT_contra]
-    ) -> Callable[[RequestT_contra], Fields]:
+    ) -> Callable[[RequestT_contra], ScoreFields]:
         """Return the function that scores an item; it may raise RewardFleetError."""
 
     def is_small(self, requests: Sequence[RequestT_contra]) -> bool:
@@ -232,13 +231,9 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> list[ScoreT]:
         """Score independent items concurrently; the error of an item is part of its own score.
 
-        All are looked up in a remote cache at once. The provenance that all scores of a backend
-        share is left out; see `Scorer.provenance`.
+        The provenance that all scores of a backend share is left out; see `Scorer.provenance`.
         """
-        lookup = BatchLookup(self._cache, len(items)) if self._cache.is_remote else None
-        results = await asyncio.gather(
-            *(self._result(item, context, lookup=lookup) for item in items)
-        )
+        results = await asyncio.gather(*(self._result(item, context) for item in items))
         return [score for score, _ in results]
 
     async def score_in_bulk(
@@ -246,7 +241,7 @@ class Engine(Generic[RequestT, ScoreT]):
         scorer: BulkScorer[RequestT],
         items: Sequence[RequestT | RewardFleetError],
         context: RequestContext,
-    ) -> list[Fields]:
+    ) -> list[ScoreFields]:
         """Score independent items in one computation, which holds one permit.
 
         As in `score_batch`, the error of an item is part of its own score, also the deadline that
@@ -254,7 +249,7 @@ class Engine(Generic[RequestT, ScoreT]):
         """
         timing = Timing()
         requests = [item for item in items if not isinstance(item, RewardFleetError)]
-        scored: list[Fields] = []
+        scored: list[ScoreFields] = []
         failure: RewardFleetError = _overdue(context)  # of the items that are not scored
         try:
             async with self.permit(context, timing, items=len(items), backend=scorer.backend):
@@ -346,7 +341,6 @@ class Engine(Generic[RequestT, ScoreT]):
         item: RequestT | RewardFleetError,
         context: RequestContext,
         upload: AnonymousFile | None = None,
-        lookup: BatchLookup | None = None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
         failure = plan = None
@@ -355,9 +349,11 @@ class Engine(Generic[RequestT, ScoreT]):
         try:
             try:
                 async with limit:
-                    plan = await self._plan(item, upload, lookup)
+                    if isinstance(item, RewardFleetError):
+                        raise item  # noqa: TRY301 - it is the result of the item
+                    plan = await self.scorer.plan(item, upload)
                     sample.backend = plan.backend
-                    score = await self._score(plan, context, lookup)
+                    score = await self._score(plan, context)
             except Exception as error:  # noqa: BLE001 - every failure gets a type
                 failure = as_failure(error, context, overdue=limit.expired())
                 if plan and plan.overdue and isinstance(failure, DeadlineExceeded):
@@ -377,31 +373,12 @@ class Engine(Generic[RequestT, ScoreT]):
             context.end(sample)
         return score, failure
 
-    async def _plan(
-        self,
-        item: RequestT | RewardFleetError,
-        upload: AnonymousFile | None,
-        lookup: BatchLookup | None,
-    ) -> ScoringPlan[ScoreT]:
-        is_looked_up = False
-        try:
-            if isinstance(item, RewardFleetError):
-                raise item
-            plan = await self.scorer.plan(item, upload)
-            is_looked_up = plan.cache is not None
-            return plan
-        finally:
-            if lookup is not None and not is_looked_up:
-                lookup.leave_out()
-
-    async def _score(
-        self, plan: ScoringPlan[ScoreT], context: RequestContext, lookup: BatchLookup | None
-    ) -> ScoreT:
+    async def _score(self, plan: ScoringPlan[ScoreT], context: RequestContext) -> ScoreT:
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
             return await self._compute(plan, context)
-        cached = await self._lookup(plan.backend, policy, lookup or self._cache)
+        cached = await self._lookup(plan.backend, policy)
         if cached is None:
             return await self._share(plan, policy, context)
         if self._is_audited():
@@ -436,11 +413,9 @@ class Engine(Generic[RequestT, ScoreT]):
             await self._store(plan.cache, score)
         return score
 
-    async def _lookup(
-        self, backend: str, policy: CachePolicy[ScoreT], cache: Lookup
-    ) -> ScoreT | None:
+    async def _lookup(self, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
         keys = [self._key_prefix + key for key in policy.lookup_keys]
-        values = await cache.get_many(keys)
+        values = await self._cache.get_many(keys)
         decoded = (self._decode(values[key], backend, policy) for key in keys if key in values)
         score = next((each for each in decoded if each is not None), None)
         self._telemetry.record_lookup(hit=score is not None)
@@ -513,9 +488,9 @@ class Engine(Generic[RequestT, ScoreT]):
 
 def _score_in_turn(
     items: Sequence[RequestT | RewardFleetError],
-    score: Callable[[RequestT], Fields],
+    score: Callable[[RequestT], ScoreFields],
     context: RequestContext,
-    results: list[Fields],
+    results: list[ScoreFields],
 ) -> None:
     """Append the result of each item, until the deadline."""
     for item in items:
@@ -530,7 +505,7 @@ def _score_in_turn(
             results.append(_failed(as_failure(error, context, overdue=False), context))
 
 
-def _failed(failure: RewardFleetError, context: RequestContext) -> Fields:
+def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:
     """Return the fields of the score of an item that has none."""
     problem = failure.problem(context.request_id).model_dump(mode="json")
     return {"score": None, "status": Status.ERROR, "error": problem}

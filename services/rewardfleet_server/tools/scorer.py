@@ -10,7 +10,7 @@ from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
-from rewardfleet_server.engine import Fields, ScoringPlan
+from rewardfleet_server.engine import ScoreFields, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
@@ -56,7 +56,9 @@ class ToolsScorer:
 
         return ScoringPlan(self.backend, compute)
 
-    async def prepare(self, requests: Sequence[ToolsRequest]) -> Callable[[ToolsRequest], Fields]:
+    async def prepare(
+        self, requests: Sequence[ToolsRequest]
+    ) -> Callable[[ToolsRequest], ScoreFields]:
         """Read the price of each run once; an item whose run has none fails."""
         prices: dict[str, Price | RewardFleetError] = {}
         for run in {each.run for each in requests if each.run is not None}:
@@ -65,7 +67,7 @@ class ToolsScorer:
             except RewardFleetError as error:
                 prices[run] = error
 
-        def score(request: ToolsRequest) -> Fields:
+        def score(request: ToolsRequest) -> ScoreFields:
             price = None if request.run is None else prices[request.run]
             if isinstance(price, RewardFleetError):
                 raise price
@@ -78,7 +80,7 @@ class ToolsScorer:
         lengths = (len(each.response) + len(each.ground_truth) for each in requests)
         return sum(lengths) <= _SHORT_ANSWER
 
-    def score(self, request: ToolsRequest, price: Price | None) -> Fields:
+    def score(self, request: ToolsRequest, price: Price | None) -> ScoreFields:
         """Return the fields of the `ToolsScore` of an answer.
 
         Args:

@@ -12,7 +12,7 @@ from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.commands import sizing
-from rewardfleet_server.engine import Fields
+from rewardfleet_server.engine import ScoreFields
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.scorer import ToolsScorer
 
@@ -51,7 +51,7 @@ def test_the_answers_of_a_batch_that_the_deadline_leaves_no_time_for_fail_alone(
     """Also while one of them hangs. Each is counted, and observed, once."""
     release, score_one = threading.Event(), ToolsScorer.score
 
-    def hang(self: ToolsScorer, request: ToolsRequest, price: Price | None) -> Fields:
+    def hang(self: ToolsScorer, request: ToolsRequest, price: Price | None) -> ScoreFields:
         if request.response == "hang":
             release.wait(60)
         return score_one(self, request, price)
