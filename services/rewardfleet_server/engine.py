@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from rewardfleet.wire.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
-    Problem,
     RewardFleetError,
     Unavailable,
 )
@@ -39,7 +38,6 @@ from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
 from .cache import Cache
-from .cache.batch_lookup import BatchLookup, Lookup
 from .cache.single_flight import SingleFlight
 from .observe.telemetry import RequestContext, Telemetry
 from .observe.tracing import SAMPLE, ItemSpan, stage
@@ -51,8 +49,8 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT", bound="BulkResult")
+#: The fields of a score by name, at least `score` and `status`; others have their defaults.
+ScoreFields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class CachePolicy(Generic[ScoreT]):
             model. Scores that are not are computed again.
         from_cached: Adapts a stored or shared score to this item.
         audit_fields: Returns the fields in which a stored and a recomputed score must agree.
-        not_stored: Fields that `from_cached` takes from the item.
+        not_stored: ScoreFields that `from_cached` takes from the item.
     """
 
     lookup_keys: tuple[str, ...]
@@ -100,45 +98,24 @@ class ScoringPlan(Generic[ScoreT]):
     overdue: Callable[[], RewardFleetError] | None = None
 
 
-class BulkResult(Protocol):
-    """The score of an item that `BulkScorer` computed."""
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def score(self) -> float | None: ...
-
-
-class BulkScorer(Protocol[ItemT, ResultT]):
+class BulkScorer(Protocol[RequestT_contra]):
     """Scores the independent items of a batch in one computation.
 
     It is for items that take less time than a task, a permit and a model for each.
 
     Attributes:
         backend: The backend of all scores.
-        decode: Decodes a batch, maybe in another process. An item that is invalid is replaced by
-            its error; a body that is not a batch raises `InvalidRequest`.
     """
 
     backend: str
 
-    @property
-    def decode(self) -> Callable[[bytes], Sequence[ItemT | RewardFleetError]]: ...
-
     async def prepare(
-        self, items: Sequence[ItemT | RewardFleetError]
-    ) -> Callable[[ItemT], ResultT]:
+        self, requests: Sequence[RequestT_contra]
+    ) -> Callable[[RequestT_contra], ScoreFields]:
         """Return the function that scores an item; it may raise RewardFleetError."""
 
-    def is_small(self, items: Sequence[ItemT | RewardFleetError]) -> bool:
+    def is_small(self, requests: Sequence[RequestT_contra]) -> bool:
         """Return whether scoring all of them takes at most milliseconds."""
-
-    def failed(self, problem: Problem) -> ResultT:
-        """Return the result of an item that has no score."""
-
-    def encode(self, results: Sequence[ResultT]) -> bytes:
-        """Encode the response."""
 
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
@@ -254,46 +231,42 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> list[ScoreT]:
         """Score independent items concurrently; the error of an item is part of its own score.
 
-        All are looked up in a remote cache at once. The provenance that all scores of a backend
-        share is left out; see `Scorer.provenance`.
+        The provenance that all scores of a backend share is left out; see `Scorer.provenance`.
         """
-        lookup = BatchLookup(self._cache, len(items)) if self._cache.is_remote else None
-        results = await asyncio.gather(
-            *(self._result(item, context, lookup=lookup) for item in items)
-        )
+        results = await asyncio.gather(*(self._result(item, context) for item in items))
         return [score for score, _ in results]
 
     async def score_in_bulk(
         self,
-        scorer: BulkScorer[ItemT, ResultT],
-        items: Sequence[ItemT | RewardFleetError],
+        scorer: BulkScorer[RequestT],
+        items: Sequence[RequestT | RewardFleetError],
         context: RequestContext,
-    ) -> list[ResultT]:
+    ) -> list[ScoreFields]:
         """Score independent items in one computation, which holds one permit.
 
         As in `score_batch`, the error of an item is part of its own score, also the deadline that
         leaves no time for it.
         """
         timing = Timing()
-        scored: list[ResultT] = []
+        requests = [item for item in items if not isinstance(item, RewardFleetError)]
+        scored: list[ScoreFields] = []
         failure: RewardFleetError = _overdue(context)  # of the items that are not scored
         try:
             async with self.permit(context, timing, items=len(items), backend=scorer.backend):
                 with stage(timing, "backend"):
-                    score = await scorer.prepare(items)
-                    work = partial(_score_in_turn, scorer, items, score, context, scored)
-                    if scorer.is_small(items):
+                    score = await scorer.prepare(requests)
+                    work = partial(_score_in_turn, items, score, context, scored)
+                    if scorer.is_small(requests):
                         work()
                     else:
                         await asyncio.to_thread(work)
         except RewardFleetError as error:
             failure = error
         results = scored[:]  # the thread may go on with the item that it has begun
-        problem = failure.problem(context.request_id)
-        results += [scorer.failed(problem) for _ in range(len(items) - len(results))]
+        results += [_failed(failure, context)] * (len(items) - len(results))
         timing.total = round(context.elapsed_ms, 3)
-        scores = np.array([each.score for each in results if each.score is not None], float)
-        statuses = Counter(each.status for each in results)
+        scores = np.array([each["score"] for each in results if each["score"] is not None], float)
+        statuses = Counter(each["status"] for each in results)
         self._telemetry.record_batch(context, scorer.backend, statuses, scores, timing)
         return results
 
@@ -368,7 +341,6 @@ class Engine(Generic[RequestT, ScoreT]):
         item: RequestT | RewardFleetError,
         context: RequestContext,
         upload: AnonymousFile | None = None,
-        lookup: BatchLookup | None = None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed."""
         failure = plan = None
@@ -377,9 +349,11 @@ class Engine(Generic[RequestT, ScoreT]):
         try:
             try:
                 async with limit:
-                    plan = await self._plan(item, upload, lookup)
+                    if isinstance(item, RewardFleetError):
+                        raise item  # noqa: TRY301 - it is the result of the item
+                    plan = await self.scorer.plan(item, upload)
                     sample.backend = plan.backend
-                    score = await self._score(plan, context, lookup)
+                    score = await self._score(plan, context)
             except Exception as error:  # noqa: BLE001 - every failure gets a type
                 failure = as_failure(error, context, overdue=limit.expired())
                 if plan and plan.overdue and isinstance(failure, DeadlineExceeded):
@@ -399,31 +373,12 @@ class Engine(Generic[RequestT, ScoreT]):
             context.end(sample)
         return score, failure
 
-    async def _plan(
-        self,
-        item: RequestT | RewardFleetError,
-        upload: AnonymousFile | None,
-        lookup: BatchLookup | None,
-    ) -> ScoringPlan[ScoreT]:
-        is_looked_up = False
-        try:
-            if isinstance(item, RewardFleetError):
-                raise item
-            plan = await self.scorer.plan(item, upload)
-            is_looked_up = plan.cache is not None
-            return plan
-        finally:
-            if lookup is not None and not is_looked_up:
-                lookup.leave_out()
-
-    async def _score(
-        self, plan: ScoringPlan[ScoreT], context: RequestContext, lookup: BatchLookup | None
-    ) -> ScoreT:
+    async def _score(self, plan: ScoringPlan[ScoreT], context: RequestContext) -> ScoreT:
         """Cache lookup → single flight → permit → compute → store; and audit of a cached score."""
         policy = plan.cache
         if policy is None:
             return await self._compute(plan, context)
-        cached = await self._lookup(plan.backend, policy, lookup or self._cache)
+        cached = await self._lookup(plan.backend, policy)
         if cached is None:
             return await self._share(plan, policy, context)
         if self._is_audited():
@@ -458,11 +413,9 @@ class Engine(Generic[RequestT, ScoreT]):
             await self._store(plan.cache, score)
         return score
 
-    async def _lookup(
-        self, backend: str, policy: CachePolicy[ScoreT], cache: Lookup
-    ) -> ScoreT | None:
+    async def _lookup(self, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
         keys = [self._key_prefix + key for key in policy.lookup_keys]
-        values = await cache.get_many(keys)
+        values = await self._cache.get_many(keys)
         decoded = (self._decode(values[key], backend, policy) for key in keys if key in values)
         score = next((each for each in decoded if each is not None), None)
         self._telemetry.record_lookup(hit=score is not None)
@@ -534,24 +487,28 @@ class Engine(Generic[RequestT, ScoreT]):
 
 
 def _score_in_turn(
-    scorer: BulkScorer[ItemT, ResultT],
-    items: Sequence[ItemT | RewardFleetError],
-    score: Callable[[ItemT], ResultT],
+    items: Sequence[RequestT | RewardFleetError],
+    score: Callable[[RequestT], ScoreFields],
     context: RequestContext,
-    results: list[ResultT],
+    results: list[ScoreFields],
 ) -> None:
     """Append the result of each item, until the deadline."""
     for item in items:
         if context.deadline is not None and time.monotonic() > context.deadline:
             return
-        result: ResultT | RewardFleetError
+        if isinstance(item, RewardFleetError):
+            results.append(_failed(item, context))
+            continue
         try:
-            result = item if isinstance(item, RewardFleetError) else score(item)
+            results.append(score(item))
         except Exception as error:  # noqa: BLE001 - every failure gets a type
-            result = as_failure(error, context, overdue=False)
-        if isinstance(result, RewardFleetError):
-            result = scorer.failed(result.problem(context.request_id))
-        results.append(result)
+            results.append(_failed(as_failure(error, context, overdue=False), context))
+
+
+def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:
+    """Return the fields of the score of an item that has none."""
+    problem = failure.problem(context.request_id).model_dump(mode="json")
+    return {"score": None, "status": Status.ERROR, "error": problem}
 
 
 def _ended(sample: ItemSpan, failure: RewardFleetError) -> RewardFleetError:

@@ -21,7 +21,7 @@ from rewardfleet_server.observe.samples_in_flight import list_samples
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
-from rewardfleet_server.tools.scorer import BulkAnswers
+from rewardfleet_server.tools.scorer import ToolsScorer
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
@@ -133,7 +133,7 @@ def test_a_batch_that_is_scored_as_a_whole_is_one_entry(service: str, monkeypatc
         raise asyncio.CancelledError
 
     if service == "tools":
-        monkeypatch.setattr(BulkAnswers, "prepare", hang)
+        monkeypatch.setattr(ToolsScorer, "prepare", hang)
         app, item = create_tools_app(ToolsSettings()), {"response": "x", "ground_truth": "y"}
     else:
         monkeypatch.setattr(EpisodeApi, "_in_thread", hang)

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 
-from rewardfleet_server.cache.batch_lookup import BatchLookup
 from rewardfleet_server.cache.entry import EntryFormat
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.cache.redis import RedisCache
@@ -35,6 +34,8 @@ from .test_requests import metric
 
 #: The bytes in front of the JSON of an entry.
 _HEADER = 49
+#: The most commands for the 100 lookups of a batch: those that wait for one share the next.
+FEW = 30
 #: Starts one code service. Its sandbox echoes: programs pass if input and output are equal.
 ServeCode = Callable[..., httpx.Client]
 
@@ -53,10 +54,9 @@ def serve_code(redis_server: RedisServer) -> Iterator[ServeCode]:
 
 @pytest.fixture(autouse=True)
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the server and for other items until they answer, also on a busy machine."""
+    """Wait for the server until it answers, also on a busy machine."""
     monkeypatch.setattr("rewardfleet_server.cache.redis._SILENCE_SECONDS", 20.0)
     monkeypatch.setattr("rewardfleet_server.cache.redis._WAIT_SECONDS", 20.0)
-    monkeypatch.setattr("rewardfleet_server.cache.batch_lookup._WAIT_SECONDS", 20.0)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def packed(key: bytes, value: bytes) -> bytes:
     return EntryFormat(None).pack(name, value, 1000.0)
 
 
-def test_a_batch_is_looked_up_with_one_command(serve_code: ServeCode, redis_server: RedisServer):
+def test_a_batch_is_looked_up_with_few_commands(serve_code: ServeCode, redis_server: RedisServer):
     client = serve_code()
     # In both modes; `all_pass` looks up two keys. Long programs are normalized in threads.
     long = "# a comment\n" * 300
@@ -116,14 +116,14 @@ def test_a_batch_is_looked_up_with_one_command(serve_code: ServeCode, redis_serv
     items += [{**item(n), "revision": f"{long}print({n}, 2)"} for n in range(4)]
     redis_server.client.config_resetstat()
     assert not any(each["cached"] for each in score_batch(client, items))
-    assert calls(redis_server)["mget"] == 1
+    assert calls(redis_server)["mget"] <= FEW
     assert all(each["cached"] for each in score_batch(client, items))
-    assert calls(redis_server)["mget"] == 2
+    assert calls(redis_server)["mget"] <= 2 * FEW
     assert "get" not in calls(redis_server)
     assert redis_server.client.info("clients")["connected_clients"] == 2, "one besides the test's"
 
 
-def test_a_batch_of_videos_is_looked_up_with_one_command(
+def test_a_batch_of_videos_is_looked_up_with_few_commands(
     serve: Serve, redis_server: RedisServer, frames_request: dict[str, object]
 ):
     client = serve(cache_mb=0, cache=redis_server.url)
@@ -134,7 +134,7 @@ def test_a_batch_of_videos_is_looked_up_with_one_command(
         results = score_batch(client, items)
         assert [each.get("cached") for each in results[:-1]] == [cached] * 100
         assert results[-1]["status"] == "error"
-    assert calls(redis_server)["mget"] == 2
+    assert calls(redis_server)["mget"] <= 2 * FEW
 
 
 def test_one_item_in_two_modes_is_looked_up_with_one_command(
@@ -173,25 +173,18 @@ async def test_a_busy_event_loop_loses_no_entry_and_no_hit(
     await cache.aclose()
 
 
-async def test_a_slow_item_does_not_delay_the_lookups_of_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rewardfleet_server.cache.batch_lookup._WAIT_SECONDS", 0.02)
-    cache = MemoryCache(1000)
+async def test_lookups_share_a_round_trip_and_one_that_is_cancelled_leaves_the_others(
+    redis_server: RedisServer,
+):
+    cache = RedisCache(redis_server.url, memory=MemoryCache(0))
     await cache.put("a", b"1")
-    lookup = BatchLookup(cache, 3)
-    lookup.leave_out()  # one item is invalid; another is still to come
-    assert await lookup.get_many(["a", "b"]) == {"a": b"1"}
-    await cache.put("c", b"3")
-    assert await lookup.get_many(["c"]) == {"c": b"3"}
-
-
-async def test_a_cancelled_item_leaves_the_lookups_of_others():
-    cache = MemoryCache(1000)
-    await cache.put("a", b"1")
-    lookup = BatchLookup(cache, 2)
-    cancelled = asyncio.create_task(lookup.get_many(["b"]))
+    redis_server.client.config_resetstat()
+    lookups = [asyncio.create_task(cache.get(key)) for key in ("b", *["a"] * 100)]
     await asyncio.sleep(0)
-    cancelled.cancel()
-    assert await lookup.get_many(["a"]) == {"a": b"1"}
+    lookups[0].cancel()
+    assert await asyncio.gather(*lookups[1:]) == [b"1"] * 100
+    assert calls(redis_server)["mget"] <= FEW
+    await cache.aclose()
 
 
 @pytest.mark.slow

@@ -120,6 +120,10 @@ class ToolsOptions(Request):
                     raise ValueError(f"{name}: available with `variant: toolrl` only")
         return self
 
+    def __hash__(self) -> int:
+        # Pydantic copies a default that has none, which takes longer than the rest of an item.
+        return hash((self.variant, self.cost))
+
     @property
     def scheduled_by(self) -> str | None:
         """The option that needs a `step`, or None."""

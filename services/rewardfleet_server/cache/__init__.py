@@ -6,7 +6,7 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url, redact
 from rewardfleet_server.system.optional_imports import require
@@ -21,13 +21,7 @@ _FILE_MB = 1024
 
 
 class Cache(Protocol):
-    """A store of finished scores, as bytes by key.
-
-    Attributes:
-        is_remote: Whether an access takes so long that the items of a batch are looked up together.
-    """
-
-    is_remote: ClassVar[bool]
+    """A store of finished scores, as bytes by key."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the value stored under `key`, or None."""

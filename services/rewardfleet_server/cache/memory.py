@@ -4,7 +4,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 
 class MemoryCache:
@@ -13,8 +12,6 @@ class MemoryCache:
     Args:
         max_bytes: Limit on the bytes of keys and values together; 0 stores nothing.
     """
-
-    is_remote: ClassVar[bool] = False
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

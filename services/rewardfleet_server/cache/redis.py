@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import math
+import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from rewardfleet_server.settings import redact
 from rewardfleet_server.system.log_throttle import LogThrottle
@@ -40,13 +40,21 @@ class _Entry(NamedTuple):
 
 
 @dataclass
-class _Command:
-    """Keys to look up, entries to store or delete, and the future of what was found."""
+class _RoundTrip:
+    """Keys to look up, entries to store or delete, and who waits for what is found."""
 
-    keys: Sequence[str] = ()
-    entries: Sequence[_Entry] = ()
+    keys: list[str] = field(default_factory=list)
+    entries: list[_Entry] = field(default_factory=list)
     #: The thread sets it, so that a busy event loop does not miss a response.
     found: Future[Mapping[str, bytes]] = field(default_factory=Future)
+    #: One for all callers: one for each of a batch would take longer than the rest of a lookup.
+    waiting: asyncio.Task[Mapping[str, bytes]] | None = None
+
+    async def wait(self) -> Mapping[str, bytes]:
+        """Return what is found, or nothing if that takes too long."""
+        # Unlike a timeout, this notices a response that came while the event loop was busy.
+        await asyncio.wait([asyncio.wrap_future(self.found)], timeout=_WAIT_SECONDS)
+        return self.found.result() if self.found.done() else {}
 
 
 class RedisCache:
@@ -64,8 +72,6 @@ class RedisCache:
         ImportError: The `redis` package is not installed.
         ValueError: It is not such a URL.
     """
-
-    is_remote: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, memory: MemoryCache, entry_format: EntryFormat | None = None
@@ -88,7 +94,8 @@ class RedisCache:
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 1, (redis.ConnectionError,)),
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-cache")
-        self._waiting: deque[_Command] = deque()
+        self._lock = threading.Lock()  # held for changes of the next round trip
+        self._next: _RoundTrip | None = None
         self._sent_at = math.inf
         self._circuit_open_until = 0.0
         self._refused = LogThrottle(log)
@@ -100,7 +107,7 @@ class RedisCache:
         values = dict(await self._memory.get_many(keys))
         missing = [key for key in keys if key not in values]
         if missing:
-            entries = await self._execute(_Command(keys=missing))
+            entries = await self._execute(keys=missing)
             for key in missing:
                 entry = entries.get(key)
                 unpacked = None if entry is None else self._format.unpack(key, entry)
@@ -114,11 +121,11 @@ class RedisCache:
         seconds = min(ttl_s or math.inf, _MAX_TTL_SECONDS)
         # The time is part of the entry: front caches must not store it longer than Redis does.
         content = self._format.pack(key, value, seconds)
-        await self._execute(_Command(entries=[_Entry(key, content, math.ceil(seconds * 1000))]))
+        await self._execute(entries=[_Entry(key, content, math.ceil(seconds * 1000))])
 
     async def delete(self, key: str) -> None:
         await self._memory.delete(key)
-        await self._execute(_Command(entries=[_Entry(key, None, 0)]))
+        await self._execute(entries=[_Entry(key, None, 0)])
 
     async def aclose(self) -> None:
         await self._memory.aclose()
@@ -127,35 +134,38 @@ class RedisCache:
         await asyncio.wait([closing], timeout=_WAIT_SECONDS)
         self._thread.shutdown(wait=False)
 
-    async def _execute(self, command: _Command) -> Mapping[str, bytes]:
-        """Send a command with the next round trip; return what it finds, or nothing if it fails."""
+    async def _execute(
+        self, keys: Sequence[str] = (), entries: Sequence[_Entry] = ()
+    ) -> Mapping[str, bytes]:
+        """Execute commands with the next round trip; return what it finds, nothing if it fails."""
         now = time.monotonic()
         if now < self._circuit_open_until or now - self._sent_at > _WAIT_SECONDS:
             return {}
-        self._waiting.append(command)
-        if len(self._waiting) == 1:  # else the thread, which takes all of them, has yet to start
-            run_in_thread(self._thread, self._round_trip)
-        # Unlike a timeout, this notices a response that came while the event loop was busy.
-        await asyncio.wait([asyncio.wrap_future(command.found)], timeout=_WAIT_SECONDS)
-        return command.found.result() if command.found.done() else {}
+        with self._lock:
+            trip = self._next
+            if trip is None:
+                trip = self._next = _RoundTrip()
+                run_in_thread(self._thread, self._round_trip)
+            trip.keys += keys
+            trip.entries += entries
+        if trip.waiting is None:
+            trip.waiting = asyncio.create_task(trip.wait())
+        return await asyncio.shield(trip.waiting)  # others wait for it as well
 
     def _round_trip(self) -> None:
-        """Execute all waiting commands, on the thread."""
-        commands = []
-        while self._waiting:
-            commands.append(self._waiting.popleft())
-        keys = list(dict.fromkeys(key for each in commands for key in each.keys))
-        entries = [entry for each in commands for entry in each.entries]
+        """Make the next round trip, on the thread."""
+        with self._lock:
+            trip, self._next = self._next, None
+        assert trip is not None  # noqa: S101 - there is one whenever this is called
         self._sent_at = time.monotonic()
         found: Mapping[str, bytes] = {}
-        if commands and self._sent_at >= self._circuit_open_until:
+        if self._sent_at >= self._circuit_open_until:
             try:
-                found = self._send(keys, entries)
+                found = self._send(list(dict.fromkeys(trip.keys)), trip.entries)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, a cache never fails
                 self._open_circuit(error)
         self._sent_at = math.inf
-        for command in commands:
-            command.found.set_result(found)
+        trip.found.set_result(found)
 
     def _send(self, keys: Sequence[str], entries: Sequence[_Entry]) -> Mapping[str, bytes]:
         """Look up keys, and store or delete entries; return what was found."""

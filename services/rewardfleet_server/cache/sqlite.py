@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
@@ -71,8 +71,6 @@ class SqliteCache:
         memory: Front cache, which answers repeated lookups without the disk.
         entry_format: Packs and checks entries. Default: not signed.
     """
-
-    is_remote: ClassVar[bool] = False
 
     def __init__(
         self,

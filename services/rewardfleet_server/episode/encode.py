@@ -20,23 +20,6 @@ BACKEND = "episode"
 PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
 
 
-class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """The fields of `EpisodeScore` that are encoded; a test checks that they agree."""
-
-    uid: str
-    score: float | None
-    status: Status
-    keep: bool
-    components: dict[str, float] = {}
-    backend: str = ""
-    drop_reason: str | None = None
-    cluster: int | None = None
-    pseudo_label: int | None = None
-    step_rewards: list[float] | None = None
-    token_positions: list[int] | None = None
-    error: dict[str, Any] | None = None
-
-
 def encode_batch(
     result: BatchResult,
     bins: list[TemperatureBin],
@@ -58,37 +41,52 @@ def encode_batch(
     return msgspec.json.encode(response)
 
 
-def results(result: BatchResult, request_id: str | None) -> list[Result]:
-    """Return one result per item, in order."""
+def results(result: BatchResult, request_id: str | None) -> list[dict[str, Any]]:
+    """Return the fields of one `EpisodeScore` per item, in order; others have their defaults."""
     items, ok = result.batch.columns.items, Status.OK
-    encoded = [
-        Result(item.uid, score, ok, keep, components, BACKEND)
+    encoded: list[dict[str, Any]] = [
+        {
+            "uid": item.uid,
+            "score": score,
+            "status": ok,
+            "keep": keep,
+            "components": components,
+            "backend": BACKEND,
+        }
         for item, score, components, keep in zip(
             items, result.scores.tolist(), _components(result), result.keep.tolist(), strict=True
         )
     ]
     for index, reason in result.drop_reasons.items():
-        encoded[index].drop_reason = reason
+        encoded[index]["drop_reason"] = reason
     for index, step_rewards in result.step_rewards.items():
-        encoded[index].step_rewards = step_rewards.tolist()
-        encoded[index].token_positions = items[index].step_token_ends
+        encoded[index]["step_rewards"] = step_rewards.tolist()
+        encoded[index]["token_positions"] = items[index].step_token_ends
     if result.clusters is not None:
         labels, votes = result.clusters.labels.tolist(), result.clusters.is_majority.tolist()
         for each, label, vote in zip(encoded, labels, votes, strict=True):
             if label >= 0:
-                each.cluster, each.pseudo_label = label, int(vote)
+                each["cluster"], each["pseudo_label"] = label, int(vote)
     for index, error in result.batch.reasons.items():
         encoded[index] = _without_score(items[index].uid, error, request_id)
     return encoded
 
 
-def _without_score(uid: str, error: RewardFleetError | None, request_id: str | None) -> Result:
-    """Return a result with an error, or without one an abstention."""
+def _without_score(
+    uid: str, error: RewardFleetError | None, request_id: str | None
+) -> dict[str, Any]:
+    """Return the fields of a score with an error, or without one of an abstention."""
     status = Status.ABSTAINED if error is None else Status.ERROR
-    result = Result(uid, None, status, keep=False, backend=BACKEND)
+    fields: dict[str, Any] = {
+        "uid": uid,
+        "score": None,
+        "status": status,
+        "keep": False,
+        "backend": BACKEND,
+    }
     if error is not None:
-        result.error = error.problem(request_id).model_dump(mode="json")
-    return result
+        fields["error"] = error.problem(request_id).model_dump(mode="json")
+    return fields
 
 
 def _components(result: BatchResult) -> list[dict[str, float]]:

@@ -1,8 +1,8 @@
 """Scoring one episode."""
 
 from collections.abc import Mapping
+from typing import Any
 
-import msgspec
 from pydantic import JsonValue
 
 from rewardfleet.episodes import score_episodes
@@ -26,8 +26,8 @@ class EpisodeScorer:
         async def compute(_: float | None) -> EpisodeScore:
             timing = Timing()
             with stage(timing, "backend"):
-                score = score_one(request)
-            return score.model_copy(update={"timing_ms": timing})
+                fields = _score(request)
+            return EpisodeScore.model_validate({**fields, "timing_ms": timing})
 
         return ScoringPlan(encode.BACKEND, compute)
 
@@ -38,8 +38,8 @@ class EpisodeScorer:
         """Return None: the run-state store is opened before the service listens."""
 
 
-def score_one(request: EpisodeRequest) -> EpisodeScore:
-    """Score one episode with the default options.
+def _score(request: EpisodeRequest) -> dict[str, Any]:
+    """Score one episode with the default options; return the fields of its `EpisodeScore`.
 
     Raises:
         RewardFleetError: The episode is invalid for its kind, or the judge of its video failed.
@@ -48,7 +48,6 @@ def score_one(request: EpisodeRequest) -> EpisodeScore:
     error = result.batch.reasons.get(0)
     if error is not None:
         raise error
-    (encoded,) = encode.results(result, None)
-    score = EpisodeScore.model_validate(msgspec.to_builtins(encoded))
+    (fields,) = encode.results(result, None)
     # Filters apply to groups: `keep` is always true for a single episode with a score.
-    return score.model_copy(update={"keep": score.score is not None, "drop_reason": None})
+    return {**fields, "keep": fields["score"] is not None, "drop_reason": None}

@@ -14,22 +14,21 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import quote, unquote
 
+import msgspec
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from rewardfleet.wire.errors import InvalidRequest, Problem, RewardFleetError
-from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
+from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.engine import BulkScorer, Engine, Scorer
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.system.anonymous_file import AnonymousFile
-
-from .batch_items import json_items
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -140,7 +139,7 @@ class Service(Generic[RequestT, ScoreT]):
     score_type: type[ScoreT]
     lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
     upload_replaces: Sequence[str] = ()
-    bulk: BulkScorer[Any, Any] | None = None
+    bulk: BulkScorer[RequestT] | None = None
     max_batch_fields: int = 20_000
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
     collectors: Sequence[Collector] = ()
@@ -253,7 +252,9 @@ def _batch_route(
 
     async def handler(items: Sequence[Any], context: RequestContext) -> BaseModel | bytes:
         if bulk is not None:
-            return bulk.encode(await engine.score_in_bulk(bulk, items, context))
+            results = await engine.score_in_bulk(bulk, items, context)
+            shared = {bulk.backend: service.scorer.provenance(bulk.backend)}
+            return msgspec.json.encode({"results": results, "provenance": shared})
         scores = await engine.score_batch(items, context)
         backends = {score.backend for score in scores if score.status is not Status.ERROR}
         provenance = {name: service.scorer.provenance(name) for name in sorted(backends)}
@@ -265,7 +266,7 @@ def _batch_route(
         BatchRequest[request_type],  # type: ignore[valid-type] # likewise
         response_model,
         handler,
-        partial(_decode_batch, request_type) if bulk is None else bulk.decode,
+        partial(_decode_batch, request_type),
         max_fields=service.max_batch_fields,
         items_fail_alone=True,
     )
@@ -275,7 +276,29 @@ def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[Request
     """Decode a batch. An invalid item is replaced by its error."""
     with suppress(ValidationError):  # most batches are valid
         return _batch_type(request_type).model_validate_json(body, strict=True).items
-    return [_item_or_error(request_type, item) for item in json_items(body)]
+    return [_item_or_error(request_type, item) for item in _json_items(body)]
+
+
+class _Items(msgspec.Struct, forbid_unknown_fields=True):
+    items: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_BATCH_ITEMS)]
+
+
+_ITEMS = msgspec.json.Decoder(_Items)
+
+
+def _json_items(body: bytes) -> list[bytes]:
+    """Return the JSON of each item of a batch, so that an invalid item does not fail the others.
+
+    Raises:
+        InvalidRequest: The body is not JSON, or not a batch.
+    """
+    try:
+        return [bytes(item) for item in _ITEMS.decode(body).items]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        # What Python's JSON has besides the standard's is refused item by item. Or it says what is
+        # wrong with the batch.
+        items = validate_json(BatchRequest[Any], body).items
+    return [json.dumps(item).encode() for item in items]
 
 
 @lru_cache

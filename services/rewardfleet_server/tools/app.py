@@ -14,7 +14,7 @@ from rewardfleet_server.run_state import RunState, describe_run_state, open_run_
 
 from .api import BudgetMetrics, ToolsApi, request_of
 from .budgets import SHAPE, Budgets
-from .scorer import AnswerScorer, BulkAnswers, ToolsScorer
+from .scorer import ToolsScorer
 from .settings import ToolsSettings
 
 #: Limit on the JSON fields of a batch; labels of a row are fields.
@@ -42,7 +42,8 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
         ValueError: The file of tool families cannot be used.
     """
     families = {} if settings.tool_families is None else read_families(settings.tool_families)
-    answers, budgets, metrics = AnswerScorer(families), Budgets(store), BudgetMetrics()
+    budgets, metrics = Budgets(store), BudgetMetrics()
+    scorer = ToolsScorer(families, budgets)
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
@@ -54,11 +55,11 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
     return Service(
         name="tools",
         description=SERVICES["tools"].description,
-        scorer=ToolsScorer(answers, budgets),
+        scorer=scorer,
         request_type=ToolsRequest,
         score_type=ToolsScore,
         lifespan=lifespan,
-        bulk=BulkAnswers(answers, budgets),
+        bulk=scorer,
         max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
             *ToolsApi(engine, budgets, metrics).routes(),

@@ -12,9 +12,9 @@ from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.commands import sizing
+from rewardfleet_server.engine import ScoreFields
 from rewardfleet_server.tools.budgets import Price
-from rewardfleet_server.tools.decode import FastItem, Item, _Fields
-from rewardfleet_server.tools.scorer import AnswerScorer, BulkAnswers, Result
+from rewardfleet_server.tools.scorer import ToolsScorer
 
 from .conftest import TRUTH, answer, call, served_tools, update
 
@@ -49,15 +49,15 @@ def test_an_answer_has_components_and_usage(service: httpx.Client):
 
 def test_the_answers_of_a_batch_that_the_deadline_leaves_no_time_for_fail_alone(monkeypatch):
     """Also while one of them hangs. Each is counted, and observed, once."""
-    release, score_one = threading.Event(), AnswerScorer.score
+    release, score_one = threading.Event(), ToolsScorer.score
 
-    def hang(self: AnswerScorer, item: Item, price: Price | None) -> Result:
-        if item.response == "hang":
+    def hang(self: ToolsScorer, request: ToolsRequest, price: Price | None) -> ScoreFields:
+        if request.response == "hang":
             release.wait(60)
-        return score_one(self, item, price)
+        return score_one(self, request, price)
 
-    monkeypatch.setattr(AnswerScorer, "score", hang)
-    monkeypatch.setattr(BulkAnswers, "is_small", lambda *_: False)
+    monkeypatch.setattr(ToolsScorer, "score", hang)
+    monkeypatch.setattr(ToolsScorer, "is_small", lambda *_: False)
     texts = [TRUTH, "", "hang", TRUTH]
     items = [{"response": text, "ground_truth": TRUTH} for text in texts]
     items.insert(1, {"response": 5, "ground_truth": TRUTH})
@@ -232,14 +232,6 @@ def test_a_file_of_families_that_cannot_be_used(
     path.write_text(content)
     with pytest.raises(ValueError, match=f"--tool-families .*{reason}"):
         read_families(path)
-
-
-def test_encoded_and_decoded_fields_are_those_of_the_models():
-    fast = set(FastItem.__struct_fields__)
-    assert fast == set(ToolsRequest.model_fields)
-    assert set(_Fields.__struct_fields__) == fast - {"tools", "tool_families"}
-    left_out = {"cached", "timing_ms", "provenance"}
-    assert set(Result.__struct_fields__) == set(ToolsScore.model_fields) - left_out
 
 
 # The client
