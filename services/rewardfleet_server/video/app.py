@@ -11,9 +11,9 @@ from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.system.threads import lower_thread_priority
 
 from .chat_api import ChatApi
-from .fair_threads import FairThreads
 from .fetch import Fetcher
 from .judges import Judge
 from .judges.loading import load_judges
@@ -47,8 +47,7 @@ def video_service(
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decode_threads = max(2, os.cpu_count() or 1)
-    # Each item that holds a permit decodes at most one clip at a time.
-    decoders = FairThreads(decode_threads, threads=settings.max_in_flight)
+    decoders, large_decoders = _decoders(decode_threads), _decoders(decode_threads)
     max_bytes = settings.max_body_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
@@ -57,6 +56,7 @@ def video_service(
         async with AsyncExitStack() as stack:
             stack.callback(readers.shutdown, wait=False, cancel_futures=True)
             stack.callback(decoders.shutdown, wait=False, cancel_futures=True)
+            stack.callback(large_decoders.shutdown, wait=False, cancel_futures=True)
             stack.push_async_callback(fetcher.aclose)
             for judge in judges.values():
                 await stack.enter_async_context(judge.lifespan())
@@ -69,6 +69,7 @@ def video_service(
         fetcher=fetcher,
         readers=readers,
         decoders=decoders,
+        large_decoders=large_decoders,
         max_video_bytes=max_bytes,
     )
     return Service(
@@ -92,4 +93,10 @@ def video_service(
         overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
         warnings=() if settings.video_root else (_NO_VIDEO_ROOT,),
         abstention_fails=settings.abstention == "error",
+    )
+
+
+def _decoders(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix="decode", initializer=lower_thread_priority
     )
