@@ -62,6 +62,7 @@ class Source(Protocol):
 
     def cached_digest(self) -> str | None:
         """Return the digest if that takes well under a millisecond, else None."""
+        return None
 
     def digest(self) -> str:
         """Check the source without decoding it; return a SHA-256 that identifies it, in hex.
@@ -72,6 +73,7 @@ class Source(Protocol):
 
     def digest_of(self, sha256: str) -> str:
         """Return what `digest` returns if the SHA-256 of the content is `sha256`, in hex."""
+        return sha256
 
     def cost(self) -> Cost:
         """Return what decoding takes, from headers.
@@ -228,7 +230,7 @@ def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
 
 
 @dataclass(frozen=True)
-class PathSource:
+class PathSource(Source):
     """A file that the caller names by path.
 
     Attributes:
@@ -245,9 +247,6 @@ class PathSource:
     def digest(self) -> str:
         with self.files.open(self.path) as file:
             return file.digest
-
-    def digest_of(self, sha256: str) -> str:
-        return sha256
 
     def cost(self) -> Cost:
         with self.files.open_unread(self.path) as fd:
@@ -273,7 +272,7 @@ class PathSource:
 
 
 @dataclass(frozen=True)
-class AnonymousSource:
+class AnonymousSource(Source):
     """A video file that was uploaded or fetched.
 
     Attributes:
@@ -286,15 +285,9 @@ class AnonymousSource:
     label: str
     max_bytes: int
 
-    def cached_digest(self) -> str | None:
-        return None
-
     def digest(self) -> str:
         check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
         return _sha256(self.video.fd)
-
-    def digest_of(self, sha256: str) -> str:
-        return sha256
 
     def cost(self) -> Cost:
         return video_cost(self.video.path)
@@ -311,7 +304,7 @@ class AnonymousSource:
 
 
 @dataclass(frozen=True)
-class ImagesSource:
+class ImagesSource(Source):
     """Frames that the caller sent as JPEG or PNG images.
 
     Attributes:
