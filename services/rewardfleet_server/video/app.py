@@ -47,7 +47,11 @@ def video_service(
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decode_threads = max(2, os.cpu_count() or 1)
-    decoders, large_decoders = _decoders(decode_threads), _decoders(decode_threads)
+    decoders = ThreadPoolExecutor(
+        2 * decode_threads,  # for small and for large clips; the system shares the cores
+        thread_name_prefix="decode",
+        initializer=lower_thread_priority,
+    )
     max_bytes = settings.max_body_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
@@ -56,7 +60,6 @@ def video_service(
         async with AsyncExitStack() as stack:
             stack.callback(readers.shutdown, wait=False, cancel_futures=True)
             stack.callback(decoders.shutdown, wait=False, cancel_futures=True)
-            stack.callback(large_decoders.shutdown, wait=False, cancel_futures=True)
             stack.push_async_callback(fetcher.aclose)
             for judge in judges.values():
                 await stack.enter_async_context(judge.lifespan())
@@ -69,7 +72,7 @@ def video_service(
         fetcher=fetcher,
         readers=readers,
         decoders=decoders,
-        large_decoders=large_decoders,
+        max_decoders=decode_threads,
         max_video_bytes=max_bytes,
     )
     return Service(
@@ -93,10 +96,4 @@ def video_service(
         overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
         warnings=() if settings.video_root else (_NO_VIDEO_ROOT,),
         abstention_fails=settings.abstention == "error",
-    )
-
-
-def _decoders(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(
-        threads, thread_name_prefix="decode", initializer=lower_thread_priority
     )

@@ -21,11 +21,11 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 
 from .cache_key import cache_key, fingerprint
+from .decoding_limit import DecodingLimit, is_large
 from .fetch import Fetcher
 from .frames import Clip, Cost
 from .judges import FileJudge, Judge, Judgment, RecoveringJudge
 from .judges.settings import ALIASES
-from .memory_limit import MemoryLimit, is_large
 from .sources import (
     AnonymousSource,
     DecodeSpec,
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Decoding that many pixels of a clip takes about a fifth of a second; see `Cost`.
-_LARGE_PIXELS = 64_000_000
 #: Clips whose cost is remembered.
 _MAX_COSTS = 4096
 #: Characters of a judge's output in an error message.
@@ -56,8 +54,8 @@ class VideoScorer:
         files: Opens `video_path`.
         fetcher: Fetches `video_url`.
         readers: Threads that read and hash files; separate, so that this never waits for decoding.
-        decoders: Threads that decode small clips.
-        large_decoders: Threads that decode large clips, for which small ones do not wait.
+        decoders: Threads that decode clips.
+        max_decoders: Small clips, and large ones, that are decoded at a time.
         max_video_bytes: The largest video accepted, from any source.
     """
 
@@ -70,7 +68,7 @@ class VideoScorer:
         fetcher: Fetcher,
         readers: Executor,
         decoders: Executor,
-        large_decoders: Executor,
+        max_decoders: int,
         max_video_bytes: int,
     ) -> None:
         self._judges = judges
@@ -79,8 +77,7 @@ class VideoScorer:
         self._fetcher = fetcher
         self._readers = readers
         self._decoders = decoders
-        self._large_decoders = large_decoders
-        self._memory = MemoryLimit()
+        self._decoding = DecodingLimit(max_decoders)
         self._costs: dict[str, Cost] = {}
         self._max_video_bytes = max_video_bytes
         self._provenance = {
@@ -126,7 +123,7 @@ class VideoScorer:
             lambda _: self._score(name, request, source, digest, cost),
             policy,
             # Otherwise those that wait for memory would hold the permits of small ones.
-            is_large=_is_large(request, cost),
+            is_large=is_large(_frame_bytes(request) + cost.memory, cost.pixels),
         )
 
     @property
@@ -190,24 +187,21 @@ class VideoScorer:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         spec = DecodeSpec(digest, request.nframes, request.max_pixels, stop, cost.memory)
         provenance: dict[str, JsonValue] = {}
-        threads = self._large_decoders if _is_large(request, cost) else self._decoders
-        queue = stage(timing, "queue")  # for memory and a thread
+        queue = stage(timing, "queue")  # for a decoder and memory
 
         def decode(work: Callable[[], T]) -> Awaitable[T]:
             def decoding() -> T:
                 queue.stop()
-                if stop.is_set():
-                    raise TimeoutError
                 with stage(timing, "decode"):
                     return work()
 
-            return _in_thread(threads, decoding)
+            return _in_thread(self._decoders, decoding)
 
         try:
             async with AsyncExitStack() as stack:
                 with queue:
                     close_decoder = await stack.enter_async_context(
-                        self._memory.reserve(_frame_bytes(request), cost.memory)
+                        self._decoding.reserve(_frame_bytes(request), *cost)
                     )
                     if isinstance(judge, FileJudge):  # it reads the file and selects the frames
                         # If this is cancelled, the file ends with its thread's work.
@@ -231,11 +225,6 @@ class VideoScorer:
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
         return _score_of(name, judgment, timing, provenance)
-
-
-def _is_large(request: VideoRequest, cost: Cost) -> bool:
-    """Return whether a request is to leave threads, memory and permits to smaller ones."""
-    return is_large(_frame_bytes(request) + cost.memory) or cost.pixels > _LARGE_PIXELS
 
 
 def _frame_bytes(request: VideoRequest) -> int:

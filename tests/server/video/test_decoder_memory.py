@@ -20,9 +20,9 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.video.decoding_limit import DecodingLimit
 from rewardfleet_server.video.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.memory_limit import MemoryLimit
 
 from ...conftest import DATA, served
 
@@ -104,7 +104,7 @@ def test_a_clip_that_takes_more_than_its_headers_say_is_refused(clips: dict[str,
 
 
 async def test_the_memory_of_a_decoder_is_free_when_it_is_closed():
-    limiter, gib = MemoryLimit(), 2**30
+    limiter, gib = DecodingLimit(20), 2**30
     async with (
         asyncio.timeout(60),
         limiter.reserve(gib // 4, 2 * gib) as close_decoder,
@@ -116,14 +116,14 @@ async def test_the_memory_of_a_decoder_is_free_when_it_is_closed():
         await waiting
 
 
-async def reserved(limiter: MemoryLimit, size: int) -> Iterator[None]:
+async def reserved(limiter: DecodingLimit, size: int) -> Iterator[None]:
     async with limiter.reserve(0, size):
         yield
 
 
 async def test_a_clip_whose_decoder_exceeds_the_limit_is_refused():
     with pytest.raises(TooLarge, match=r"decoding takes up to 5.0 GiB; at most 4 GiB"):
-        async with MemoryLimit().reserve(2**30, 4 * 2**30):
+        async with DecodingLimit(20).reserve(2**30, 4 * 2**30):
             pass
 
 

@@ -19,8 +19,8 @@ from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.video.decoding_limit import DecodingLimit
 from rewardfleet_server.video.frames import video_cost
-from rewardfleet_server.video.memory_limit import MemoryLimit
 
 from ...conftest import image_base64
 from ...videos import encode_cached
@@ -35,7 +35,7 @@ def test_the_cost_of_a_video_is_known_from_its_headers(container, codec):
 
 
 async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
-    limiter = MemoryLimit()
+    limiter = DecodingLimit(20)
     mib = 2**20
     order: list[str] = []
     release = asyncio.Event()
@@ -63,7 +63,7 @@ async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
 
 
 async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_none():
-    limiter = MemoryLimit()
+    limiter = DecodingLimit(20)
 
     async def hold() -> None:
         async with limiter.reserve(4 * 2**30):
@@ -77,6 +77,34 @@ async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_no
         await waiting
     async with asyncio.timeout(1), limiter.reserve(4 * 2**30):
         pass  # all of it is free again
+
+
+async def start_order(limiter: DecodingLimit, clips: dict[str, int]) -> list[str]:
+    """Return the order in which clips of so many pixels are decoded that come one after another."""
+    order = []
+
+    async def decode(name: str, pixels: int) -> None:
+        async with limiter.reserve(1, 0, pixels):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for name, pixels in clips.items():
+            group.create_task(decode(name, pixels))
+    return order
+
+
+async def test_smaller_clips_overtake_larger_ones():
+    clips = {"first": 60_000_000, "second": 60_000_000, "tiny": 5_000_000, "large": 10**10}
+    # A large clip does not wait for small ones, nor they for it.
+    assert await start_order(DecodingLimit(1), clips) == ["first", "large", "tiny", "second"]
+
+
+async def test_a_clip_that_waits_long_is_not_overtaken(monkeypatch):
+    # Six nanoseconds for 60 million pixels: they have passed when the next one comes.
+    monkeypatch.setattr("rewardfleet_server.video.decoding_limit._SECONDS_PER_PIXEL", 1e-16)
+    clips = {"first": 1, "waits": 60_000_000, "tiny": 1}
+    assert await start_order(DecodingLimit(1), clips) == ["first", "waits", "tiny"]
 
 
 async def test_large_items_leave_permits_and_queue_for_others():
