@@ -11,9 +11,9 @@ from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.system.threads import lower_thread_priority
 
 from .chat_api import ChatApi
-from .fair_threads import FairThreads
 from .fetch import Fetcher
 from .judges import Judge
 from .judges.loading import load_judges
@@ -47,8 +47,11 @@ def video_service(
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decode_threads = max(2, os.cpu_count() or 1)
-    # Each item that holds a permit decodes at most one clip at a time.
-    decoders = FairThreads(decode_threads, threads=settings.max_in_flight)
+    decoders = ThreadPoolExecutor(
+        2 * decode_threads,  # for small and for large clips; the system shares the cores
+        thread_name_prefix="decode",
+        initializer=lower_thread_priority,
+    )
     max_bytes = settings.max_body_mb * 2**20
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
@@ -69,6 +72,7 @@ def video_service(
         fetcher=fetcher,
         readers=readers,
         decoders=decoders,
+        max_decoders=decode_threads,
         max_video_bytes=max_bytes,
     )
     return Service(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import av
 import numpy as np
@@ -32,6 +33,8 @@ import cv2
 
 #: The most pixels of a frame before scaling: 4096x2304, above 4K and below 8K.
 MAX_SOURCE_PIXELS = 4096 * 2304
+#: How many times as long a pixel of a JPEG or PNG image takes as one of a video.
+_IMAGE_WEIGHT = 4
 
 #: One frame, RGB, `[H, W, 3]`, uint8.
 Frame = NDArray[np.uint8]
@@ -76,7 +79,7 @@ def decode_video(
         count: Number of frames; all of them if the video has fewer.
         max_pixels: The most pixels per frame; larger frames are scaled down.
         stop: Set when no caller waits any more; decoding ends at the next frame.
-        memory: The most bytes that the decoder may take: the result of `decoder_bytes`.
+        memory: The most bytes that the decoder may take: that of `video_cost`.
 
     Raises:
         InvalidRequest: The file is not a video, or does not decode completely and without errors,
@@ -99,15 +102,42 @@ def decode_video(
     return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
 
 
-def decoder_bytes(path: str) -> int:
-    """Return the most memory that decoding a video takes, from its headers. Blocks shortly.
+class Cost(NamedTuple):
+    """What decoding a clip takes.
+
+    Attributes:
+        memory: The most bytes besides the frames.
+        pixels: The pixels that are decoded, weighted by the time that they take: about 300 million
+            per second and core.
+    """
+
+    memory: int
+    pixels: int
+
+
+def video_cost(path: str) -> Cost:
+    """Return what decoding a video takes, from its headers. Blocks shortly.
 
     Raises:
         InvalidRequest: The file is not a video.
         TooLarge: Its frames are too large.
     """
     with _opened(path, decodes=False) as video:
-        return video.decoder_bytes
+        return Cost(video.decoder_bytes, video.width * video.height * video.likely_frames)
+
+
+def images_cost(images: Sequence[bytes]) -> Cost:
+    """Return what decoding images takes, from the header of the first one; 0 if it has none.
+
+    Decoding reports that, and that there are too many pixels, or that sizes differ.
+    """
+    try:
+        width, height = _image_size(images[0])
+    except (OSError, ValueError, SyntaxError):
+        return Cost(0, 0)
+    pixels = min(width * height, MAX_SOURCE_PIXELS)
+    # One at a time: coefficients of progressive JPEG, the pixels, and a copy.
+    return Cost(12 * pixels, _IMAGE_WEIGHT * pixels * len(images))
 
 
 def decode_images(
@@ -132,7 +162,7 @@ def decode_images(
         TooLarge: They are too large.
         TimeoutError: `stop` was set.
     """
-    sizes = {_image_size(image, index) for index, image in enumerate(images)}
+    sizes = {_checked_size(image, index) for index, image in enumerate(images)}
     if len(sizes) > 1:
         examples = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise InvalidRequest(f"frames_base64 differ in size ({examples}); send frames of one size")
@@ -194,25 +224,17 @@ def _check_png(content: bytes, index: int) -> None:
         position = end + 4
 
 
-def image_pixels(content: bytes) -> int:
-    """Return the pixels to decode of an image, from its header; 0 if it has none.
-
-    Decoding reports that, and that there are too many.
-    """
-    try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-            return min(image.width * image.height, MAX_SOURCE_PIXELS)
-    except (OSError, ValueError, SyntaxError):
-        return 0
-
-
-def _image_size(content: bytes, index: int) -> tuple[int, int]:
+def _image_size(content: bytes) -> tuple[int, int]:
     """Return an image's width and height from its header, without decoding pixels."""
+    with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+        return image.size
+
+
+def _checked_size(content: bytes, index: int) -> tuple[int, int]:
     if content.startswith(b"\x89PNG"):
         _check_png(content, index)
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-            return image.size
+        return _image_size(content)
     except (OSError, ValueError, SyntaxError):
         raise InvalidRequest(f"frames_base64[{index}] is not a JPEG or PNG image") from None
 

@@ -121,16 +121,12 @@ class JudgeProcess:
         self._label = f"judge {order.name}"
         started = time.monotonic()
         self._child = _Child(order)
-        ready = self._child.receive()
-        if ready is None or ready.error is not None:
-            self._child.kill()
-            raise JudgeNotStarted(self._why_not_started(ready, self._child.wait()))
+        ready = self._child.started(None)
         first_start_s = time.monotonic() - started
         self._max_restart_s = max(_RESTART_FACTOR * first_start_s, _MIN_RESTART_SECONDS)
         # A judge of coroutines takes as many calls as the service admits.
         self._slots = asyncio.Semaphore(sys.maxsize if ready.is_async else order.threads)
-        self._is_running = False
-        self._problem = f"{self._label} has not started"
+        self._problem: str | None = f"{self._label} has not started"  # why it is not running
         self._writer: asyncio.StreamWriter | None = None
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._last_number = 0
@@ -144,14 +140,12 @@ class JudgeProcess:
     @property
     def outage(self) -> str | None:
         """Why it can take no call now, or None."""
-        if not self._is_running:
-            return self._problem
-        if self.abandoned >= self._order.threads:
+        if self._problem is None and self.abandoned >= self._order.threads:
             return (
                 f"{self._label} hangs: {self.abandoned} calls are at work for which no caller "
                 "waits any more"
             )
-        return None
+        return self._problem
 
     async def call(self, *arguments: JsonValue) -> Answer:
         """Call `score_video`.
@@ -190,18 +184,15 @@ class JudgeProcess:
     async def running(self) -> AsyncIterator[None]:
         """Connect to the process and restart it whenever it ends; kill it at the end."""
         reader = await self._connect()
-        self._is_running = True
+        self._problem = None
         supervising = asyncio.create_task(self._supervise(reader))
         try:
             yield
         finally:
-            self._is_running, self._problem = False, "the service is shutting down"
+            self._problem = "the service is shutting down"
             supervising.cancel()
             await asyncio.wait({supervising})
-            self._child.kill()
-            if self._writer is not None:
-                self._writer.close()
-            await self._ended(_KILL_SECONDS)
+            await self._end(_KILL_SECONDS)
 
     def close(self) -> None:
         """Kill the process if it was never connected. Blocks."""
@@ -232,7 +223,7 @@ class JudgeProcess:
     def _abandon(self, number: int, call: asyncio.Future[Answer]) -> None:
         self._count_abandoned(1)
         call.add_done_callback(lambda _: self._count_abandoned(-1))
-        if self._is_running:
+        if self._problem is None:
             self._send({"id": number, "cancel": True})
 
     def _count_abandoned(self, change: int) -> None:
@@ -242,7 +233,7 @@ class JudgeProcess:
         model is not loaded again for nothing.
         """
         self.abandoned += change
-        is_full = self._is_running and self.abandoned >= self._order.threads
+        is_full = self._problem is None and self.abandoned >= self._order.threads
         if not is_full and self._kill_timer is not None:
             self._kill_timer.cancel()
             self._kill_timer = None
@@ -265,31 +256,34 @@ class JudgeProcess:
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
         backoff, started = 0.0, time.monotonic()
         try:
+            reason = await self._answer_calls(reader)
             while True:
-                reason = await self._answer_calls(reader)
-                while True:
-                    if time.monotonic() - started > _STABLE_SECONDS:
-                        backoff = 0.0
-                    self._problem = f"{self._label} is restarted in {backoff:g} s: {reason}"
-                    log.error(self._problem)
-                    await asyncio.sleep(backoff)
-                    backoff = min(max(2 * backoff, _MIN_BACKOFF), _MAX_BACKOFF)
-                    self._problem = f"{self._label} is restarting: {reason}"
-                    self.restarts += 1
-                    started = time.monotonic()
-                    try:
-                        reader = await self._restart()
-                        break
-                    except (JudgeNotStarted, OSError) as error:
-                        reason = str(error)
-                log.info("%s runs again", self._label)
+                if time.monotonic() - started > _STABLE_SECONDS:
+                    backoff = 0.0
+                self._problem = f"{self._label} is restarted in {backoff:g} s: {reason}"
+                log.error(self._problem)
+                await asyncio.sleep(backoff)
+                backoff = min(max(2 * backoff, _MIN_BACKOFF), _MAX_BACKOFF)
+                self._problem = f"{self._label} is restarting: {reason}"
+                self.restarts += 1
+                started = time.monotonic()
+                try:
+                    self._child = _Child(self._order)
+                    # If this is cancelled, the process is killed, which ends the thread's wait.
+                    await asyncio.to_thread(self._child.started, self._max_restart_s)
+                    reader = await self._connect()
+                except (JudgeNotStarted, OSError) as error:
+                    reason = str(error)
+                else:
+                    log.info("%s runs again", self._label)
+                    reason = await self._answer_calls(reader)
         except Exception as error:
             log.exception("the process of %s cannot be supervised", self._label)
             self.failure = f"{self._label}: {type(error).__name__}: {error}"
 
     async def _answer_calls(self, reader: asyncio.StreamReader) -> str:
         """Hand out answers until the process ends; return why it did."""
-        self._is_running, self._killed_because = True, None
+        self._problem = self._killed_because = None
         exited = asyncio.wrap_future(self._child.exited)
         reading = asyncio.create_task(self._read(reader))
         try:
@@ -298,10 +292,9 @@ class JudgeProcess:
             await asyncio.wait({reading}, timeout=_DRAIN_SECONDS)  # its last answers
         finally:
             reading.cancel()
-            self._is_running = False
         # First of all: calls that wait for a slot must not be sent to it.
         self._problem = f"{self._label} is restarting"
-        status = await self._end()
+        status = await self._end(None)
         reason = self._killed_because or f"its process {_ended(status)}"
         for call in self._calls.values():
             if not call.done():
@@ -326,47 +319,22 @@ class JudgeProcess:
                 if call is not None and not call.done():
                     call.set_result(answer)
 
-    async def _end(self) -> int | None:
-        """Make sure that the process has ended; return its status, None if it cannot be killed."""
+    async def _end(self, seconds: float | None) -> int | None:
+        """Kill the process; return its status, or None if it does not end within that time."""
         self._child.kill()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        return await self._ended(None)
-
-    async def _ended(self, seconds: float | None) -> int | None:
         exited = asyncio.wrap_future(self._child.exited)
         done, _ = await asyncio.wait({exited}, timeout=seconds)
         return exited.result() if done else None
-
-    async def _restart(self) -> asyncio.StreamReader:
-        self._child = _Child(self._order)
-        reader = await self._connect()
-        try:
-            async with asyncio.timeout(self._max_restart_s):
-                ready: Answer | None = await _read_answer(reader)
-        except TimeoutError:
-            await self._end()
-            reason = f"it was not ready within {self._max_restart_s:.0f} s"
-            raise JudgeNotStarted(reason) from None
-        except _CONNECTION_ENDED:
-            ready = None
-        if ready is None or ready.error is not None:
-            raise JudgeNotStarted(self._why_not_started(ready, await self._end()))
-        return reader
-
-    def _why_not_started(self, ready: Answer | None, status: int | None) -> str:
-        if ready is None or ready.error is None:
-            return f"its process {_ended(status)} before it was ready"
-        log.error("%s cannot be built\n%s", self._label, ready.traceback.rstrip())
-        return ready.error
 
 
 class _Child:
     """One process. It ends when this object does.
 
     Attributes:
-        connection: The socket to it; it blocks.
+        connection: The socket to it.
         exited: Its exit status, once it has ended.
     """
 
@@ -387,7 +355,7 @@ class _Child:
         process, lock = self._process, threading.Lock()
         self._lock = lock
         weakref.finalize(self, _kill, process, lock)
-        label = f"judge {order.name}"
+        self._label = label = f"judge {order.name}"
         # Daemons, as neither may delay the end of the service.
         self._output_thread = threading.Thread(
             target=_copy_output, args=(label, process.stdout), name=label, daemon=True
@@ -399,14 +367,27 @@ class _Child:
         with contextlib.suppress(OSError):  # it has ended already
             self.connection.sendall(LENGTH.pack(len(content)) + content)
 
-    def receive(self) -> Answer | None:
-        """Wait for a message; None if the process has ended. Blocks."""
+    def started(self, timeout_s: float | None) -> Answer:
+        """Wait until it is ready for calls. Blocks.
+
+        Raises:
+            JudgeNotStarted: The factory failed, or took longer, or the process ended in it.
+        """
+        self.connection.settimeout(timeout_s)
         try:
             with self.connection.makefile("rb") as file:
                 (size,) = LENGTH.unpack(file.read(LENGTH.size))
-                return _decode_answer(file.read(min(size, MAX_ANSWER_BYTES)))
-        except Exception:  # noqa: BLE001 - whatever is not a message
-            return None
+                ready = _decode_answer(file.read(min(size, MAX_ANSWER_BYTES)))
+            if ready.error is None:
+                return ready
+            log.error("%s cannot be built\n%s", self._label, ready.traceback.rstrip())
+            reason = ready.error
+        except Exception as error:  # noqa: BLE001 - it has ended, or wrote something else
+            is_late = isinstance(error, TimeoutError)
+            reason = f"it was not ready within {timeout_s or 0:.0f} s" if is_late else ""
+        self.kill()
+        status = self.wait()
+        raise JudgeNotStarted(reason or f"its process {_ended(status)} before it was ready")
 
     def kill(self) -> None:
         """Kill the process and those that it started."""

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from rewardfleet.wire.errors import TooLarge
 
+from .container_parts import DamagedError, Part, boxes
+
 _Ticks = NDArray[np.int64]
 
 #: The most frames of a source: 16 minutes at 20 frames per second.
 MAX_SOURCE_FRAMES = 20_000
 #: The boxes that a box must have once: ISO/IEC 14496-12, 6.2.3.
 _REQUIRED = {
+    b"moov": {b"mvhd"},
     b"trak": {b"tkhd", b"mdia"},
     b"mdia": {b"mdhd", b"hdlr", b"minf"},
     b"minf": {b"stbl"},
@@ -45,45 +48,32 @@ _MOST_UNEVEN = 6
 _MOVIE_TIMESCALES = {24, 30, 48, 60, 120, 240, 600}
 
 
-class ContradictionError(Exception):
-    """Two fields of a header contradict each other."""
-
-
-def check_header(moov: bytes) -> None:
+def check_header(moov: Part) -> None:
     """Check the video tracks of a file.
 
     Args:
-        moov: The content of the box, whose boxes fill it.
+        moov: The box, whose boxes fill it.
 
     Raises:
-        ContradictionError: Its fields contradict each other.
+        DamagedError: Its fields contradict each other.
         TooLarge: A track has too many samples.
     """
-    movie = list(_boxes(moov))
-    names = [name for name, _ in movie]
-    if names.count(b"mvhd") != 1:
-        raise ContradictionError("the box mvhd is missing")
-    header = dict(movie)[b"mvhd"]
-    wide = _version(b"mvhd", header)
+    children = _children(moov)
+    header = children[b"mvhd"]
+    wide = _is_wide(header)
     _check_matrix(header, 48 if wide else 36)
-    timescale = _number(header, 20 if wide else 12)
-    for name, content in movie:
-        if name == b"trak":
-            track = _track(content, timescale)
-            if track is not None and b"mvex" not in names:  # fragments have further samples
+    for trak in boxes(moov):
+        if trak.name == b"trak":
+            track = _track(trak, header.number(20 if wide else 12))
+            if track is not None and b"mvex" not in children:  # fragments have further samples
                 _check_times(track)
 
 
-def frame_sizes(moov: bytes) -> set[tuple[int, int]]:
+def frame_sizes(moov: Part) -> set[tuple[int, int]]:
     """Return the width and the height that the video tracks of a checked header state."""
-    sizes = set()
-    for name, content in _boxes(moov):
-        if name == b"trak":
-            media = _children(b"mdia", _children(b"trak", content)[b"mdia"])
-            if media[b"hdlr"][8:12] == b"vide":
-                entry = _children(b"stbl", _children(b"minf", media[b"minf"])[b"stbl"])[b"stsd"]
-                sizes.add((_number(entry, 40, 2), _number(entry, 42, 2)))
-    return sizes
+    tracks = [_media(_children(trak)) for trak in boxes(moov) if trak.name == b"trak"]
+    entries = [table[b"stsd"] for _, table in filter(None, tracks)]
+    return {(entry.number(40, 2), entry.number(42, 2)) for entry in entries}
 
 
 # The fields
@@ -116,143 +106,131 @@ class _Track:
     offsets: _Ticks
 
 
-def _track(trak: bytes, movie_scale: int) -> _Track | None:
+def _track(trak: Part, movie_scale: int) -> _Track | None:
     """Read a track; None if it has no video, or no samples here."""
-    boxes = _children(b"trak", trak)
-    media = _children(b"mdia", boxes[b"mdia"])
-    if media[b"hdlr"][8:12] != b"vide":
+    track = _children(trak)
+    found = _media(track)
+    if found is None:
         return None
-    table = _children(b"stbl", _children(b"minf", media[b"minf"])[b"stbl"])
-    head, media_head = boxes[b"tkhd"], media[b"mdhd"]
-    wide, wide_media = _version(b"tkhd", head), _version(b"mdhd", media_head)
+    head, (media, table) = track[b"tkhd"], found
+    wide, wide_media = _is_wide(head), _is_wide(media)
     _check_matrix(head, 52 if wide else 40)
-    edits: list[tuple[int, int]] = []
-    if b"edts" in boxes:
-        edits = _edits(_children(b"edts", boxes[b"edts"])[b"elst"])
-    times, samples = _rows(b"stts", table[b"stts"], 2), _number(table[b"stsz"], 8)
+    edits = _edits(_children(track[b"edts"])[b"elst"]) if b"edts" in track else ()
+    times, samples = _rows(table[b"stts"], 2), table[b"stsz"].number(8)
     if samples > _MAX_SAMPLES:
         raise TooLarge(f"{samples} frames; at most {MAX_SOURCE_FRAMES} are accepted")
     offsets = np.array([[samples, 0]])
     if b"ctts" in table:
-        offsets = _rows(b"ctts", table[b"ctts"], 2)
+        offsets = _rows(table[b"ctts"], 2)
         offsets[:, 1] = (offsets[:, 1] + (1 << 31)) % (1 << 32) - (1 << 31)  # may be negative
-    if _count(times) != samples or _count(offsets) != samples:
-        raise ContradictionError("its tables have different numbers of samples")
+    if times[:, 0].sum() != samples or offsets[:, 0].sum() != samples:
+        raise DamagedError("its tables have different numbers of samples")
     _check_chunks(table, samples)
     if not samples:
         return None
     lengths = np.repeat(times[:, 1], times[:, 0])
     return _Track(
         movie_scale=movie_scale,
-        scale=_number(media_head, 20 if wide_media else 12),
-        duration=_duration(media_head, 24 if wide_media else 16, wide=wide_media),
+        scale=media.number(20 if wide_media else 12),
+        duration=_duration(media, 24 if wide_media else 16, wide=wide_media),
         shown=_duration(head, 28 if wide else 20, wide=wide),
-        edits=tuple(edits),
+        edits=edits,
         decoded=np.concatenate([[0], np.cumsum(lengths)[:-1]]),
         lengths=lengths,
         offsets=offsets,
     )
 
 
-def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    position = 0
-    while position + 8 <= len(content):
-        length, start = _number(content, position), position + 8
-        if length == 1:
-            length, start = _number(content, position + 8, 8), position + 16
-        if position + length < start:
-            return
-        yield content[position + 4 : position + 8], content[start : position + length]
-        position += length
+def _media(track: dict[bytes, Part]) -> tuple[Part, dict[bytes, Part]] | None:
+    """Return the media header of a video track, and the boxes of its table of samples."""
+    media = _children(track[b"mdia"])
+    if media[b"hdlr"].read(8, 4) != b"vide":
+        return None
+    return media[b"mdhd"], _children(_children(media[b"minf"])[b"stbl"])
 
 
-def _children(parent: bytes, content: bytes) -> dict[bytes, bytes]:
+def _children(parent: Part) -> dict[bytes, Part]:
     """Return the boxes in a box by name; check that none of those that matter is missing."""
-    boxes = [(_SAME.get(name, name), inner) for name, inner in _boxes(content)]
-    names = [name for name, _ in boxes]
-    for name in _REQUIRED[parent]:
+    children = [child._replace(name=_SAME.get(child.name, child.name)) for child in boxes(parent)]
+    names = [child.name for child in children]
+    for name in _REQUIRED[parent.name]:
         if names.count(name) != 1:
-            raise ContradictionError(f"the box {name.decode()} is missing")
-    optional = _OPTIONAL.get(parent)
+            raise DamagedError(f"the box {name.decode()} is missing")
+    optional = _OPTIONAL.get(parent.name)
     if optional is not None and optional not in names:
         for name in set(names) - _OTHERS:
             if sum(a != b for a, b in zip(name, optional, strict=True)) == 1:
-                raise ContradictionError(f"the name of the box {optional.decode()} is damaged")
-    return dict(boxes)
+                raise DamagedError(f"the name of the box {optional.decode()} is damaged")
+    return {child.name: child for child in children}
 
 
-def _version(name: bytes, content: bytes) -> bool:
-    """Return whether a box has numbers of 64 bits."""
-    narrow, wide = _LENGTHS[name]
-    if len(content) != (wide if content[:1] == b"\x01" else narrow):
-        raise ContradictionError(f"the box {name.decode()} has another length than its version")
-    return len(content) == wide
+def _is_wide(box: Part) -> bool:
+    """Return whether a box has numbers of 64 bits, which its version and its length say."""
+    narrow, wide = _LENGTHS[box.name]
+    if box.length != (wide if box.read(0, 1) == b"\x01" else narrow):
+        raise DamagedError(f"the box {box.name.decode()} has another length than its version")
+    return box.length == wide
 
 
-def _rows(name: bytes, content: bytes, columns: int) -> _Ticks:
+def _rows(box: Part, columns: int) -> _Ticks:
     """Return a table of 32-bit numbers, `[rows, columns]`."""
-    rows, width = _number(content, 4), 4 * columns
-    if len(content) != 8 + rows * width:
-        raise ContradictionError(f"the box {name.decode()} has another length than its table")
-    return np.frombuffer(content, ">u4", offset=8).reshape(rows, columns).astype(np.int64)
+    rows = _row_count(box, 4 * columns)
+    return np.frombuffer(box.read(8), ">u4").reshape(rows, columns).astype(np.int64)
 
 
-def _edits(content: bytes) -> list[tuple[int, int]]:
-    width = 8 if content[:1] == b"\x01" else 4
-    count, row = _number(content, 4), 2 * width + 4
-    if len(content) != 8 + count * row:
-        raise ContradictionError("the box elst has another length than its table")
-    starts = range(8, len(content), row)
-    return [
+def _row_count(box: Part, width: int) -> int:
+    count = box.number(4)
+    if box.length != 8 + count * width:
+        raise DamagedError(f"the box {box.name.decode()} has another length than its table")
+    return count
+
+
+def _edits(box: Part) -> tuple[tuple[int, int], ...]:
+    width = 8 if box.read(0, 1) == b"\x01" else 4
+    row = 2 * width + 4
+    starts = range(8, 8 + row * _row_count(box, row), row)
+    return tuple(
         (
-            _number(content, start, width),
-            int.from_bytes(content[start + width : start + 2 * width], "big", signed=True),
+            box.number(start, width),
+            int.from_bytes(box.read(start + width, width), "big", signed=True),
         )
         for start in starts
-    ]
+    )
 
 
-def _duration(content: bytes, position: int, *, wide: bool) -> int | None:
+def _duration(box: Part, position: int, *, wide: bool) -> int | None:
     """Return a duration; None if it is unknown, which is all zeros or all ones."""
     length = 8 if wide else 4
-    value = _number(content, position, length)
+    value = box.number(position, length)
     return None if value in {0, (1 << 8 * length) - 1} else value
-
-
-def _count(runs: _Ticks) -> int:
-    return int(runs[:, 0].sum())
-
-
-def _number(content: bytes, position: int, length: int = 4) -> int:
-    return int.from_bytes(content[position : position + length], "big")
 
 
 # The checks
 
 
-def _check_matrix(content: bytes, position: int) -> None:
+def _check_matrix(box: Part, position: int) -> None:
     """Check that a display matrix rotates, mirrors or scales, and does no more; 0 is none."""
-    values = np.frombuffer(content, ">i4", 9, position).astype(float)
+    values = np.frombuffer(box.read(position, 36), ">i4").astype(float)
     (a, b, u), (c, d, v), (*_, w) = values.reshape(3, 3)
     rows = np.hypot([a, c], [b, d]) / (1 << 16)
     skew = abs(a * c + b * d) / (1 << 32)
     sane = ((rows >= 1 / 16) & (rows <= 16)).all() and skew <= 1 / 64 * rows[0] * rows[1]
     if any((a, b, c, d)) and not (sane and w > 0 and abs(u) < w / 64 and abs(v) < w / 64):
-        raise ContradictionError("its display matrix is not a rotation")
+        raise DamagedError("its display matrix is not a rotation")
 
 
-def _check_chunks(table: dict[bytes, bytes], samples: int) -> None:
+def _check_chunks(table: dict[bytes, Part], samples: int) -> None:
     """Check that the chunks of a track have as many samples as the track."""
-    runs = _rows(b"stsc", table[b"stsc"], 3)
-    first = np.append(runs[:, 0], _number(table[b"stco"], 4) + 1)
+    runs = _rows(table[b"stsc"], 3)
+    first = np.append(runs[:, 0], table[b"stco"].number(4) + 1)
     chunks = np.diff(first)
     if (chunks < 0).any() or int((chunks * runs[:, 1]).sum()) != samples:
-        raise ContradictionError("its chunks have another number of samples than its tables")
+        raise DamagedError("its chunks have another number of samples than its tables")
 
 
 def _check_times(track: _Track) -> None:
     if not track.scale or not track.movie_scale:
-        raise ContradictionError("a timescale is 0")
+        raise DamagedError("a timescale is 0")
     shown, total, tick = _shown_at(track), int(track.lengths.sum()), _tick(track)
     # Some writers leave out the frames before the first keyframe of a file that was cut.
     starts = int(shown.min()), int(shown[0])
@@ -260,17 +238,17 @@ def _check_times(track: _Track) -> None:
     stated = total if track.duration is None else track.duration
     frame = min(min(total, stated) / len(shown), float(np.median(track.lengths)))
     if not _is_near(stated, possible, frame + tick):
-        raise ContradictionError("its samples have another duration than it states")
+        raise DamagedError("its samples have another duration than it states")
     parts = [edit for edit in track.edits if edit[1] >= 0]
     if any(start < -1 for _, start in track.edits):
-        raise ContradictionError("its edit list starts before its first frame")
+        raise DamagedError("its edit list starts before its first frame")
     if track.shown is not None and not parts:
-        if not _is_near(_media(track, track.shown), possible, frame + tick):
-            raise ContradictionError("its samples have another duration than the track")
+        if not _is_near(_in_media(track, track.shown), possible, frame + tick):
+            raise DamagedError("its samples have another duration than the track")
         return
     lengths = (sum(length for length, _ in track.edits), sum(length for length, _ in parts))
     if track.shown is not None and all(lengths) and not _is_near(track.shown, lengths, 2):
-        raise ContradictionError("its edit list has another duration than the track")
+        raise DamagedError("its edit list has another duration than the track")
     if len(parts) == 1 and parts[0][0]:
         _check_edit(track, frame)
 
@@ -281,15 +259,15 @@ def _check_edit(track: _Track, frame: float) -> None:
     begin, end = shown.min(), max(_ends(track))
     before, after = shown[shown < first], shown[shown >= last]
     if last > end + (tick if before.size else frame + tick):
-        raise ContradictionError("its edit list ends after its last frame")
+        raise DamagedError("its edit list ends after its last frame")
     if before.size and first - before.max() <= 1:
-        raise ContradictionError("its edit list hides a frame by less than a tick")
+        raise DamagedError("its edit list hides a frame by less than a tick")
     if after.size and first < begin - tick:
-        raise ContradictionError("its edit list starts before its first frame")
+        raise DamagedError("its edit list starts before its first frame")
     if (before.size or after.size) and any(_is_better(other, track) for other in _undamaged(track)):
-        raise ContradictionError("one damaged byte is the reason why it hides frames")
+        raise DamagedError("one damaged byte is the reason why it hides frames")
     if after.size and not _is_round(track.movie_scale) and track.movie_scale != track.scale:
-        raise ContradictionError("the timescale of the movie is damaged")
+        raise DamagedError("the timescale of the movie is damaged")
 
 
 def _undamaged(track: _Track) -> Iterator[_Track]:
@@ -402,10 +380,10 @@ def _ends(track: _Track) -> tuple[int, int]:
 def _edit(track: _Track) -> tuple[int, float]:
     """Return where the only part that the edit list shows starts and ends."""
     length, start = next(edit for edit in track.edits if edit[1] >= 0)
-    return start, start + _media(track, length)
+    return start, start + _in_media(track, length)
 
 
-def _media(track: _Track, ticks: int) -> float:
+def _in_media(track: _Track, ticks: int) -> float:
     """Convert ticks of the movie to those of the media."""
     return ticks * track.scale / track.movie_scale
 

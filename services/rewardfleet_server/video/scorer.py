@@ -1,29 +1,18 @@
 """Score a video request: find the clip, decode it, call the judge."""
 
-import asyncio
-import io
 import logging
 import math
-import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from PIL import Image
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import (
-    BackendFailed,
-    InvalidRequest,
-    RewardFleetError,
-    TooLarge,
-    Unavailable,
-)
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError, Unavailable
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import VideoRequest, VideoScore
 from rewardfleet_server.engine import CachePolicy, ScoringPlan
@@ -32,10 +21,10 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 
 from .cache_key import cache_key, fingerprint
-from .fair_threads import FairThreads, Turn
+from .decoding_limit import DecodingLimit, is_large
 from .fetch import Fetcher
-from .frames import Clip
-from .judges import ClipJudge, FileJudge, Judge, Judgment, RecoveringJudge
+from .frames import Clip, Cost
+from .judges import FileJudge, Judge, Judgment, RecoveringJudge
 from .judges.settings import ALIASES
 from .sources import (
     AnonymousSource,
@@ -50,112 +39,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Images with more pixels together take about a second of a core to decode.
-_LARGE_PIXELS = 64_000_000
-#: Clips whose decoder's size is remembered.
-_MAX_DECODERS = 4096
-#: A video file of that size takes seconds to decode.
-_LARGE_VIDEO_BYTES = 16 * 2**20
-
+#: Clips whose cost is remembered.
+_MAX_COSTS = 4096
 #: Characters of a judge's output in an error message.
 _MAX_QUOTED = 500
-
-
-@dataclass
-class _Reservations:
-    """The reservations of small, or of large requests: units in use, and who waits, in order."""
-
-    used: int = 0
-    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
-
-
-class FrameMemoryLimiter:
-    """Limits the memory of decoders and decoded frames. Requests that do not fit wait.
-
-    It counts the most memory that a request can take, in units; up to ten are small, as for 16
-    frames of an H.264 clip of 1280x720 pixels. Large requests get three quarters of the memory, so
-    small ones do not wait for them. While a large request waits, small ones get the remaining
-    quarter only, so it does not wait for those that come later. Small requests wait in order, and
-    so do large ones.
-    """
-
-    _UNIT = 16 * 2**20
-    _UNITS = 256  # 4 GiB
-    _SMALL = 10
-
-    def __init__(self) -> None:
-        self._small = _Reservations()
-        self._large = _Reservations()
-
-    @classmethod
-    def is_large(cls, size: int) -> bool:
-        """Return whether a request for so many bytes waits with the large ones."""
-        return size > cls._SMALL * cls._UNIT
-
-    @asynccontextmanager
-    async def reserve(self, frames: int, decoder: int = 0) -> AsyncIterator[Callable[[], None]]:
-        """Reserve memory for the block.
-
-        Args:
-            frames: Bytes of the decoded frames.
-            decoder: Bytes that are needed until the function that the context gives is called.
-
-        Raises:
-            TooLarge: It is more than the limit.
-        """
-        units, kept = math.ceil((frames + decoder) / self._UNIT), math.ceil(frames / self._UNIT)
-        if units > self._UNITS:
-            raise TooLarge(
-                f"decoding takes up to {(frames + decoder) / 2**30:.1f} GiB; at most "
-                f"{self._UNITS * self._UNIT / 2**30:g} GiB are available: send smaller or fewer "
-                "frames, or another codec"
-            )
-        group = self._large if self.is_large(frames + decoder) else self._small
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        group.waiting.append((units, granted))
-        self._grant()
-        held = units
-
-        def close_decoder() -> None:
-            nonlocal held
-            group.used -= held - kept
-            held = kept
-            self._grant()
-
-        try:
-            await granted
-            yield close_decoder
-        finally:
-            if not granted.cancelled():
-                group.used -= held
-            elif (units, granted) in group.waiting:  # `_take_first` may have removed it
-                group.waiting.remove((units, granted))
-            self._grant()
-
-    def _grant(self) -> None:
-        large_share = self._UNITS * 3 // 4
-        while self._large.waiting:
-            units = self._large.waiting[0][0]
-            # One that needs more than this share runs when no other large one does.
-            if self._large.used + units > max(large_share, units):
-                break
-            if self._large.used + self._small.used + units > self._UNITS:
-                break
-            self._take_first(self._large)
-        reserved = self._large.used
-        if self._large.waiting:
-            reserved = max(reserved, large_share, self._large.waiting[0][0])
-        while self._small.waiting:
-            if self._small.used + self._small.waiting[0][0] > self._UNITS - reserved:
-                break
-            self._take_first(self._small)
-
-    @staticmethod
-    def _take_first(group: _Reservations) -> None:
-        units, granted = group.waiting.popleft()
-        if not granted.cancelled():  # its task has not run since it was cancelled
-            group.used += units
-            granted.set_result(None)
 
 
 class VideoScorer:
@@ -167,7 +54,8 @@ class VideoScorer:
         files: Opens `video_path`.
         fetcher: Fetches `video_url`.
         readers: Threads that read and hash files; separate, so that this never waits for decoding.
-        decoders: Threads that decode clips, in turns.
+        decoders: Threads that decode clips.
+        max_decoders: Small clips, and large ones, that are decoded at a time.
         max_video_bytes: The largest video accepted, from any source.
     """
 
@@ -179,7 +67,8 @@ class VideoScorer:
         files: VideoFiles,
         fetcher: Fetcher,
         readers: Executor,
-        decoders: FairThreads,
+        decoders: Executor,
+        max_decoders: int,
         max_video_bytes: int,
     ) -> None:
         self._judges = judges
@@ -188,8 +77,8 @@ class VideoScorer:
         self._fetcher = fetcher
         self._readers = readers
         self._decoders = decoders
-        self._frame_memory = FrameMemoryLimiter()
-        self._decoders_by_digest: dict[str, int] = {}
+        self._decoding = DecodingLimit(max_decoders)
+        self._costs: dict[str, Cost] = {}
         self._max_video_bytes = max_video_bytes
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance}
@@ -224,18 +113,17 @@ class VideoScorer:
             raise InvalidRequest(
                 "sha256 is not the digest of the content: it was damaged on its way; send it again"
             )
-        memory = await self._decoder_bytes(source, digest)
+        cost = await self._cost(source, digest)
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
             key = cache_key(name, self._fingerprints[name], digest, request)
             policy = CachePolicy((key,))
         return ScoringPlan(
             name,
-            lambda _: self._score(name, request, source, digest, memory),
+            lambda _: self._score(name, request, source, digest, cost),
             policy,
             # Otherwise those that wait for memory would hold the permits of small ones.
-            is_large=self._frame_memory.is_large(_frame_bytes(request) + memory)
-            or _is_large(source, request.nframes),
+            is_large=is_large(_frame_bytes(request) + cost.memory, cost.pixels),
         )
 
     @property
@@ -282,124 +170,65 @@ class VideoScorer:
             return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
         return ImagesSource(request.frames_base64 or [], request.fps)
 
-    async def _decoder_bytes(self, source: Source, digest: str) -> int:
-        """Return the most memory that decoding takes besides the frames."""
+    async def _cost(self, source: Source, digest: str) -> Cost:
+        """Return what decoding takes."""
         if isinstance(source, ImagesSource):
-            return source.decoder_bytes()  # from one header
-        if digest not in self._decoders_by_digest:
-            memory = await _in_thread(self._readers, source.decoder_bytes)
-            if len(self._decoders_by_digest) >= _MAX_DECODERS:
-                self._decoders_by_digest.clear()
-            self._decoders_by_digest[digest] = memory
-        return self._decoders_by_digest[digest]
+            return source.cost()  # from one header
+        if digest not in self._costs:
+            cost = await _in_thread(self._readers, source.cost)
+            if len(self._costs) >= _MAX_COSTS:
+                self._costs.clear()
+            self._costs[digest] = cost
+        return self._costs[digest]
 
     async def _score(
-        self, name: str, request: VideoRequest, source: Source, digest: str, memory: int
+        self, name: str, request: VideoRequest, source: Source, digest: str, cost: Cost
     ) -> VideoScore:
-        judge = self._judges[name]
-        turn = Turn(self._decoders)
-        spec = DecodeSpec(digest, request.nframes, request.max_pixels, turn, memory)
+        judge, timing, stop = self._judges[name], Timing(), threading.Event()
+        spec = DecodeSpec(digest, request.nframes, request.max_pixels, stop, cost.memory)
+        provenance: dict[str, JsonValue] = {}
+        queue = stage(timing, "queue")  # for a decoder and memory
+
+        def decode(work: Callable[[], T]) -> Awaitable[T]:
+            def decoding() -> T:
+                queue.stop()
+                with stage(timing, "decode"):
+                    return work()
+
+            return _in_thread(self._decoders, decoding)
+
         try:
-            if isinstance(judge, FileJudge):
-                return await self._score_file(name, judge, request, source, spec, turn=turn)
-            return await self._score_clip(name, judge, request, source, spec, turn=turn)
-        finally:
-            turn.set()  # if the request was cancelled, its decoding thread ends
-
-    async def _score_clip(
-        self,
-        name: str,
-        judge: ClipJudge,
-        request: VideoRequest,
-        source: Source,
-        spec: DecodeSpec,
-        *,
-        turn: Turn,
-    ) -> VideoScore:
-        timing = Timing()
-        queue = stage(timing, "queue")  # for memory and the first turn
-
-        def decode() -> Clip:
-            queue.stop()
-            with stage(timing, "decode"):
-                return source.clip(spec)
-
-        with queue:
-            async with self._frame_memory.reserve(
-                _frame_bytes(request), spec.memory
-            ) as close_decoder:
-                clip = await _in_thread(self._decoders, partial(turn.run, decode))
-                close_decoder()
-                with stage(timing, "backend"):
-                    judging = judge.judge(request.task_text, clip, request.backend_kwargs)
-                    judgment = await _checked(name, judging)
-        return _score_of(name, judgment, timing, {"frames": _frame_metadata(clip)})
-
-    async def _score_file(
-        self,
-        name: str,
-        judge: FileJudge,
-        request: VideoRequest,
-        source: Source,
-        spec: DecodeSpec,
-        *,
-        turn: Turn,
-    ) -> VideoScore:
-        """Let the judge read the file and select the frames."""
-        timing = Timing()
-        with stage(timing, "decode") as decoding:
-            async with (
-                self._frame_memory.reserve(_frame_bytes(request), spec.memory) as close_decoder,
-                self._file(source, spec, turn) as path,
-            ):
-                close_decoder()
-                decoding.stop()
-                with stage(timing, "backend"):
-                    judging = judge.judge_file(
-                        request.task_text,
-                        path,
-                        spec.count,
-                        spec.max_pixels,
-                        request.backend_kwargs,
+            async with AsyncExitStack() as stack:
+                with queue:
+                    close_decoder = await stack.enter_async_context(
+                        self._decoding.reserve(_frame_bytes(request), *cost)
                     )
+                    if isinstance(judge, FileJudge):  # it reads the file and selects the frames
+                        # If this is cancelled, the file ends with its thread's work.
+                        file = source.file(spec)
+                        path = await decode(file.__enter__)
+                        stack.push(file)
+                        judging = judge.judge_file(
+                            request.task_text,
+                            path,
+                            request.nframes,
+                            request.max_pixels,
+                            request.backend_kwargs,
+                        )
+                    else:
+                        clip = await decode(partial(source.clip, spec))
+                        provenance["frames"] = _frame_metadata(clip)
+                        judging = judge.judge(request.task_text, clip, request.backend_kwargs)
+                close_decoder()
+                with stage(timing, "backend"):
                     judgment = await _checked(name, judging)
-        return _score_of(name, judgment, timing, {})
-
-    @asynccontextmanager
-    async def _file(self, source: Source, spec: DecodeSpec, turn: Turn) -> AsyncIterator[str]:
-        """Give the path of a source's video file for the block."""
-        file = source.file(spec)
-        entering = asyncio.ensure_future(
-            _in_thread(self._decoders, partial(turn.run, file.__enter__))
-        )
-        try:
-            path = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            # A thread cannot be stopped: the file is removed when it is complete.
-            entering.add_done_callback(lambda done: _leave(file) if not done.exception() else None)
-            raise
-        try:
-            yield path
         finally:
-            _leave(file)
+            stop.set()  # if the request was cancelled, its decoding ends
+        return _score_of(name, judgment, timing, provenance)
 
 
 def _frame_bytes(request: VideoRequest) -> int:
     return request.nframes * request.max_pixels * 3
-
-
-def _is_large(source: Source, count: int) -> bool:
-    """Estimate from headers whether decoding `count` frames takes long. False if not known."""
-    if isinstance(source, AnonymousSource):
-        return os.fstat(source.video.fd).st_size > _LARGE_VIDEO_BYTES
-    if not isinstance(source, ImagesSource):
-        return False  # reading the size of a named file may block
-    try:
-        with Image.open(io.BytesIO(source.images[0]), formats=("JPEG", "PNG")) as image:
-            width, height = image.size  # all have the same size, which is checked later
-    except (OSError, ValueError, SyntaxError):
-        return False  # refused when it is decoded
-    return width * height * min(count, len(source.images)) > _LARGE_PIXELS
 
 
 async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
@@ -408,10 +237,6 @@ async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
     except OSError as error:  # invalid input raises a RewardFleetError instead
         log.exception("a file could not be read")
         raise Unavailable(f"files cannot be read now: {error.strerror}", retry_after=1) from None
-
-
-def _leave(file: AbstractContextManager[str]) -> None:
-    file.__exit__(None, None, None)
 
 
 def _frame_metadata(clip: Clip) -> dict[str, JsonValue]:

@@ -20,7 +20,7 @@ from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
-from .frames import Clip, as_mp4, decode_images, decode_video, decoder_bytes, image_pixels
+from .frames import Clip, Cost, as_mp4, decode_images, decode_video, images_cost, video_cost
 
 #: The digest of a file that changed more recently is not stored: the file may change again within
 #: the resolution of its time stamp.
@@ -47,7 +47,7 @@ class DecodeSpec:
         count: Number of frames, evenly spread.
         max_pixels: The most pixels per frame.
         stop: Set when no caller waits any more.
-        memory: The result of `Source.decoder_bytes`.
+        memory: The memory of `Source.cost`.
     """
 
     digest: str
@@ -62,6 +62,7 @@ class Source(Protocol):
 
     def cached_digest(self) -> str | None:
         """Return the digest if that takes well under a millisecond, else None."""
+        return None
 
     def digest(self) -> str:
         """Check the source without decoding it; return a SHA-256 that identifies it, in hex.
@@ -72,12 +73,13 @@ class Source(Protocol):
 
     def digest_of(self, sha256: str) -> str:
         """Return what `digest` returns if the SHA-256 of the content is `sha256`, in hex."""
+        return sha256
 
-    def decoder_bytes(self) -> int:
-        """Return the most memory that decoding takes besides the frames, from headers.
+    def cost(self) -> Cost:
+        """Return what decoding takes, from headers.
 
         Raises:
-            RewardFleetError: See `VideoFiles.open` and `frames.decoder_bytes`.
+            RewardFleetError: See `VideoFiles.open` and `frames.video_cost`.
         """
 
     def clip(self, spec: DecodeSpec) -> Clip:
@@ -228,7 +230,7 @@ def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
 
 
 @dataclass(frozen=True)
-class PathSource:
+class PathSource(Source):
     """A file that the caller names by path.
 
     Attributes:
@@ -246,12 +248,9 @@ class PathSource:
         with self.files.open(self.path) as file:
             return file.digest
 
-    def digest_of(self, sha256: str) -> str:
-        return sha256
-
-    def decoder_bytes(self) -> int:
+    def cost(self) -> Cost:
         with self.files.open_unread(self.path) as fd:
-            return decoder_bytes(_path_of(fd))
+            return video_cost(_path_of(fd))
 
     def clip(self, spec: DecodeSpec) -> Clip:
         with self._unchanged(spec) as file:
@@ -273,7 +272,7 @@ class PathSource:
 
 
 @dataclass(frozen=True)
-class AnonymousSource:
+class AnonymousSource(Source):
     """A video file that was uploaded or fetched.
 
     Attributes:
@@ -286,18 +285,12 @@ class AnonymousSource:
     label: str
     max_bytes: int
 
-    def cached_digest(self) -> str | None:
-        return None
-
     def digest(self) -> str:
         check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
         return _sha256(self.video.fd)
 
-    def digest_of(self, sha256: str) -> str:
-        return sha256
-
-    def decoder_bytes(self) -> int:
-        return decoder_bytes(self.video.path)
+    def cost(self) -> Cost:
+        return video_cost(self.video.path)
 
     def clip(self, spec: DecodeSpec) -> Clip:
         return _decoded(self.video.path, spec)
@@ -311,7 +304,7 @@ class AnonymousSource:
 
 
 @dataclass(frozen=True)
-class ImagesSource:
+class ImagesSource(Source):
     """Frames that the caller sent as JPEG or PNG images.
 
     Attributes:
@@ -336,9 +329,8 @@ class ImagesSource:
         parts = [self.fps, [len(image) for image in self.images], sha256]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def decoder_bytes(self) -> int:
-        # One at a time: coefficients of progressive JPEG, the pixels, and a copy.
-        return 12 * image_pixels(self.images[0])
+    def cost(self) -> Cost:
+        return images_cost(self.images)
 
     def clip(self, spec: DecodeSpec) -> Clip:
         return decode_images(

@@ -50,6 +50,7 @@ class VideoReader:
         height: Rows, as the container states it.
         fps: Frames per second; 0 if unknown.
         stated_frames: The number of frames in the container's index; 0 if there is none.
+        likely_frames: That number, or one estimated from the duration; 0 if unknown.
         decoder_bytes: The most memory that decoding takes; see `decoder_memory`.
     """
 
@@ -60,6 +61,8 @@ class VideoReader:
         self.width, self.height = stream.width, stream.height
         self.fps = float(stream.average_rate or stream.base_rate or 0)
         self.stated_frames = stream.frames
+        seconds = (container.duration or 0) / av.time_base
+        self.likely_frames = stream.frames or round(seconds * self.fps)
         self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
     def count_packets(self, limit: int) -> int:

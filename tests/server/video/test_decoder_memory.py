@@ -20,9 +20,9 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet_server.testing import FakeJudge, wait_until
-from rewardfleet_server.video.frames import Clip, decode_video, decoder_bytes
+from rewardfleet_server.video.decoding_limit import DecodingLimit
+from rewardfleet_server.video.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.scorer import FrameMemoryLimiter
 
 from ...conftest import DATA, served
 
@@ -40,14 +40,14 @@ ENCODERS = {
 }
 PEAK = """
 import sys, threading
-from rewardfleet_server.video.frames import decode_video, decoder_bytes
+from rewardfleet_server.video.frames import decode_video, video_cost
 
 def status(name):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
 
 def decode(path):
-    memory, stop = decoder_bytes(path), threading.Event()
+    memory, stop = video_cost(path).memory, threading.Event()
     decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory)
     return memory
 
@@ -97,14 +97,14 @@ def test_decoding_takes_at_most_the_memory_that_is_reserved(clips: dict[str, Pat
 
 def test_a_clip_that_takes_more_than_its_headers_say_is_refused(clips: dict[str, Path]):
     path, stop = str(clips["h264"]), threading.Event()
-    memory = decoder_bytes(path)
+    memory = video_cost(path).memory
     assert decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory).total == 24
     with pytest.raises(InvalidRequest, match="larger frames than its headers state"):
         decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory - 1)
 
 
 async def test_the_memory_of_a_decoder_is_free_when_it_is_closed():
-    limiter, gib = FrameMemoryLimiter(), 2**30
+    limiter, gib = DecodingLimit(20), 2**30
     async with (
         asyncio.timeout(60),
         limiter.reserve(gib // 4, 2 * gib) as close_decoder,
@@ -116,14 +116,14 @@ async def test_the_memory_of_a_decoder_is_free_when_it_is_closed():
         await waiting
 
 
-async def reserved(limiter: FrameMemoryLimiter, size: int) -> Iterator[None]:
+async def reserved(limiter: DecodingLimit, size: int) -> Iterator[None]:
     async with limiter.reserve(0, size):
         yield
 
 
 async def test_a_clip_whose_decoder_exceeds_the_limit_is_refused():
     with pytest.raises(TooLarge, match=r"decoding takes up to 5.0 GiB; at most 4 GiB"):
-        async with FrameMemoryLimiter().reserve(2**30, 4 * 2**30):
+        async with DecodingLimit(20).reserve(2**30, 4 * 2**30):
             pass
 
 

@@ -6,10 +6,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,105 +17,25 @@ import pytest
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
+from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.fair_threads import FairThreads, Turn
-from rewardfleet_server.video.scorer import FrameMemoryLimiter
+from rewardfleet_server.video.decoding_limit import DecodingLimit
+from rewardfleet_server.video.frames import video_cost
 
 from ...conftest import image_base64
+from ...videos import encode_cached
 
 
-@pytest.fixture
-def one_slot():
-    with FairThreads(1, threads=16) as threads:
-        yield threads
-
-
-def frames(turn: Turn, count: int, order: list[str], name: str, seconds: float = 0.02) -> None:
-    """Use the core for `count` frames."""
-    for _ in range(count):
-        if turn.is_set():
-            raise TimeoutError
-        ends = time.thread_time() + seconds
-        while time.thread_time() < ends:
-            pass
-        order.append(name)
-
-
-@pytest.mark.slow
-def test_a_small_clip_waits_for_one_frame_of_a_large_one(one_slot: FairThreads):
-    order: list[str] = []
-    began = threading.Event()
-    large, small = Turn(one_slot), Turn(one_slot)
-
-    def decode_large() -> None:
-        frames(large, 6, order, "large")
-        began.set()
-        wait_until(lambda: small in one_slot._waiting, 60)  # during this frame
-        order.append("waits")
-        frames(large, 14, order, "large")
-
-    work = one_slot.submit(large.run, decode_large)
-    began.wait()
-    one_slot.submit(small.run, partial(frames, small, 3, order, "small")).result()
-    work.result()
-    first = order.index("small")
-    assert first == order.index("waits") + 1
-    assert order[first : first + 3] == ["small"] * 3, "a small clip is not interrupted"
-    assert len(order) == 24
-
-
-@pytest.mark.slow
-def test_a_large_clip_progresses_beside_a_stream_of_small_ones(one_slot: FairThreads):
-    order: list[str] = []
-    ended = threading.Event()
-    large = Turn(one_slot)
-
-    def decode_large() -> None:
-        for _ in range(20):
-            wait_until(lambda: bool(one_slot._waiting), 60)  # as in a stream that never ends
-            frames(large, 1, order, "large")
-
-    work = one_slot.submit(large.run, decode_large)
-
-    def stream() -> None:
-        while not ended.is_set():
-            small = Turn(one_slot)
-            one_slot.submit(small.run, partial(frames, small, 1, order, "small", 0.002)).result()
-
-    streams = [one_slot.submit(stream) for _ in range(3)]
-    try:
-        work.result(timeout=90)
-    finally:
-        ended.set()
-        large.set()
-    for each in streams:
-        each.result()
-    assert order.count("large") == 20
-    assert order.count("small") > 8
-
-
-def test_a_clip_that_nobody_waits_for_ends_while_it_waits_for_its_turn(one_slot: FairThreads):
-    holding, release = threading.Event(), threading.Event()
-    first, second = Turn(one_slot), Turn(one_slot)
-
-    def hold() -> None:
-        holding.set()
-        release.wait()
-
-    running = one_slot.submit(first.run, hold)
-    holding.wait()
-    waiting = one_slot.submit(second.run, lambda: pytest.fail("it was to end before it began"))
-    second.set()
-    with pytest.raises(TimeoutError):
-        waiting.result(timeout=60)
-    release.set()
-    running.result()
-    third = Turn(one_slot)
-    assert one_slot.submit(third.run, lambda: 3).result(timeout=60) == 3, "the slot is free again"
+@pytest.mark.parametrize(
+    ("container", "codec"), [("mp4", "h264"), ("mkv", "h264"), ("avi", "mjpeg")]
+)
+def test_the_cost_of_a_video_is_known_from_its_headers(container, codec):
+    file = spool_bytes(encode_cached(container, codec))
+    assert video_cost(file.path).pixels == pytest.approx(40 * 96 * 64, rel=0.05)
 
 
 async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
-    limiter = FrameMemoryLimiter()
+    limiter = DecodingLimit(20)
     mib = 2**20
     order: list[str] = []
     release = asyncio.Event()
@@ -128,13 +46,13 @@ async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
             await release.wait()
 
     async with asyncio.TaskGroup() as group:
-        for number in range(8):  # 616 MB each: five fit
+        for number in range(8):  # five fit
             group.create_task(hold(f"large {number}", 588 * mib))
         for number in range(12):
-            group.create_task(hold(f"small {number}", 77 * mib))
+            group.create_task(hold(f"small {number}", 80 * mib))
         await asyncio.sleep(0.01)
         assert order == [*(f"large {n}" for n in range(5)), *(f"small {n}" for n in range(12))]
-        blocked = group.create_task(hold("small 12", 77 * mib))  # five units more than the quarter
+        blocked = group.create_task(hold("small 12", 80 * mib))  # 16 MiB more than the quarter
         await asyncio.sleep(0.01)
         assert len(order) == 17
         blocked.cancel()
@@ -145,7 +63,7 @@ async def test_small_requests_do_not_wait_for_the_memory_of_large_ones():
 
 
 async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_none():
-    limiter = FrameMemoryLimiter()
+    limiter = DecodingLimit(20)
 
     async def hold() -> None:
         async with limiter.reserve(4 * 2**30):
@@ -159,6 +77,34 @@ async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_no
         await waiting
     async with asyncio.timeout(1), limiter.reserve(4 * 2**30):
         pass  # all of it is free again
+
+
+async def start_order(limiter: DecodingLimit, clips: dict[str, int]) -> list[str]:
+    """Return the order in which clips of so many pixels are decoded that come one after another."""
+    order = []
+
+    async def decode(name: str, pixels: int) -> None:
+        async with limiter.reserve(1, 0, pixels):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for name, pixels in clips.items():
+            group.create_task(decode(name, pixels))
+    return order
+
+
+async def test_smaller_clips_overtake_larger_ones():
+    clips = {"first": 60_000_000, "second": 60_000_000, "tiny": 5_000_000, "large": 10**10}
+    # A large clip does not wait for small ones, nor they for it.
+    assert await start_order(DecodingLimit(1), clips) == ["first", "large", "tiny", "second"]
+
+
+async def test_a_clip_that_waits_long_is_not_overtaken(monkeypatch):
+    # Six nanoseconds for 60 million pixels: they have passed when the next one comes.
+    monkeypatch.setattr("rewardfleet_server.video.decoding_limit._SECONDS_PER_PIXEL", 1e-16)
+    clips = {"first": 1, "waits": 60_000_000, "tiny": 1}
+    assert await start_order(DecodingLimit(1), clips) == ["first", "waits", "tiny"]
 
 
 async def test_large_items_leave_permits_and_queue_for_others():
