@@ -2,7 +2,8 @@
 
 One connection to the gateway and one to the service take turns, so that other load on the machine
 affects both. Service, gateway and caller are three processes. Exits with 1 if the gateway adds
-more than 1 ms at p50.
+more than 0.3 ms at p50, or reaches less than 0.7 of the rate of the service with 32 connections. On
+a machine that is busy otherwise, both are missed: three processes need two cores.
 """
 
 import json
@@ -11,7 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from harness import Ratio, compare_ways, in_process, post, report, serving
+from harness import (
+    Ratio,
+    compare_ways,
+    in_process,
+    medians_in_turns,
+    post,
+    rate,
+    report,
+    serving,
+)
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.protocol import HttpProtocol
@@ -24,7 +34,15 @@ from rewardfleet_server.up.replicas import Replica
 def main() -> int:
     with service_and_gateway() as ways:
         direct, gateway = compare_ways(ways, calls=3000, warm_up=200)
-    return report([Ratio("ms that the gateway adds at p50; 1 ms", gateway - direct, 1, "<= 1")])
+        direct_rate, gateway_rate = medians_in_turns(
+            *(lambda way=way: rate(*way, callers=32, seconds=2) for way in ways.values()), rounds=5
+        )
+    return report(
+        [
+            Ratio("ms that the gateway adds at p50; 1 ms", gateway - direct, 1, "<= 0.3"),
+            Ratio("calls/s, 32 connections; direct", gateway_rate, direct_rate, ">= 0.7"),
+        ]
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import click
 
 from rewardfleet_server.up.flags import network_flags
 from rewardfleet_server.up.settings import read_config
-from rewardfleet_server.up.up import run_up
+from rewardfleet_server.up.supervisor import run_up
 
 
 @click.command(name="up", help="Run all services on this machine, below one address.")

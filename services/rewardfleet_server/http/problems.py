@@ -1,5 +1,6 @@
 """Failures as HTTP responses."""
 
+import math
 from collections.abc import Collection
 
 from starlette.responses import Response
@@ -48,7 +49,7 @@ def problem_response(
     if request_id is not None:
         headers[REQUEST_ID_HEADER] = request_id
     if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after)))
+        headers["retry-after"] = str(math.ceil(error.retry_after))
     if error.kind is ErrorKind.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):

@@ -5,7 +5,8 @@ import ctypes
 import select
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -42,12 +43,12 @@ class GracefulServer(uvicorn.Server):
 
     Args:
         app: The application.
-        has_lifespan: Whether it handles ASGI's lifespan events.
+        handles_signals: Whether SIGINT and SIGTERM end it; else its owner sets `should_exit`.
         grace_s: Seconds that requests may take when the server ends; None for no limit.
     """
 
     def __init__(
-        self, app: ASGIApp, *, has_lifespan: bool = True, grace_s: int | None = None
+        self, app: ASGIApp, *, handles_signals: bool = True, grace_s: int | None = None
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -57,7 +58,6 @@ class GracefulServer(uvicorn.Server):
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,  # a small message could become a large one
                 backlog=BACKLOG,
-                lifespan="auto" if has_lifespan else "off",
                 log_config=None,
                 access_log=False,  # telemetry.py writes one line per request
                 server_header=False,
@@ -66,6 +66,13 @@ class GracefulServer(uvicorn.Server):
                 timeout_graceful_shutdown=grace_s,
             )
         )
+        self._handles_signals = handles_signals
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install the handlers, if they are wanted."""
+        with super().capture_signals() if self._handles_signals else nullcontext():
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, so that the next process can bind the address when this one has ended."""

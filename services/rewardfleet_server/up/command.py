@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.server import GracefulServer
 from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
 from .discovery import follow
-from .gateway import Gateway
+from .gateway import PAGES, Gateway
+from .line import fitting_line
 from .replicas import Replica
-from .server import GatewayServer
-from .up import fitting_line
 
 log = logging.getLogger(__name__)
 
 #: Replicas for which open files are kept free.
 _REPLICAS = 64
-#: What the gateway answers itself, so that no service can have such a prefix.
-_PAGES = ("healthz", "readyz", "inflight", "metrics")
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
         if not _is_name(name):
             raise ValueError(
                 f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
-                f"and is not {', '.join(_PAGES)}"
+                f"and is not {', '.join(PAGES[1:])}"
             )
         if not _is_base_url(url):
             raise ValueError(f"--service {each}: give NAME=http://HOST:PORT")
@@ -69,7 +67,7 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _is_name(text: str) -> bool:
-    return text.isascii() and text.isidentifier() and text not in _PAGES
+    return text.isascii() and text.isidentifier() and text not in PAGES
 
 
 def _is_base_url(text: str) -> bool:
@@ -102,7 +100,7 @@ async def _run(config: GatewayConfig) -> int:
     max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
     # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
-    server = GatewayServer(gateway)
+    server = GracefulServer(gateway, handles_signals=False)
 
     def stop() -> None:
         # Open requests are answered first; a second signal does not wait for them.
@@ -124,7 +122,6 @@ async def _run(config: GatewayConfig) -> int:
         for each in following:
             each.cancel()
         results = await asyncio.gather(*following, return_exceptions=True)
-        await gateway.aclose()
     for result in results:
         if isinstance(result, Exception):
             raise result

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from .health import watch
-from .replicas import Replica
+from .replicas import Replica, watch
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,25 @@
 """Requests that wait in line at the gateway, with their bodies unread."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from .replicas import Replica
 
+log = logging.getLogger(__name__)
+
+#: The most requests in progress, without those that may wait in line.
+MAX_REQUESTS = 4096
 #: The most requests in line, of all services together.
 MAX_WAITING = 10_000
 #: The most requests that a replica has from the line: the others stay here, where they survive it.
 MAX_OUTSTANDING = 256
 #: Seconds between two looks at the replicas while requests wait.
 _LOOK_SECONDS = 0.05
+#: Open files besides the connections of requests.
+_OTHER_FILES = 256
 
 
 class Line:
@@ -74,3 +81,16 @@ class Line:
     def _on_look(self) -> None:
         self._look = None
         self.advance()
+
+
+def fitting_line(open_files: int, replicas: int) -> int:
+    """Return how many requests may wait in line, if so many files may be open."""
+    # A request at a replica has a second connection.
+    free = open_files - 2 * MAX_REQUESTS - _OTHER_FILES
+    fitting = max(min(MAX_WAITING, max(free - MAX_OUTSTANDING * replicas, free // 2)), 1)
+    if fitting < MAX_WAITING:
+        log.warning(
+            "the limit of open files is %d: at most %d requests wait in line, instead of %d",
+            open_files, fitting, MAX_WAITING,
+        )  # fmt: skip
+    return fitting

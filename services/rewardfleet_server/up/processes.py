@@ -16,8 +16,7 @@ from pathlib import Path
 from rewardfleet_server.serve import CANNOT_BE_BOUND
 from rewardfleet_server.system.child_process import end_with_parent
 
-from .health import watch
-from .replicas import Replica
+from .replicas import Replica, watch
 from .settings import PlannedReplica
 
 log = logging.getLogger(__name__)

@@ -1,13 +1,21 @@
-"""The replicas of the services of a fleet."""
+"""The replicas of a fleet: which may be sent requests, and when theirs are sent to others."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .upstream import Connection, UpstreamFailed
+import httpx
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two checks of a replica before and after it is ready, and for one of them.
+_STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
+#: The requests of a replica that has not answered for so many seconds are sent to another one.
+_MOVE_SECONDS = 5.0
+#: A replica that has been ready and does not answer for so many seconds is frozen.
+_SILENCE_SECONDS = 30.0
 
 
 @dataclass(eq=False)
@@ -23,7 +31,7 @@ class Replica:
         restarts: How often it was started again.
         last_failure: Why it ended the last time, or is not ready; empty if it never failed.
         has_been_ready: Set once it has been ready.
-        connections: Those with its outstanding requests.
+        attempts: What fails each of its outstanding requests, given a reason.
     """
 
     service: str
@@ -34,16 +42,64 @@ class Replica:
     restarts: int = 0
     last_failure: str = ""
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
-    connections: set[Connection] = field(default_factory=set)
+    attempts: set[Callable[[str], None]] = field(default_factory=set)
 
     def abandon(self, reason: str) -> None:
         """Fail its outstanding requests, so that they are sent to other replicas."""
-        if self.connections:
+        if self.attempts:
             text = "%d requests at %s of %s are sent to others: %s"
-            log.warning(text, len(self.connections), self.url, self.service, reason)
-        for each in self.connections:
-            each.abort(UpstreamFailed(reason))
+            log.warning(text, len(self.attempts), self.url, self.service, reason)
+        for fail in self.attempts:
+            fail(reason)
 
 
 #: The replicas of each service, by its name.
 Fleet = Mapping[str, Sequence[Replica]]
+
+
+async def watch(
+    replica: Replica, peers: Sequence[Replica], on_frozen: Callable[[], None] = lambda: None
+) -> None:
+    """Poll whether a replica is ready, until this is cancelled.
+
+    Args:
+        replica: Its `is_ready` and `last_failure` are set.
+        peers: All replicas of its service.
+        on_frozen: Called when it has been ready and has not answered for 30 s, and again until it
+            answers.
+    """
+    last_answer = time.monotonic()
+    was_ready = False
+    async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
+        while True:
+            could_be_sent = replica.is_ready
+            try:
+                response = await client.get(f"{replica.url}/readyz")
+                last_answer = time.monotonic()
+                replica.is_ready = response.status_code == 200
+                if replica.is_ready:
+                    was_ready = True
+                    replica.has_been_ready.set()
+                elif was_ready:
+                    replica.last_failure = _detail(response)
+            except httpx.HTTPError as error:
+                replica.is_ready = False
+                if was_ready:
+                    replica.last_failure = f"does not answer: {type(error).__name__}"
+            if could_be_sent and not replica.is_ready:
+                name, reason = replica.service, replica.last_failure
+                log.warning("%s at %s gets no requests: %s", name, replica.url, reason)
+            silence = time.monotonic() - last_answer
+            # If no other one answers either, it is the machine that is busy.
+            if silence > _MOVE_SECONDS and any(each.is_ready for each in peers):
+                replica.abandon(f"it has not answered for {silence:.0f} s")
+            if was_ready and silence > _SILENCE_SECONDS:
+                on_frozen()
+            await asyncio.sleep(_READY_SECONDS if was_ready else _STARTING_SECONDS)
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return f"not ready: HTTP {response.status_code}"

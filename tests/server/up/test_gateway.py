@@ -27,8 +27,7 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_unt
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up import gateway as gateway_module
-from rewardfleet_server.up import request as request_module
-from rewardfleet_server.up import upstream
+from rewardfleet_server.up import proxy
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.video.app import create_app as create_video_app
@@ -46,9 +45,8 @@ NOTHING = "http://127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def slow_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait until replicas accept connections and ask for bodies, also on a busy machine."""
-    monkeypatch.setattr(upstream, "_CONNECT_SECONDS", 60)
-    monkeypatch.setattr(upstream, "_CONTINUE_SECONDS", 60)
+    """Wait until replicas accept connections, also on a busy machine."""
+    monkeypatch.setattr(proxy, "_CONNECT_SECONDS", 60)
 
 
 class Stub:
@@ -389,6 +387,36 @@ def test_encoded_line_breaks_stay_encoded(front: Front):
     assert not {b"x-injected", b"x-too"} & dict(scope["headers"]).keys()
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["/a%2Fb%20c?x=%0a&y=%zz", "//x", "/../a/./b", "/[x|^{}`\\", "/@evil:80/", "/a;b=c?d=/../&e=?"],
+)
+def test_paths_and_queries_are_passed_on_unchanged(front: Front, target: str):
+    stub = Stub()
+    request = f"GET /tools{target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    client = front(stub)
+    assert exchange(client, request.encode()).startswith(b"HTTP/1.1 200")
+    assert client.replicas[0].is_ready
+    ((scope, _),) = stub.requests
+    path, _, query = target.partition("?")
+    assert (scope["raw_path"], scope["query_string"]) == (path.encode(), query.encode())
+
+
+def test_headers_of_a_response_arrive_in_their_number(front: Front):
+    headers = [*((b"x-%d" % number, b"y" * 20) for number in range(500))]
+    headers += [(b"set-cookie", b"a"), (b"set-cookie", b"b"), (b"x-raw", b"\xe9")]
+
+    async def app(scope, receive, send) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+    answer = front(app).get("/tools/x")
+    assert len([each for each in answer.headers.raw if each[0].startswith(b"x-")]) == 501
+    assert answer.headers.get_list("set-cookie") == ["a", "b"]
+    assert (b"x-raw", b"\xe9") in answer.headers.raw
+
+
 # The choice of a replica
 
 
@@ -538,7 +566,7 @@ def test_a_large_body_that_is_refused_after_it_was_read_gets_a_503_to_send_again
 
 
 def test_bodies_are_not_stored_beyond_a_limit_for_all(front: Front, monkeypatch):
-    monkeypatch.setattr(request_module, "MAX_TOTAL_BYTES", 1000)
+    monkeypatch.setattr(proxy, "MAX_TOTAL_BYTES", 1000)
     client = front(Stub(503), Stub())
     client.replicas[1].outstanding = 1
     assert client.post("/tools/score", content=b"x" * 900).status_code == 200
@@ -649,6 +677,33 @@ def test_an_answer_that_is_not_http_is_a_failure_of_the_replica(front: Front):
     assert "not valid HTTP" in answer.json()["detail"]
 
 
+def test_a_request_on_a_connection_that_has_just_ended_arrives_whole(front: Front):
+    """aiohttp sends requests of idempotent methods again, with their bodies."""
+    bodies = []
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    received = b""
+                    while not received.endswith(b"end"):
+                        received += connection.recv(65536)
+                    bodies.append(received.partition(b"\r\n\r\n")[2])
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
+                    connection.recv(1)  # the start of the next request
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        client = front(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for _ in range(3):
+            assert client.put("/tools/x", content=b"x" * 99_999 + b"end").text == "a"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    assert bodies == [b"x" * 99_999 + b"end"] * 3
+
+
 def test_a_second_response_on_a_connection_is_not_given_to_another_request(front: Front):
     twice = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na" * 2
     with broken_server(twice) as (url, _):
@@ -696,11 +751,13 @@ def test_connections_are_used_again_until_the_service_would_close_them(front: Fr
     client = front(stub)
     for _ in range(3):
         assert client.post("/tools/x", content=b"x").status_code == 200
-    monkeypatch.setattr(upstream, "_IDLE_SECONDS", 0.0)
-    client.get("/tools/x")
+    monkeypatch.setattr(proxy, "_IDLE_SECONDS", 0.0)
+    again = front(stub)
+    for _ in range(2):
+        again.get("/tools/x")
     ports = [scope["client"][1] for scope, _ in stub.requests]
     assert len(set(ports[:3])) == 1
-    assert ports[3] != ports[0]
+    assert ports[3] != ports[4]
 
 
 @pytest.mark.slow
@@ -729,8 +786,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
 @pytest.mark.slow
 def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypatch):
     """Responses wait in the service; a caller that reads nothing loses its connection to it."""
-    for module in (gateway_module, request_module):
-        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(proxy, "SILENCE_SECONDS", 0.5)
     sent = 0
 
     async def app(scope, receive, send) -> None:
@@ -753,8 +809,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypa
 
 @pytest.mark.slow
 def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
-    for module in (gateway_module, request_module):
-        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(proxy, "SILENCE_SECONDS", 0.2)
     stub = Stub()
     client = front(stub)
     with socket.create_connection(address(client), timeout=60) as connection:
@@ -774,7 +829,7 @@ def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch
 
 @pytest.mark.slow
 def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
-    monkeypatch.setattr(request_module, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(proxy, "_GRACE_SECONDS", 0.1)
     stub = Stub(respond=threading.Event())
     client = front(stub)
     # The replica must get the request before.

@@ -18,23 +18,21 @@ from rich.table import Table
 
 from rewardfleet_server.commands.doctor import Diagnosis, check_redis_servers
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.server import GracefulServer
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
 
-from .gateway import MAX_REQUESTS, Gateway
-from .line import MAX_OUTSTANDING, MAX_WAITING
+from .gateway import Gateway
+from .line import fitting_line
 from .processes import FleetFailed, ReplicaProcess
 from .replicas import Replica
-from .server import GatewayServer
 from .settings import FleetConfig, PlannedReplica, plan
 
 log = logging.getLogger(__name__)
 
 #: Columns where the output is not a terminal.
 _LOG_WIDTH = 200
-#: Open files besides the connections of requests.
-_OTHER_FILES = 256
 
 
 def run_up(config: FleetConfig, *, show_logs: bool) -> int:
@@ -86,19 +84,6 @@ def _locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def fitting_line(open_files: int, replicas: int) -> int:
-    """Return how many requests may wait in line, if so many files may be open."""
-    # A request at a replica has a second connection.
-    free = open_files - 2 * MAX_REQUESTS - _OTHER_FILES
-    fitting = max(min(MAX_WAITING, max(free - MAX_OUTSTANDING * replicas, free // 2)), 1)
-    if fitting < MAX_WAITING:
-        log.warning(
-            "the limit of open files is %d: at most %d requests wait in line, instead of %d",
-            open_files, fitting, MAX_WAITING,
-        )  # fmt: skip
-    return fitting
 
 
 def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
@@ -168,7 +153,7 @@ class _Fleet:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopped.set)
-        server = GatewayServer(self._gateway)
+        server = GracefulServer(self._gateway, handles_signals=False)
         serving = asyncio.create_task(server.serve([self._listener]))
         running = [asyncio.create_task(each.run()) for each in self._processes]
         try:
@@ -182,7 +167,6 @@ class _Fleet:
             await asyncio.gather(*running, return_exceptions=True)
             server.should_exit = True
             await serving
-            await self._gateway.aclose()
 
     async def _until_stopped(self, running: Sequence[asyncio.Task[None]]) -> int:
         started = time.monotonic()

@@ -18,16 +18,17 @@ import pytest
 from rewardfleet import RewardFleet
 from rewardfleet.commands.main import main
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.server import GracefulServer
 from rewardfleet_server.serve import bind
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.up import discovery, health
+from rewardfleet_server.up import discovery
+from rewardfleet_server.up import replicas as replicas_module
 from rewardfleet_server.up.command import GatewayConfig
 from rewardfleet_server.up.gateway import Gateway
-from rewardfleet_server.up.server import GatewayServer
+from rewardfleet_server.up.line import fitting_line
 from rewardfleet_server.up.settings import free_port
-from rewardfleet_server.up.up import fitting_line
 
 from ..processes import service_process
 
@@ -109,15 +110,18 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
 
 async def test_requests_stay_while_no_other_replica_answers(monkeypatch: pytest.MonkeyPatch):
     """A machine that is busy delays all replicas; the work of none is thrown away."""
-    monkeypatch.setattr(health, "_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(health, "_READY_SECONDS", 0.05)
-    monkeypatch.setattr(health, "_MOVE_SECONDS", 0.2)
+    monkeypatch.setattr(replicas_module, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(replicas_module, "_READY_SECONDS", 0.05)
+    monkeypatch.setattr(replicas_module, "_MOVE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        replica, peer = health.Replica("code", url, True), health.Replica("code", url)
+        replica, peer = (
+            replicas_module.Replica("code", url, True),
+            replicas_module.Replica("code", url),
+        )
         given_up: list[str] = []
         monkeypatch.setattr(replica, "abandon", given_up.append)
-        watching = asyncio.create_task(health.watch(replica, [replica, peer]))
+        watching = asyncio.create_task(replicas_module.watch(replica, [replica, peer]))
         try:
             async with asyncio.timeout(60):
                 while replica.is_ready:
@@ -235,8 +239,8 @@ async def test_a_replica_that_left_its_name_is_watched_while_it_has_requests(
     """It may freeze while it ends, and its requests are sent to others."""
     monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
     for name in ("_CHECK_SECONDS", "_READY_SECONDS"):
-        monkeypatch.setattr(health, name, 0.05)
-    monkeypatch.setattr(health, "_MOVE_SECONDS", 0.5)
+        monkeypatch.setattr(replicas_module, name, 0.05)
+    monkeypatch.setattr(replicas_module, "_MOVE_SECONDS", 0.5)
     given_up: list[str] = []
     monkeypatch.setattr(discovery.Replica, "abandon", lambda each, _: given_up.append(each.url))
     addresses = ["127.0.0.1", "127.0.0.2"]  # nothing listens at the second
@@ -321,8 +325,11 @@ async def test_a_gateway_can_be_started_again_at_once():
         listener = bind(config)
         port = listener.getsockname()[1]
         hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
-        server = GatewayServer(Gateway({}, hosts))
+        server = GracefulServer(Gateway({}, hosts), handles_signals=False)
         serving = asyncio.create_task(server.serve([listener]))
+        async with asyncio.timeout(60):
+            while not server.started:
+                await asyncio.sleep(0.01)
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
             server.should_exit = True

@@ -1,0 +1,438 @@
+"""A caller's request, sent to replicas by aiohttp: bodies are passed on as they arrive."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from yarl import URL
+
+from rewardfleet.wire.errors import DeadlineExceeded, Overloaded, Unavailable
+from rewardfleet.wire.headers import (
+    FORWARDED_HOST_HEADER,
+    HELD_HEADER,
+    PREFIX_HEADER,
+    TIMEOUT_HEADER,
+)
+from rewardfleet.wire.waiting import Waits
+from rewardfleet_server.http.openenv import Message, Receive, Send
+
+from .replicas import Replica
+
+log = logging.getLogger(__name__)
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+#: The most bytes of a request's body that are stored, so that it can be sent again.
+MAX_STORED_BYTES = 2**20
+#: The most bytes that are stored for all requests; beyond it, bodies are only passed on.
+MAX_TOTAL_BYTES = 256 * 2**20
+#: Seconds without a byte of a request's body, or in which a replica reads nothing of it, or the
+#: caller nothing of the response.
+SILENCE_SECONDS = 30.0
+#: Seconds to wait for a response if the request has no `X-Request-Timeout`, and in addition to it.
+DEFAULT_TIMEOUT_SECONDS, _GRACE_SECONDS = 600.0, 5.0
+_CONNECT_SECONDS = 2.0
+#: Idle connections are used again for so long: less than services keep them.
+_IDLE_SECONDS = 60.0
+#: Seconds between two looks at what takes too long.
+_LOOK_SECONDS = 0.1
+#: The most bytes of a header of a replica, the most headers, and the most bytes of a refusal.
+_MAX_HEADER_BYTES, _MAX_HEADERS, _MAX_REFUSAL_BYTES = 16 * 1024, 1024, 64 * 1024
+#: Headers that concern one connection (RFC 9110, 7.6.1), and those that the gateway sets.
+_OF_CONNECTION = frozenset(
+    b"connection expect keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
+)
+_FORWARDED_HOST = FORWARDED_HOST_HEADER.encode()
+_OWN = {PREFIX_HEADER.encode(), _FORWARDED_HOST, HELD_HEADER.encode(), b"host"}
+_NOT_FORWARDED, _NOT_RETURNED = _OF_CONNECTION | _OWN, _OF_CONNECTION | {b"date"}
+
+
+class CallerDisconnected(Exception):
+    """The caller disconnected before the response was complete."""
+
+
+class UpstreamFailed(Exception):
+    """A replica's response is missing, incomplete or not valid.
+
+    Args:
+        reason: Why.
+        was_reached: Whether the replica may have got the request.
+    """
+
+    def __init__(self, reason: str, *, was_reached: bool = True) -> None:
+        super().__init__(reason)
+        self.was_reached = was_reached
+
+
+class Refusal(NamedTuple):
+    """A complete 429 or 503 of a replica, and its `Retry-After` in seconds."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    retry_after: float
+
+
+class Upstream:
+    """What connects a gateway to replicas, as an asynchronous context manager.
+
+    Attributes:
+        session: The connections. It changes neither requests nor responses.
+        attempts: The requests at replicas.
+        stored_bytes: The bytes that all requests together store.
+    """
+
+    async def __aenter__(self) -> Self:
+        """Begin to end what takes too long."""
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            auto_decompress=False,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+            max_headers=_MAX_HEADERS,
+        )
+        self.attempts: set[Attempt] = set()
+        self.stored_bytes = 0
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        self._looking.cancel()
+        await self.session.close()
+
+    async def _look(self) -> None:
+        """Compare times, as a timer for each step of each request would cost more."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for each in tuple(self.attempts):
+                each.check(now)
+
+
+class Attempt:
+    """A request at a replica, which ends when something of it takes too long.
+
+    Args:
+        timeout_s: Seconds until the response begins, and for each part of it.
+        late: Why it ends then.
+
+    Attributes:
+        timeout: What it runs in.
+        error: Why it has ended, if the connection did not fail.
+        transport: What the body is sent by, if there is one.
+    """
+
+    def __init__(self, timeout_s: float, late: str) -> None:
+        self.timeout = asyncio.timeout(None)
+        self.error: Exception | None = None
+        self.transport: asyncio.WriteTransport | None = None
+        self._timeout_s, self._late = timeout_s, late
+        self._loop = asyncio.get_running_loop()
+        self.restart()
+
+    def restart(self) -> None:
+        """Give the next part of the response all of the time."""
+        self._until = self._loop.time() + self._timeout_s
+        self.allow(math.inf)
+
+    def allow(self, seconds: float, error: type[Exception] = Exception, reason: str = "") -> None:
+        """Limit the time of the next step, and say why the request ends afterwards."""
+        self._step = self._loop.time() + seconds, error, reason
+
+    def check(self, now: float) -> None:
+        """End it if it takes too long."""
+        step_until, error, reason = self._step
+        if now > self._until:
+            self.end(DeadlineExceeded(self._late))
+        elif now > step_until:
+            self.end(error(reason))
+
+    def end(self, error: Exception) -> None:
+        """End it now."""
+        if self.error is None:
+            self.error = error
+            self.timeout.reschedule(self._loop.time())
+
+    def abandon(self, reason: str) -> None:
+        """End it, so that the request is sent to another replica."""
+        self.end(UpstreamFailed(reason))
+
+
+class Body(aiohttp.Payload):
+    """The body of a request, which is read when a replica wants it and stored if it is small.
+
+    Args:
+        receive: Of ASGI.
+        upstream: Counts what is stored.
+
+    Attributes:
+        attempt: The current one, if any.
+        can_be_sent: Whether it is still known from its start.
+    """
+
+    def __init__(self, receive: Receive, upstream: Upstream) -> None:
+        super().__init__(None)
+        self._receive = receive
+        self._upstream = upstream
+        self._stored: list[bytes] = []
+        self._stored_bytes = 0
+        self._is_complete = False
+        self._watching: asyncio.Task[None] | None = None
+        self.attempt: Attempt | None = None
+        self.can_be_sent = True
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send the body, whose length the server of the gateway has checked.
+
+        Raises:
+            CallerDisconnected: The rest of it does not arrive.
+            UpstreamFailed: Its start is not known any more.
+        """
+        attempt = self.attempt
+        if attempt is None or not self.can_be_sent:  # aiohttp tries some requests twice
+            raise UpstreamFailed("the body cannot be sent again")
+        attempt.transport = writer.transport
+        unread = SILENCE_SECONDS, UpstreamFailed, "it does not read the request"
+        missing = f"no more of the body arrived within {SILENCE_SECONDS:g} s"
+        for chunk in tuple(self._stored):
+            attempt.allow(*unread)
+            await writer.write(chunk)
+        while not self._is_complete:
+            attempt.allow(SILENCE_SECONDS, DeadlineExceeded, missing)
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                attempt.end(CallerDisconnected())
+                raise CallerDisconnected
+            self._is_complete = not message.get("more_body", False)
+            if chunk := message.get("body", b""):
+                self._store(chunk)
+                attempt.allow(*unread)
+                await writer.write(chunk)
+        attempt.allow(math.inf)
+        self.watch()
+
+    def decode(self, *_: object, **__: object) -> str:
+        """Fail: it is not known as a whole."""
+        raise TypeError
+
+    def _store(self, chunk: bytes) -> None:
+        if not self.can_be_sent:
+            return
+        self._stored.append(chunk)
+        self._count(len(chunk))
+        is_too_large = self._stored_bytes > MAX_STORED_BYTES
+        if is_too_large or self._upstream.stored_bytes > MAX_TOTAL_BYTES:
+            self.can_be_sent = False
+            self._forget()
+
+    def _count(self, size: int) -> None:
+        self._stored_bytes += size
+        self._upstream.stored_bytes += size
+
+    def _forget(self) -> None:
+        self._stored.clear()
+        self._count(-self._stored_bytes)
+
+    def watch(self) -> None:
+        """End the attempts of a caller that disconnects, once its body has been read."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self.attempt is not None:
+            self.attempt.end(CallerDisconnected())
+
+    def end(self) -> None:
+        """Give back its memory, and stop watching its caller."""
+        self._forget()
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+class Request:
+    """A caller's request, which is sent to one replica or more.
+
+    Args:
+        scope: Of ASGI.
+        receive: Of ASGI.
+        service: The service whose prefix the path has.
+        upstream: What it is sent by.
+        waits: How long it may wait in line; None if it may not.
+
+    Attributes:
+        waits: As above.
+        body: Its body.
+        started: Time of the event loop's clock at which its headers arrived.
+        given_s: Seconds that the caller waits for the response; infinite if it does not say.
+        is_read: Whether it only reads something.
+    """
+
+    def __init__(
+        self,
+        scope: Message,
+        receive: Receive,
+        service: str,
+        upstream: Upstream,
+        waits: Waits | None,
+    ) -> None:
+        headers = dict(scope["headers"])
+        self._upstream = upstream
+        self.waits = waits
+        self.body = Body(receive, upstream)
+        self.started = asyncio.get_running_loop().time()
+        self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
+        # A service gets a little longer to report that it is too late.
+        has_limit = self.given_s < math.inf
+        self._timeout_s = self.given_s + _GRACE_SECONDS if has_limit else DEFAULT_TIMEOUT_SECONDS
+        self._method: str = scope["method"]
+        self.is_read = self._method in {"GET", "HEAD"}
+        length = int(headers.get(b"content-length", 0))
+        is_chunked = b"transfer-encoding" in headers
+        self._has_body = is_chunked or length > 0
+        # A service refuses a large body before it reads it. Until it asks for the body, nothing of
+        # it is sent, so that the request can go to another replica.
+        self._is_large = is_chunked or length > MAX_STORED_BYTES
+        path, query = scope["raw_path"][1 + len(service) :] or b"/", scope["query_string"]
+        self._target = (path + b"?" + query if query else path).decode("ascii")
+        # Replicas listen on loopback and accept its names only; the gateway has checked the given.
+        own = (b"host", b"localhost"), (_FORWARDED_HOST, headers.get(b"host", b""))
+        self._headers = [
+            (name.decode("ascii"), value.decode(errors="replace"))  # aiohttp sends UTF-8
+            for name, value in (*_without(_NOT_FORWARDED, scope["headers"]), *own)
+        ]
+        self._headers.append((PREFIX_HEADER, f"/{service}"))
+
+    async def send_to(self, replica: Replica, send: Send) -> Refusal | None:
+        """Send the request to a replica and pass its response on; or return its refusal.
+
+        A response that stays incomplete ends the caller's connection.
+
+        Raises:
+            UpstreamFailed: There is no response.
+            DeadlineExceeded: The response, or the caller's body, takes too long.
+            CallerDisconnected: The response is not needed any more.
+        """
+        headers = self._headers
+        if self.waits is not None:  # services accept no 0
+            held = max(asyncio.get_running_loop().time() - self.started, 0.001)
+            headers = [*headers, (HELD_HEADER, f"{held:.3f}")]
+        late = f"no answer of {replica.service} within {self._timeout_s:g} s"
+        self.body.attempt = attempt = Attempt(self._timeout_s, late)
+        self._upstream.attempts.add(attempt)
+        replica.attempts.add(attempt.abandon)
+        if not self._has_body:
+            self.body.watch()
+        has_begun = False
+        try:
+            async with (
+                attempt.timeout,
+                self._upstream.session.request(
+                    self._method,
+                    URL(replica.url + self._target, encoded=True),
+                    headers=headers,
+                    data=self.body if self._has_body else None,
+                    expect100=self._is_large,
+                    allow_redirects=False,
+                ) as response,
+            ):
+                if response.status in {Overloaded.status, Unavailable.status}:
+                    return await _read_refusal(response)
+                has_begun = True
+                await _relay(response, attempt, send)
+        except (TimeoutError, aiohttp.ClientError, UpstreamFailed) as error:
+            if attempt.transport is not None:  # else closing it waits until all was sent
+                attempt.transport.abort()
+            failure = attempt.error or _failure(error)
+            if not has_begun or isinstance(failure, CallerDisconnected):
+                raise failure from None
+            log.warning("a response ended before it was complete: %s", failure)
+        finally:
+            self.body.attempt = None
+            self._upstream.attempts.discard(attempt)
+            replica.attempts.discard(attempt.abandon)
+        return None
+
+
+async def read_all(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        UpstreamFailed: It is too long.
+    """
+    body = b""
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise UpstreamFailed("its answer is too long")
+    return body
+
+
+async def _read_refusal(response: aiohttp.ClientResponse) -> Refusal:
+    retry_after = response.headers.get("retry-after", "")
+    seconds = float(retry_after) if retry_after.isdecimal() else 1.0
+    headers, body = response.raw_headers, await read_all(response, _MAX_REFUSAL_BYTES)
+    return Refusal(response.status, _without(_NOT_RETURNED, headers), body, seconds)
+
+
+async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send) -> None:
+    """Pass a response on.
+
+    Raises:
+        UpstreamFailed: It ends with its connection, so it may be incomplete.
+    """
+    headers, content = _without(_NOT_RETURNED, response.raw_headers), response.content
+    framing = {"content-length", "transfer-encoding"}
+    has_end = content.at_eof() or any(each.lower() in framing for each in response.headers)
+    unread = SILENCE_SECONDS, UpstreamFailed, "the caller does not read it"
+    attempt.allow(*unread)
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    more = True
+    while more:
+        attempt.restart()
+        body = await content.readany()
+        more = not content.at_eof()
+        if not (more or has_end):
+            raise UpstreamFailed("it has no length")
+        attempt.allow(*unread)
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _failure(error: Exception) -> UpstreamFailed:
+    """Return what an error says about a replica."""
+    match error:
+        case UpstreamFailed():
+            return error
+        case aiohttp.ServerTimeoutError() | aiohttp.ClientConnectorError():
+            reason = getattr(error, "strerror", None) or "it took too long"
+            return UpstreamFailed(f"it cannot be connected to: {reason}", was_reached=False)
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+            return UpstreamFailed(f"its response is not valid HTTP: {error}")
+    return UpstreamFailed(f"the connection ended: {error}")
+
+
+def _without(names: frozenset[bytes], headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return headers in lower case, without some; `Connection` may name more of them."""
+    lower = [(name.lower(), value) for name, value in headers]
+    for name, value in lower:
+        if name == b"connection":
+            names |= {each.strip().lower() for each in value.split(b",")}
+    return [each for each in lower if each[0] not in names]
+
+
+def _seconds(header: bytes) -> float:
+    """Return the seconds in a header; services refuse headers that are not valid."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        return math.inf
+    return seconds if seconds > 0 else math.inf
