@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rewardfleet_server.commands.doctor import Diagnosis, check_redis_servers
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
+from rewardfleet_server.system.diagnosis import Diagnosis, check_redis_servers
 
 from .gateway import MAX_REQUESTS, Gateway
 from .line import MAX_OUTSTANDING, MAX_WAITING
