@@ -46,7 +46,7 @@ def main() -> int:
     with command_serving("video", "--cache-mb", "0", "--max-in-flight", "2", *roots) as url:
         ratios += asyncio.run(compare("video", [url], 2, score_clips, single_items(2)))
         ratios += asyncio.run(compare("video", [url], 2, score_clips, batches(8)))
-    with command_serving("tools", "--run-state-file", "") as url:
+    with command_serving("tools") as url:
         ratios += asyncio.run(compare("tools", [url], 1, score_answers, batches(64)))
     return report(ratios)
 

@@ -28,7 +28,7 @@ class Number(click.FloatRange):
         return number
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands; a typo suggests one of them."""
 
     def resolve_command(
@@ -40,7 +40,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named.
 
     Args:

@@ -8,7 +8,7 @@ import click
 
 import rewardfleet
 
-from .options import API_KEY, TIMEOUT, Group, grouped, number
+from .options import API_KEY, TIMEOUT, CommandGroup, grouped, number
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ScoreOptions:
     timeout: float
 
 
-@click.group(cls=Group, name="score", help="Score one item with a running service.")
+@click.group(cls=CommandGroup, name="score", help="Score one item with a running service.")
 def command() -> None:
     """Group the commands that score an item."""
 
