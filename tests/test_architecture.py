@@ -109,7 +109,7 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
             return not in_wire or name.startswith("rewardfleet.wire")
         allowed = {"pydantic", "typing_extensions"} | (set() if in_wire else {"httpx", "numpy"})
         allowed |= TRAINERS if package == "adapters" else set()
-        allowed |= {"click", "rich", "prometheus_client"} if package == "commands" else set()
+        allowed |= {"click"} if package == "commands" else set()
         allowed |= {"gymnasium"} if path == GYMNASIUM_WRAPPER else set()
         return top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
-    from .commands.doctor import Diagnosis
     from .settings import ServerSettings
+    from .system.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 The times are those that `/metrics` has of the same load, so that other work on the machine, which
 comes and goes, affects both. Exits with 1 if a throughput is more than 20 % off, or a 95th
 percentile more than 30 %. With as many callers as slots, slots are empty while callers prepare
-their next item, on the same cores; the simulation knows nothing of that, so these lines are for
-information.
+their next request, on the same cores; the simulation knows nothing of that, so these lines are for
+information. So are those of the tools service, of whose batches the simulation knows the time of
+the scores, and not that of reading and writing JSON.
 """
 
 import asyncio
@@ -13,79 +14,101 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Ratio, command_serving, report
 
-from rewardfleet import RewardFleet
-from rewardfleet_server.commands.sizing import (
-    Histogram,
-    Load,
-    ServiceTimes,
-    Sizing,
-    measured_times,
-    read_metrics,
-)
+from rewardfleet import RewardFleet, video_request
+from rewardfleet.code import code_request
+from rewardfleet.commands.load.requests import tools_item
+from rewardfleet.wire.tools import ToolsRequest
+from rewardfleet_server.commands.sizing import OfferedLoad, Sizing, StageTimes, read_times
 
 ROOT = Path(__file__).parent.parent.parent
 CLIPS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
 TASK = "put the bowl on the stove"
 MEASURED = 60
 
-Score = Callable[[RewardFleet, int], Awaitable[Any]]
+#: Scores some items in one request.
+Score = Callable[[RewardFleet, list[int]], Awaitable[Any]]
 
 
 def main() -> int:
     with ExitStack() as stack:
         flags = ("--cache-mb", "0", "--workers", "1", "--cache", "")
         urls = [stack.enter_context(command_serving("code", *flags)) for _ in range(2)]
-        ratios = asyncio.run(compare("code", urls, 1, score_program))
+        ratios = asyncio.run(compare("code", urls, 1, score_programs, single_items(2)))
+        ratios += asyncio.run(compare("code", urls[:1], 1, score_programs, batches(8)))
     roots = ("--video-root", str(ROOT / "tests" / "data"))
     with command_serving("video", "--cache-mb", "0", "--max-in-flight", "2", *roots) as url:
-        ratios += asyncio.run(compare("video", [url], 2, score_clip))
+        ratios += asyncio.run(compare("video", [url], 2, score_clips, single_items(2)))
+        ratios += asyncio.run(compare("video", [url], 2, score_clips, batches(8)))
+    with command_serving("tools") as url:
+        ratios += asyncio.run(compare("tools", [url], 1, score_answers, batches(64)))
     return report(ratios)
 
 
-async def score_program(fleet: RewardFleet, number: int) -> None:
-    """Score a program that uses a core for a known, varying time."""
-    rounds = 1_000_000 * (1 + number % 5)
-    program = f"for _ in range({rounds}):\n    pass\nprint({number})"
-    tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(number)}]}
-    assert (await fleet.code.score(program, tests)).score == 1
+def single_items(slots: int) -> list[tuple[OfferedLoad, int]]:
+    """Return loads of single items, and how many requests each has; the first is not judged."""
+    callers = [(OfferedLoad(callers=n * slots), 50 * n + 100) for n in (1, 4, 8)]
+    return [*callers, (OfferedLoad(rate=1, burst=20), 240)]
 
 
-async def score_clip(fleet: RewardFleet, number: int) -> None:
-    """Score a real clip; with other frames each time, as equal items share a computation."""
-    frames = 8 + number // len(CLIPS) % 8
-    score = await fleet.video.score(TASK, str(CLIPS[number % len(CLIPS)]), nframes=frames)
-    assert score.score is not None
+def batches(items: int) -> list[tuple[OfferedLoad, int]]:
+    return [(OfferedLoad(callers=callers, batch=items), 15 * callers) for callers in (1, 3)]
 
 
-async def compare(service: str, urls: list[str], slots: int, score: Score) -> list[Ratio]:
+async def score_programs(fleet: RewardFleet, numbers: list[int]) -> None:
+    """Score programs that use a core for a known, varying time."""
+    items = [
+        code_request(
+            f"for _ in range({1_000_000 * (1 + number % 5)}):\n    pass\nprint({number})",
+            {"kind": "stdio", "cases": [{"stdin": "", "stdout": str(number)}]},
+        )
+        for number in numbers
+    ]
+    assert {each.score for each in await fleet.code.score_batch(items)} == {1}
+
+
+async def score_clips(fleet: RewardFleet, numbers: list[int]) -> None:
+    """Score real clips; with other frames each time, as equal items share a computation."""
+    items = [
+        video_request(TASK, str(CLIPS[number % len(CLIPS)]), nframes=8 + number // len(CLIPS) % 8)
+        for number in numbers
+    ]
+    assert None not in [each.score for each in await fleet.video.score_batch(items)]
+
+
+async def score_answers(fleet: RewardFleet, numbers: list[int]) -> None:
+    items = [ToolsRequest.model_validate(tools_item(number)[0]) for number in numbers]
+    assert {each.score for each in await fleet.tools.score_batch(items)} == {4}
+
+
+async def compare(
+    service: str, urls: list[str], slots: int, score: Score, loads: list[tuple[OfferedLoad, int]]
+) -> list[Ratio]:
     """Return predictions next to measurements."""
     total = slots * len(urls)
     numbers = itertools.count()
-    full = Load(callers=total)
     ratios = []
     async with RewardFleet(**{service: urls}) as fleet:
-        await run(fleet, full, MEASURED, score, numbers)
-        times = await asyncio.to_thread(measured_times, urls[0])
-        rate = 0.6 * Sizing(times, full, slots, 1e6).predict(len(urls)).items_per_s
-        for load, count in (
-            (Load(callers=total), 200),
-            (Load(callers=4 * total), 300),
-            (Load(callers=8 * total), 400),
-            (Load(rate=rate, burst=20), 240),
-        ):
-            before = await asyncio.to_thread(read_metrics, urls[0])
+        await run(fleet, OfferedLoad(callers=total), MEASURED, score, numbers)
+        times = await asyncio.to_thread(read_times, urls[0])
+        capacity = Sizing(times, OfferedLoad(callers=total), slots).predict(len(urls)).items_per_s
+        for load, count in loads:
+            if load.rate is not None:
+                load = replace(load, rate=0.6 * capacity)  # noqa: PLW2901 - now it is known
+            before = await asyncio.to_thread(read_times, urls[0])
             per_second, p95 = await run(fleet, load, count, score, numbers)
-            after = await asyncio.to_thread(read_metrics, urls[0])
-            times = ServiceTimes("this load", *map(without, after, before))
-            found = Sizing(times, load, slots, 1e6).predict(len(urls))
-            is_judged = load.callers != total
+            after = await asyncio.to_thread(read_times, urls[0])
+            times = [without(*each) for each in zip(after, before, strict=True)]
+            found = Sizing(times, load, slots).predict(len(urls))
+            is_judged = load.callers != total and service != "tools"
             kind = f"{load.callers} callers" if load.callers else f"bursts of {load.burst}"
+            kind += f", {load.batch} items" if load.batch > 1 else ""
             ratios += [
                 Ratio(
                     f"{service}, {kind}: items/s, predicted; measured",
@@ -103,21 +126,22 @@ async def compare(service: str, urls: list[str], slots: int, score: Score) -> li
     return ratios
 
 
-def without(all_: Histogram, other: Histogram) -> Histogram:
-    """Return the durations that are not in the other histogram."""
-    counts = tuple(a - b for a, b in zip(all_.counts, other.counts, strict=True))
-    return Histogram(all_.bounds, counts, all_.total_s - other.total_s)
+def without(all_: StageTimes, other: StageTimes) -> StageTimes:
+    """Return the durations that are not in the other ones."""
+    counts = [a - b for a, b in zip(all_.counts, other.counts, strict=True)]
+    seconds = [each.mean_s * sum(each.counts) for each in (all_, other)]
+    return StageTimes(all_.lower, all_.upper, counts, (seconds[0] - seconds[1]) / sum(counts))
 
 
 async def run(
-    fleet: RewardFleet, load: Load, count: int, score: Score, numbers: Iterator[int]
+    fleet: RewardFleet, load: OfferedLoad, count: int, score: Score, numbers: Iterator[int]
 ) -> tuple[float, float]:
-    """Send a load; return items per second, and the 95th percentile of the time of an item."""
+    """Send requests; return items per second, and the 95th percentile of the time of a request."""
     seconds: list[float] = []
 
     async def one() -> None:
         started = time.monotonic()
-        await score(fleet, next(numbers))
+        await score(fleet, list(itertools.islice(numbers, load.batch)))
         seconds.append(time.monotonic() - started)
 
     async def caller(items: int) -> None:
@@ -131,11 +155,12 @@ async def run(
         assert load.rate is not None
         tasks = []
         for number in range(count // load.burst):
-            due = started + number * load.burst / load.rate
+            due = started + number * load.burst * load.batch / load.rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             tasks += [asyncio.create_task(one()) for _ in range(load.burst)]
         await asyncio.gather(*tasks)
-    return len(seconds) / (time.monotonic() - started), float(np.quantile(seconds, 0.95))
+    items = load.batch * len(seconds)
+    return items / (time.monotonic() - started), float(np.quantile(seconds, 0.95))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +20,51 @@ from rewardfleet.client import SERVICES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 
-from .options import API_KEY, TIMEOUT
+from .options import API_KEY, TIMEOUT, grouped
 
 #: Where Harbor looks for the reward, in this order.
 REWARD_FILES = ("reward.json", "reward.txt")
 
+Mode = Literal["pass_rate", "all_pass"]
 
-def score_program(
-    fleet: RewardFleet, program: Path, tests: Path, mode: Literal["pass_rate", "all_pass"]
-) -> Score:
+
+@dataclass(frozen=True)
+class ExpectedResult:
+    """What a file is compared with: one of tests, a correct answer and a task."""
+
+    tests: Path | None
+    ground_truth: Path | None
+    task: str | None
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class ScoringService:
+    """Who scores it: a fleet, or `NAME=URL` of a single service."""
+
+    url: str
+    api_key: str
+    timeout: float
+
+    def connect(self) -> RewardFleet:
+        """Return a client.
+
+        Raises:
+            click.UsageError: There is no such service.
+        """
+        name, separator, service_url = self.url.partition("=")
+        is_named = separator and "/" not in name
+        if is_named and name not in SERVICES:
+            known = ", ".join(SERVICES)
+            raise click.UsageError(
+                f"--url {self.url}: give URL, or NAME=URL; NAME is one of {known}"
+            )
+        urls: dict[str, Any] = {name: service_url} if is_named else {}
+        url = None if is_named else self.url
+        return RewardFleet(url, timeout_s=self.timeout, api_key=self.api_key, **urls)
+
+
+def score_program(fleet: RewardFleet, program: Path, tests: Path, mode: Mode) -> Score:
     """Score a program of the agent. One that is not there, or cannot be read, scores 0.
 
     Args:
@@ -125,14 +162,7 @@ def write_reward(folder: Path, reward: float) -> None:
     show_default=True,
     show_envvar=True,
     metavar="URL",
-    help="Base URL of the fleet.",
-)
-@click.option(
-    "--service",
-    "services",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Single service instead, e.g. code=http://127.0.0.1:18081.",
+    help="Base URL of the fleet; or of a single service, as NAME=URL.",
 )
 @API_KEY
 @TIMEOUT
@@ -144,38 +174,20 @@ def write_reward(folder: Path, reward: float) -> None:
     metavar="FOLDER",
     help="Where the reward is written.",
 )
-def command(
-    file: Path,
-    tests: Path | None,
-    ground_truth: Path | None,
-    task: str | None,
-    mode: Literal["pass_rate", "all_pass"],
-    url: str,
-    services: tuple[str, ...],
-    api_key: str | None,
-    timeout: float,
-    output_dir: Path,
-) -> int:
+@grouped(truth=ExpectedResult, service=ScoringService)
+def command(file: Path, truth: ExpectedResult, service: ScoringService, output_dir: Path) -> int:
     """Write the reward of a file; return 3 if it has no score."""
     remove_rewards(output_dir)  # first of all: the agent may have written one
-    if (tests is None) + (ground_truth is None) + (task is None) != 2:
+    if (truth.tests is None) + (truth.ground_truth is None) + (truth.task is None) != 2:
         raise click.UsageError("give one of --tests, --ground-truth and --task")
-    options: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout}
-    for each in services:
-        name, _, service_url = each.partition("=")
-        if name not in SERVICES:
-            raise click.UsageError(
-                f"--service {each}: give NAME=URL, e.g. code=http://10.0.0.7:18081"
-            )
-        options[name] = service_url
-    with RewardFleet(None if services else url, **options) as fleet:
+    with service.connect() as fleet:
         score: Score
-        if tests is not None:
-            score = score_program(fleet, file, tests, mode)
-        elif ground_truth is not None:
-            score = fleet.tools.score(read_text(file), ground_truth.read_text())
+        if truth.tests is not None:
+            score = score_program(fleet, file, truth.tests, truth.mode)
+        elif truth.ground_truth is not None:
+            score = fleet.tools.score(read_text(file), truth.ground_truth.read_text())
         else:
-            score = fleet.video.score(task or "", file.read_bytes())
+            score = fleet.video.score(truth.task or "", file.read_bytes())
     if score.score is None:
         print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
         return 3

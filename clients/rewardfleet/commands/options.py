@@ -1,19 +1,25 @@
-"""What the commands have in common: types of options, and options of several commands."""
+"""What the commands have in common: types of options, options of several commands, tables."""
 
+import dataclasses
 import difflib
+import functools
 import importlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
+from .index import base_url, printable
+
+T = TypeVar("T")
+
 
 class Number(click.FloatRange):
-    """A number of seconds or items: above 0, or 0 or more; at most 1,000,000."""
+    """A number of seconds or items: above 0, and at most 1,000,000."""
 
-    def __init__(self, *, above_zero: bool = True) -> None:
-        super().__init__(min=0, min_open=above_zero, max=1e6)
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=1e6)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -22,7 +28,7 @@ class Number(click.FloatRange):
         return number
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands; a typo suggests one of them."""
 
     def resolve_command(
@@ -34,7 +40,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named.
 
     Args:
@@ -71,21 +77,86 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"\ndid you mean {near[0]}?" if near else ""
 
 
+def grouped(**records: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Pass options in records, each of which takes the options that its fields are named after.
+
+    Args:
+        records: Dataclasses, by the names of the command's arguments.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(function)
+        def call(**given: Any) -> T:
+            for name, record in records.items():
+                fields = [each.name for each in dataclasses.fields(record)]
+                given[name] = record(**{each: given.pop(each) for each in fields})
+            return function(**given)
+
+        return call
+
+    return decorate
+
+
+def number(
+    flag: str, metavar: str, help_text: str, default: float | None = None, *, of: Any = None
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return an option that is a number.
+
+    Args:
+        flag: E.g. `--timeout-s`.
+        metavar: The name of its value in help.
+        help_text: What it is.
+        default: None if it has none.
+        of: Its click type instead of `Number`.
+    """
+    return click.option(
+        flag,
+        type=of or Number(),
+        default=default,
+        show_default=default is not None,
+        metavar=metavar,
+        help=help_text,
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    """Return a table as text.
+
+    Args:
+        columns: Titles.
+        rows: One cell for each column, without control characters in the output.
+        numbers: Whether all columns except the first one are aligned to the right.
+    """
+    lines = [columns, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if numbers and place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _checked_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str:
+    stripped = (key or "").strip()
+    if not (stripped.isascii() and (stripped.isprintable() or not stripped)):
+        raise click.UsageError("the API key is not one line of plain ASCII")
+    return stripped
+
+
+def _checked_urls(
+    _context: click.Context, _parameter: click.Parameter, urls: tuple[str, ...]
+) -> list[str]:
+    return [base_url(each) for each in urls or ("http://127.0.0.1:18000",)]
+
+
 # Options of several commands.
-SERVICE_URLS = click.option(
-    "--service",
-    "services",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Single service, e.g. video=http://127.0.0.1:18080.",
+API_KEY = click.option(
+    "--api-key", envvar="REWARDFLEET_API_KEY", hidden=True, callback=_checked_key
 )
-API_KEY = click.option("--api-key", envvar="REWARDFLEET_API_KEY", hidden=True)
-TIMEOUT = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the score.",
+URLS = click.argument(
+    "urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL", callback=_checked_urls
 )
+TIMEOUT = number("--timeout", "SECONDS", "How long to wait for the score.", 120.0)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

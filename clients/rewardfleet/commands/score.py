@@ -1,16 +1,26 @@
 """`rewardfleet score`: score one item with a running service."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 import rewardfleet
 
-from .options import API_KEY, TIMEOUT, Group
+from .options import API_KEY, TIMEOUT, CommandGroup, grouped, number
 
 
-@click.group(cls=Group, name="score", help="Score one item with a running service.")
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How a clip is scored."""
+
+    nframes: int
+    backend: str | None
+    timeout: float
+
+
+@click.group(cls=CommandGroup, name="score", help="Score one item with a running service.")
 def command() -> None:
     """Group the commands that score an item."""
 
@@ -28,32 +38,22 @@ def command() -> None:
     help="Base URL of the video service.",
 )
 @API_KEY
-@click.option(
-    "--nframes",
-    type=click.IntRange(1, 128),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Frames that the judge sees.",
-)
+@number("--nframes", "N", "Frames that the judge sees.", 16, of=click.IntRange(1, 128))
 @click.option("--backend", metavar="JUDGE", help="Judge.  [default: the service's]")
 @TIMEOUT
-def score_video(
-    clip: Path,
-    task: str,
-    url: str,
-    api_key: str | None,
-    nframes: int,
-    backend: str | None,
-    timeout: float,
-) -> int:
+@grouped(options=ScoreOptions)
+def score_video(clip: Path, task: str, url: str, api_key: str, options: ScoreOptions) -> int:
     """Score one clip and print the response; return 3 if it has no score."""
 
     async def score() -> rewardfleet.VideoScore:
         # The content is sent: the service need not see this machine's files.
         content = await asyncio.to_thread(clip.read_bytes)
-        async with rewardfleet.RewardFleet(video=url, api_key=api_key, timeout_s=timeout) as fleet:
-            return await fleet.video.score(task, content, nframes=nframes, backend=backend)
+        async with rewardfleet.RewardFleet(
+            video=url, api_key=api_key, timeout_s=options.timeout
+        ) as fleet:
+            return await fleet.video.score(
+                task, content, nframes=options.nframes, backend=options.backend
+            )
 
     result = asyncio.run(score())
     print(result.model_dump_json(indent=2))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rewardfleet.wire.code import Limits
 from rewardfleet.wire.score import Timing
-from rewardfleet_server.commands.doctor import Diagnosis, check_extra
+from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
 from .checkers.compiler import find_compiler

@@ -2,13 +2,13 @@
 
 import click
 
-from rewardfleet.commands.options import Group
+from rewardfleet.commands.options import CommandGroup
 from rewardfleet_server.code.packages import environment_of
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.flags import read_settings
 
 
-@click.group(cls=Group, name="packages", help="Packages that scored programs can import.")
+@click.group(cls=CommandGroup, name="packages", help="Packages that scored programs can import.")
 def command() -> None:
     """Group the commands that install packages for programs."""
 

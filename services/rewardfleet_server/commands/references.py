@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from rewardfleet.commands.options import Group
+from rewardfleet.commands.options import CommandGroup
 from rewardfleet_server.video.references.library import add_reference
 
 
-@click.group(cls=Group, name="references", help="The library of the judge `reference`.")
+@click.group(cls=CommandGroup, name="references", help="The library of the judge `reference`.")
 def command() -> None:
     """Group the commands that change a library."""
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import click
 
-from rewardfleet.commands.options import Group
+from rewardfleet.commands.options import CommandGroup
 from rewardfleet_server.registry import SERVICES
 
 
-class Services(Group):
+class Services(CommandGroup):
     """`rewardfleet serve`. The modules of a service are imported when it is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's

@@ -1,63 +1,39 @@
 """`rewardfleet size`: how many replicas a load needs."""
 
+import json
+from dataclasses import asdict
+
 import click
 
-from rewardfleet.commands.options import API_KEY, AS_JSON, Number
+from rewardfleet.commands.options import API_KEY, AS_JSON, grouped, number, table
 
-from . import sizing
+from .sizing import OfferedLoad, Sizing, given_times, read_times
+
+#: The most items that come together: twenty times as many are simulated.
+_MAX_TOGETHER = 50_000
+_COUNT = click.IntRange(1, 10_000)
 
 
 @click.command(
     name="size",
     help="Predict by simulation how many replicas a load needs. Give the load by --rate or "
-    "--callers, and the time at the backend by --seconds or --metrics-url.",
+    "--callers.",
 )
-@click.option("--rate", type=Number(), metavar="N", help="Rollouts per second, on average.")
-@click.option(
-    "--burst",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Rollouts that end at the same time, e.g. those of a training step.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Scores per rollout, e.g. one for each of its steps.",
-)
-@click.option(
+@number("--rate", "N", "Items per second, on average.")
+@number("--burst", "N", "Requests that come at the same time, e.g. of a step.", 1, of=_COUNT)
+@number("--batch", "N", "Items of a request.", 1, of=click.IntRange(1, 1000))
+@number(
     "--callers",
-    type=click.IntRange(1, 10_000),
-    metavar="N",
-    help="Callers that send the next item once they have the last score; instead of --rate.",
+    "N",
+    "Callers that send the next request once the last one is answered; instead of --rate.",
+    of=_COUNT,
 )
 @click.option(
     "--seconds",
-    metavar="S,S,…",
-    help="Measured times of an item at the backend; each is equally probable.",
-)
-@click.option(
-    "--metrics-url",
-    metavar="URL",
-    help="Running service, whose measured times are used.",
-)
-@click.option(
-    "--decode-seconds",
-    type=Number(above_zero=False),
-    default=0.0,
-    metavar="S",
-    help="Measured time to decode a clip, in addition to --seconds.  [default: 0]",
-)
-@click.option(
-    "--clip-frames",
-    nargs=2,
-    type=click.IntRange(1),
-    metavar="N MEASURED",
-    help="Frames of a clip, and of the clips that were measured; decoding takes in proportion.",
+    required=True,
+    metavar="S,S,…|URL",
+    help="Measured times of an item at the backend, each equally probable; or a running service, "
+    "whose measured times are used.",
 )
 @click.option(
     "--concurrency",
@@ -67,75 +43,39 @@ from . import sizing
     help="Items at the backend of a replica at the same time: --workers of the code service, "
     "decode threads or the batch of a model of the video service.",
 )
-@click.option(
-    "--gpus", type=Number(above_zero=False), default=0.0, metavar="N", help="GPUs per replica."
-)
-@click.option(
-    "--p95-s",
-    type=Number(),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time in which 95 % of the items must have their score.",
-)
-@click.option(
-    "--deadline-s",
-    type=Number(),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Deadline of the service or the caller, whichever is less.",
-)
-@click.option(
-    "--replicas",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Predict what this many replicas do, instead.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the random numbers."
-)
+@number("--p95-s", "SECONDS", "Time in which 95 % of the requests must be answered.", 10.0)
 @AS_JSON
 @API_KEY
+@grouped(load=OfferedLoad)
 def command(
-    rate: float | None,
-    burst: int,
-    steps: int,
-    callers: int | None,
-    seconds: str | None,
-    metrics_url: str | None,
-    decode_seconds: float,
-    clip_frames: tuple[int, int] | None,
-    concurrency: int,
-    gpus: float,
-    p95_s: float,
-    deadline_s: float,
-    replicas: int | None,
-    seed: int,
-    as_json: bool,
-    api_key: str | None,
+    load: OfferedLoad, seconds: str, concurrency: int, p95_s: float, as_json: bool, api_key: str
 ) -> None:
     """Print how many replicas a load needs."""
-    if (rate is None) == (callers is None):
+    if (load.rate is None) == (load.callers is None):
         raise click.UsageError("give either --rate or --callers")
-    if (seconds is None) == (metrics_url is None):
-        raise click.UsageError("give either --seconds or --metrics-url")
-    if callers is not None and burst * steps > 1:
-        raise click.UsageError("--burst and --steps go with --rate, not with --callers")
-    if burst * steps > sizing.MAX_BURST:
-        raise click.UsageError(f"--burst times --steps: give at most {sizing.MAX_BURST} items")
-    if metrics_url is not None and decode_seconds:
-        raise click.UsageError("--decode-seconds goes with --seconds: --metrics-url measures it")
-    if clip_frames is not None and metrics_url is None and not decode_seconds:
-        raise click.UsageError("--clip-frames needs --decode-seconds or --metrics-url")
-    times = (
-        sizing.given_times(str(seconds), decode_seconds)
-        if metrics_url is None
-        else sizing.measured_times(metrics_url, api_key)
-    )
-    if clip_frames is not None:
-        times = times.for_clips(*clip_frames)
-    load = sizing.Load(None if rate is None else rate * steps, burst * steps, callers)
-    wanted = sizing.Sizing(times, load, concurrency, p95_s, deadline_s, gpus, seed)
-    predictions = wanted.solve() if replicas is None else [wanted.predict(replicas)]
-    print(sizing.report(wanted, predictions, as_json=as_json))
+    if load.callers is not None and load.burst > 1:
+        raise click.UsageError("--burst goes with --rate, not with --callers")
+    if load.burst * load.batch > _MAX_TOGETHER:
+        raise click.UsageError(f"--burst times --batch: give at most {_MAX_TOGETHER} items")
+    is_url = seconds.startswith(("http://", "https://"))
+    times = read_times(seconds, api_key) if is_url else given_times(seconds)
+    sizing = Sizing(times, load, concurrency, p95_s)
+    predictions = sizing.solve()
+    enough = next(each for each in predictions if sizing.suffices(each))
+    if as_json:
+        found = [asdict(each) for each in predictions]
+        print(json.dumps({"replicas": enough.replicas, "predictions": found}, indent=2))
+        return
+    columns = ("replicas", "items/s", "busy", "p50 s", "p95 s", "p99.9 s", "burst p95 s", "")
+    rows = [
+        [
+            str(each.replicas),
+            f"{each.items_per_s:.4g}",
+            f"{each.busy:.0%}",
+            *(f"{s:.3g}" for s in (each.p50_s, each.p95_s, each.p999_s, each.burst_p95_s)),
+            "suffices" if each is enough else "" if sizing.suffices(each) else "too few",
+        ]
+        for each in predictions
+    ]
+    print(table(columns, rows, numbers=True))
+    print(f"time of an item at the backend: {sum(each.mean_s for each in times):.3g} s on average")

@@ -10,15 +10,16 @@ from rewardfleet_server.up.supervisor import run_up
 
 
 @click.command(name="up", help="Run all services on this machine, below one address.")
-@click.option("--only", metavar="NAMES", help="Services to start, e.g. video,code.  [default: all]")
+@click.option(
+    "--only",
+    metavar="NAME[=N],…",
+    help="Services to start, and how many processes of each: video,code=2.  [default: all, one]",
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="TOML file with these flags, and a table with settings for each service.",
-)
-@click.option(
-    "--replicas", multiple=True, metavar="NAME=N", help="Processes of a service.  [default: 1]"
 )
 @network_flags("the gateway")
 @click.option(
@@ -28,17 +29,14 @@ from rewardfleet_server.up.supervisor import run_up
     help="Caches, run state and logs.  [default: ~/.local/state/rewardfleet]",
 )
 @click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
-def command(
-    config: Path | None, only: str | None, replicas: tuple[str, ...], logs: bool, **given: object
-) -> int:
+def command(config: Path | None, only: str | None, logs: bool, **given: object) -> int:
     """Start all services; return 1 if one cannot start."""
     overrides = {name: value for name, value in given.items() if value is not None}
     if only is not None:
-        overrides["only"] = [name.strip() for name in only.split(",")]
-    counts = {}
-    for each in replicas:
-        name, _, count = each.partition("=")
-        if not count.isdecimal():
-            raise click.UsageError(f"--replicas {each}: give NAME=N, e.g. code=2")
-        counts[name] = int(count)
-    return run_up(read_config(config, {**overrides, "replicas": counts}), show_logs=logs)
+        pairs = [each.strip().partition("=") for each in only.split(",")]
+        for name, separator, count in pairs:
+            if separator and not count.isdecimal():
+                raise click.UsageError(f"--only {name}={count}: give NAME=N, e.g. code=2")
+        overrides["only"] = [name for name, _, _ in pairs]
+        overrides["replicas"] = {name: int(count) for name, _, count in pairs if count}
+    return run_up(read_config(config, overrides), show_logs=logs)

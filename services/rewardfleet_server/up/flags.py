@@ -14,7 +14,8 @@ def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_Functio
 
     Args:
         listener: What listens, for the help, e.g. `the gateway`.
-        has_keys: Whether it is given the API keys.
+        has_keys: Whether it is given the API keys. Without them, it is given the names by which it
+            may be addressed; with them, any name will do, or a file has the names.
     """
     keys = [
         click.option(
@@ -40,6 +41,8 @@ def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_Functio
             metavar="PORT",
             help=f"Port of {listener}.  [default: 18000]",
         ),
+    ]
+    names = [
         click.option(
             "--allowed-host",
             multiple=True,
@@ -49,8 +52,7 @@ def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_Functio
             "may be repeated, and `*` is any.",
         ),
     ]
-
-    flags += keys if has_keys else []
+    flags += keys if has_keys else names
 
     def add(function: _FunctionT) -> _FunctionT:
         for flag in reversed(flags):

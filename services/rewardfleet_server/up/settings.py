@@ -113,7 +113,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     settings = {name: _table(name, content.pop(name, {})) for name in SERVICES}
     replicas: Mapping[str, int] = overrides.get("replicas", {})
     for name, count in replicas.items():
-        settings[_known(name, "--replicas")]["replicas"] = count
+        settings[_known(name, "--only")]["replicas"] = count
     given = {name: value for name, value in overrides.items() if name != "replicas"}
     try:
         config = FleetConfig.model_validate({**content, **given, "settings": settings})

@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rewardfleet_server.commands.doctor import Diagnosis, check_redis_servers
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
+from rewardfleet_server.system.diagnosis import Diagnosis, check_redis_servers
 
 from .gateway import Gateway
 from .line import fitting_line

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterator
 
-from rewardfleet_server.commands.doctor import Diagnosis, check_extra
+from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
 from .judges.settings import built_in

@@ -84,7 +84,7 @@ def test_free_ports_leave_out_those_in_use(monkeypatch: pytest.MonkeyPatch):
     ("content", "overrides", "reason"),
     [
         ("", {"only": ["vidoe"]}, r"--only vidoe: no such service \(did you mean video\?\)"),
-        ("", {"replicas": {"cod": 2}}, "--replicas cod: no such service"),
+        ("", {"replicas": {"cod": 2}}, "--only cod: no such service"),
         ("", {"replicas": {"code": 0}}, "replicas of code: give 1 to 100"),
         ("[code]\nreplicas = 'x'", {}, "replicas of code: give 1 to 100"),
         ("[code]\nworker = 2", {}, r"\[code\] worker: no such setting; did you mean workers\?"),

@@ -1,1 +1,1 @@
-"""`rewardfleet load`: an open-loop load generator for any fleet."""
+"""`rewardfleet load`: what a fleet does at a given rate."""

@@ -1,231 +1,46 @@
 """`rewardfleet load`: from the arguments to the report."""
 
 import asyncio
+import itertools
+import json
+import resource
 import signal
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
-from click.core import ParameterSource
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rewardfleet.client import SERVICES
-from rewardfleet.commands.options import API_KEY, AS_JSON, SERVICE_URLS, Number
-from rewardfleet_server.serve import raise_descriptor_limit
+from rewardfleet.commands.index import find_services, http_client, redact
+from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
 
-from . import report
-from .generator import LoadGenerator, Plan
-from .html import as_html
-from .requests import GeneratedRequests, RecordedRequests
-from .results import Results
-from .targets import find_services
+from .generator import LoadGenerator, LoadPlan
+from .requests import generate_requests, read_requests
+from .results import ALL, QUANTILES, LoadResults, quantiles
 
-_PROGRESS_SECONDS = 0.25
-_INTERRUPTED = 130
-#: Width of tables where the output is not a terminal.
-_PLAIN_WIDTH = 200
+#: Beyond this p99 of its lateness, the generator was too slow for the results to be the fleet's.
+_LATE_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What makes a run fail.
+class LoadLimits:
+    """What makes a run fail: a higher p99 of any service, a higher share of failed requests."""
 
-    Attributes:
-        p99_s: The highest p99 of any service in seconds; None for any.
-        errors: The highest share of requests without an answer, of any service; None for any,
-            unless no request at all is answered.
-    """
-
-    p99_s: float | None
-    errors: float | None
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where results go.
-
-    Attributes:
-        html: File of the report; None for none.
-        as_json: Print JSON instead of a table.
-    """
-
-    html: Path | None
-    as_json: bool
-
-
-def run_load(
-    url: str | None,
-    named: Sequence[str],
-    plan: Plan,
-    *,
-    mix: str | None,
-    requests: Path | None,
-    api_key: str | None,
-    limits: Limits,
-    output: Output,
-) -> int:
-    """Send requests to a fleet and report latencies and failures.
-
-    Args:
-        url: That of a fleet or a service; None if all services are in `named`.
-        named: Single services as `NAME=URL`.
-        plan: When requests are sent.
-        mix: How often each service gets a request, like `code=2,tools=1`; None for all services,
-            equally often.
-        requests: File with requests, which are sent instead.
-        api_key: Sent as a bearer token.
-        limits: What makes the run fail.
-        output: Where results go.
-
-    Returns:
-        The exit status: 0, or 1 if a limit was exceeded, or 130 if the run was interrupted.
-
-    Raises:
-        ValueError: An argument is not valid, or no service answers.
-        OSError: A file cannot be read or written.
-    """
-    key = (api_key or "").strip()
-    if not (key.isascii() and (key.isprintable() or not key)):
-        raise ValueError("the API key is not one line of plain ASCII")
-    recorded = None if requests is None else RecordedRequests(requests)
-    urls = asyncio.run(find_services(url, named, key))
-    source = recorded or GeneratedRequests(_weights(mix, urls))
-    if missing := source.services - urls.keys():
-        raise ValueError(f"there is no service {', '.join(sorted(missing))} at that URL")
-    if output.html is not None:
-        output.html.touch()  # so that it does not fail after the run
-    raise_descriptor_limit()  # a connection for each request in flight
-    console = Console(stderr=True, highlight=False)
-    generator = LoadGenerator(plan, source, {name: urls[name] for name in source.services}, key)
-    asyncio.run(_run(generator, plan, console))
-    results = generator.results
-    failures = _failures(results, limits)
-    _print(plan, results, failures, as_json=output.as_json)
-    if output.html is not None:
-        output.html.write_text(as_html(plan, results, failures, urls), encoding="utf-8")
-        console.print(f"Report: {output.html}", markup=False)
-    return _INTERRUPTED if results.interrupted else int(bool(failures))
-
-
-def _weights(mix: str | None, urls: Mapping[str, str]) -> dict[str, float]:
-    if mix is None:
-        return dict.fromkeys(urls, 1.0)
-    weights: dict[str, float] = {}
-    for each in mix.split(","):
-        name, separator, number = each.strip().partition("=")
-        try:
-            weight = float(number) if separator else 1.0
-        except ValueError:
-            weight = 0.0
-        if name not in SERVICES or name in weights or not 0 < weight <= 1e6:
-            known = ", ".join(SERVICES)
-            raise ValueError(
-                f"--mix {mix[:100]}: give NAME=N,NAME=N with N above 0; NAME is one of {known}"
-            )
-        weights[name] = weight
-    return weights
-
-
-async def _run(generator: LoadGenerator, plan: Plan, console: Console) -> None:
-    """Run the generator, with progress. Ctrl-C and SIGTERM end it early."""
-    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, interrupted.set)
-    progress = Progress(
-        BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
-        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal,
-    )  # fmt: skip
-    try:
-        with progress:
-            bar = progress.add_task("", total=plan.duration_s)
-            started = loop.time()
-            running = asyncio.create_task(generator.run(interrupted))
-            while not running.done():
-                await asyncio.wait([running], timeout=_PROGRESS_SECONDS)
-                seconds = min(loop.time() - started, plan.duration_s)
-                progress.update(bar, completed=seconds, description=_description(generator))
-                progress.refresh()
-            running.result()
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-
-def _description(generator: LoadGenerator) -> str:
-    total = generator.results.total
-    latencies = [report.milliseconds(total.latencies.quantile(q)) for q in (0.5, 0.99)]
-    return (
-        f"{total.due:,} due, {generator.in_flight:,} in flight, {total.errors.total():,} errors, "
-        f"p50 {latencies[0] or '-'} ms, p99 {latencies[1] or '-'} ms"
-    )
-
-
-def _failures(results: Results, limits: Limits) -> list[str]:
-    """Return why the run has failed; empty if it has not."""
-    found = []
-    for name, tally in sorted(results.services.items()):
-        p99, errors = tally.latencies.quantile(0.99), tally.errors.total() / tally.due
-        if limits.p99_s is not None and p99 is not None and p99 > limits.p99_s:
-            found.append(f"{name}: p99 is {p99:.3g} s, above {limits.p99_s:g} s")
-        if limits.errors is not None and errors > limits.errors:
-            found.append(f"{name}: {errors:.2%} of the requests failed, above {limits.errors:.2%}")
-    if not results.total.scored + results.total.abstained:
-        found.append("no request was answered")
-    return found
-
-
-def _print(plan: Plan, results: Results, failures: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(report.as_json(plan, results))
-    else:
-        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-        console = Console(highlight=False, soft_wrap=True, width=width)
-        console.print(report.table(results))
-        console.print(report.rates(plan, results))
-        for service, kind, count, example in report.error_rows(results):
-            console.print(escape(f"{service}: {count} x {kind}{example and f': {example}'}"))
-        for each in report.warnings(plan, results):
-            console.print(f"[yellow]Note:[/yellow] {escape(each)}")
-    for each in failures:
-        click.echo(f"failed: {each}", err=True)
+    max_p99_s: float | None
+    max_errors: float | None
 
 
 @click.command(
     name="load",
-    help="Send requests to a fleet or a service at a given rate, whatever it answers, and report "
-    "latencies and failures. Nothing is retried. URL is that of a fleet or of a single service.  "
-    "[env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
+    help="Send requests to fleets and services at a given rate, whatever they answer, and report "
+    "latencies and failures. Nothing is retried. Each URL is that of a fleet or of a single "
+    "service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
 )
-@click.argument("url", required=False, envvar="REWARDFLEET_URL")
-@SERVICE_URLS
-@click.option(
-    "--rate",
-    type=Number(),
-    default=10.0,
-    show_default=True,
-    metavar="N",
-    help="Requests per second on average, to all services together.",
-)
-@click.option(
-    "--duration-s",
-    type=Number(),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long requests are sent.",
-)
-@click.option(
-    "--mix",
-    metavar="NAME=N,…",
-    help="How often each service gets a request, e.g. code=2,tools=1.  "
-    "[default: all services, equally often]",
-)
+@URLS
+@number("--rate", "N", "Requests per second on average, to all services together.", 10.0)
+@number("--duration-s", "SECONDS", "How long requests are sent.", 30.0)
 @click.option(
     "--requests",
     type=click.Path(path_type=Path),
@@ -233,81 +48,134 @@ def _print(plan: Plan, results: Results, failures: Sequence[str], *, as_json: bo
     help="Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
     "and optionally `path` and the right `score`.",
 )
-@click.option(
-    "--arrivals",
-    type=click.Choice(["poisson", "constant"]),
-    default="poisson",
-    show_default=True,
-    help="poisson: independent of each other, as from many callers. constant: evenly spaced.",
-)
-@click.option(
-    "--timeout-s",
-    type=Number(),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="When a request is given up.",
-)
-@click.option(
+@number("--timeout-s", "SECONDS", "When a request is given up.", 60.0)
+@number(
     "--max-in-flight",
-    type=click.IntRange(1, 100_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Requests beyond this many unanswered ones are not sent, and count as failed. Limits "
-    "memory.",
+    "N",
+    "Requests beyond this many unanswered ones are not sent, and count as failed. Limits memory.",
+    1000,
+    of=click.IntRange(1, 100_000),
 )
-@click.option(
-    "--max-p99-s",
-    type=Number(),
-    metavar="SECONDS",
-    help="Exit with 1 if the p99 of a service is above.",
-)
-@click.option(
+@number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above.")
+@number(
     "--max-errors",
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
-)
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a report with charts to this file.",
+    "SHARE",
+    "Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
+    of=click.FloatRange(0, 1),
 )
 @AS_JSON
 @API_KEY
+@grouped(plan=LoadPlan, limits=LoadLimits)
 def command(
-    url: str | None,
-    services: tuple[str, ...],
-    rate: float,
-    duration_s: float,
-    mix: str | None,
+    urls: list[str],
+    plan: LoadPlan,
     requests: Path | None,
-    arrivals: Literal["poisson", "constant"],
-    timeout_s: float,
-    max_in_flight: int,
-    max_p99_s: float | None,
-    max_errors: float | None,
-    html: Path | None,
+    limits: LoadLimits,
     as_json: bool,
-    api_key: str | None,
+    api_key: str,
 ) -> int:
     """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
-    if mix is not None and requests is not None:
-        raise click.UsageError("--mix goes with generated requests, not with --requests")
-    source = click.get_current_context().get_parameter_source("url")
-    if services and source is not ParameterSource.COMMANDLINE:
-        url = None
-    elif url is None:
-        url = "http://127.0.0.1:18000"
-    return run_load(
-        url,
-        services,
-        Plan(rate, duration_s, arrivals, timeout_s, max_in_flight),
-        mix=mix,
-        requests=requests,
-        api_key=api_key,
-        limits=Limits(max_p99_s, max_errors),
-        output=Output(html, as_json),
+    recorded = [] if requests is None else read_requests(requests)
+    found = asyncio.run(_find_services(urls, api_key))
+    names = {each.service for each in recorded} or {name for name, _ in found}
+    services = {name: url for name, url in found if name in names}
+    if missing := names - services.keys():
+        raise ValueError(f"there is no service {', '.join(sorted(missing))} at that URL")
+    source = (
+        itertools.cycle(recorded) if recorded else generate_requests([name for name, _ in found])
     )
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # one for each request
+    generator = LoadGenerator(plan, source, services, api_key)
+    asyncio.run(_run(generator))
+    report = _report(plan, generator.results)
+    failures = list(_failures(report["services"], limits))
+    click.echo(json.dumps(report, indent=2) if as_json else _text(report))
+    for each in failures:
+        click.echo(f"failed: {each}", err=True)
+    return 130 if generator.results.interrupted else int(bool(failures))
+
+
+async def _find_services(urls: list[str], api_key: str) -> list[tuple[str, str]]:
+    """Return the name and the base URL of all services at some URLs.
+
+    Raises:
+        ValueError: There is none at one of them.
+    """
+    async with http_client(api_key) as http:
+        sites = [await find_services(http, url) for url in urls]
+    for url, site in zip(urls, sites, strict=True):
+        if not site.services.keys() & SERVICES.keys():
+            raise ValueError(f"there is no service at {redact(url)}: {site.reason}")
+    return [each for site in sites for each in site.services.items() if each[0] in SERVICES]
+
+
+async def _run(generator: LoadGenerator) -> None:
+    """Run the generator until it ends, or until Ctrl-C or SIGTERM."""
+    running = asyncio.ensure_future(generator.run())
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, running.cancel)
+    await running
+
+
+def _report(plan: LoadPlan, results: LoadResults) -> dict[str, Any]:
+    """Return all results; times are in seconds."""
+    names = sorted(results.kinds.keys() - {ALL})
+    shown = [*names, ALL] if len(names) > 1 else names
+    services = {name: results.of_service(name) for name in shown}
+    lateness = quantiles(results.lateness)
+    warnings = [
+        f"{name}: {each['cached']} of {each['scored']} scores came from the cache, so their "
+        "latencies are not those of new items."
+        for name, each in services.items()
+        if each["cached"] > each["scored"] / 10
+    ]
+    if (late := lateness["p99"] or 0.0) > _LATE_SECONDS:
+        warnings.append(
+            f"The generator was late: 1 % of the requests were sent {late * 1000:.0f} ms or more "
+            "after they were due, which is part of their latency. Use a machine with idle cores, "
+            "or a lower --rate."
+        )
+    if results.interrupted:
+        warnings.append("Interrupted: requests in flight were given up.")
+    return {
+        **asdict(plan),
+        "sending_s": results.sending_s,
+        "sent": len(results.lateness),
+        "most_in_flight": results.most_in_flight,
+        "interrupted": results.interrupted,
+        "lateness_s": lateness,
+        "warnings": warnings,
+        "services": services,
+    }
+
+
+def _failures(services: Mapping[str, Any], limits: LoadLimits) -> Iterator[str]:
+    """Yield why the run has failed."""
+    for name, each in services.items():
+        p99, errors = each["latency_s"]["p99"], sum(each["errors"].values()) / each["due"]
+        if limits.max_p99_s is not None and p99 is not None and p99 > limits.max_p99_s:
+            yield f"{name}: p99 is {p99:.3g} s, above {limits.max_p99_s:g} s"
+        if limits.max_errors is not None and errors > limits.max_errors:
+            yield f"{name}: {errors:.2%} of the requests failed, above {limits.max_errors:.2%}"
+    if not any(each["scored"] + each["abstained"] for each in services.values()):
+        yield "no request was answered"
+
+
+def _text(report: Mapping[str, Any]) -> str:
+    counts = ("due", "scored", "cached", "abstained")
+    rows, errors = [], []
+    for name, each in report["services"].items():
+        numbers = [*(each[count] for count in counts), sum(each["errors"].values())]
+        times = [f"{1000 * (seconds or 0):,.4g}" for seconds in each["latency_s"].values()]
+        rows.append([name, *(f"{number:,}" for number in numbers), *times])
+        for kind, n in each["errors"].items() if name != ALL else ():
+            errors.append(f"{name}: {n:,} x {kind}: {each['examples'][kind]}".rstrip(": "))
+    lines = [table(("service", *counts, "errors", *QUANTILES), rows, numbers=True)]
+    lines.append("latency in milliseconds, from when a request was due")
+    sent = report["sent"] / max(report["sending_s"], 1e-9)
+    lines.append(
+        f"{report['rate']:g} requests per second requested, {sent:.4g} sent; "
+        f"{report['sending_s']:.1f} s; at most {report['most_in_flight']} in flight"
+    )
+    return "\n".join([*lines, *errors, *(f"Note: {each}" for each in report["warnings"])])

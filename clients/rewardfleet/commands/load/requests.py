@@ -1,160 +1,111 @@
 """What is sent: items that the services can score without preparation, or those of a file."""
 
-import base64
+import functools
+import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
-import cv2
-import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
+from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 
 from rewardfleet.client import SERVICES
+from rewardfleet.video import video_request
 from rewardfleet.wire.validation import format_validation_error
 
-#: Limits of a file with requests, which is in memory.
+#: The largest file with requests, which is in memory.
 _MAX_FILE_BYTES = 512 * 2**20
-#: Frames that clips are composed of, their size, and how many a clip has.
+#: Images that clips are composed of, the side of an image, and how many a clip has.
 _IMAGES, _SIDE, _CLIP_FRAMES = 48, 256, 16
 
+Body = dict[str, JsonValue]
 
-class LoadRequest(NamedTuple):
-    """A request to send.
 
-    Attributes:
-        service: Where to, e.g. `code`.
-        path: The route, `/score` or `/score/batch`.
-        body: JSON.
-        score: The only right score; None if any is.
-    """
+class LoadRequest(BaseModel, extra="forbid"):
+    """A request to send, and the only right score; None if any is."""
 
     service: str
-    path: str
-    body: bytes
-    score: float | None
-
-
-class Source(Protocol):
-    """Where requests come from."""
-
-    @property
-    def services(self) -> frozenset[str]:
-        """The services that get requests."""
-
-    def next(self) -> LoadRequest:
-        """Return the next request."""
-
-
-class GeneratedRequests:
-    """Requests with one item each, no two of which are the same, so that caches do not help.
-
-    Args:
-        weights: How often each service gets a request, relative to the others.
-    """
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._names = list(weights)
-        self._weights = list(weights.values())
-        self._random = random.Random()  # noqa: S311 - not for secrets
-        self._number = self._random.getrandbits(40)
-        self._images = list(_images()) if "video" in weights else []
-
-    @property
-    def services(self) -> frozenset[str]:
-        return frozenset(self._names)
-
-    def next(self) -> LoadRequest:
-        self._number += 1
-        (name,) = self._random.choices(self._names, self._weights)
-        item, score = getattr(self, f"_{name}")(self._number)
-        return LoadRequest(name, "/score", msgspec.json.encode(item), score)
-
-    def _video(self, _number: int) -> tuple[dict[str, JsonValue], float | None]:
-        frames: list[JsonValue] = list(self._random.choices(self._images, k=_CLIP_FRAMES))
-        task = "put the bowl on the stove"
-        return {"task_text": task, "frames_base64": frames, "nframes": _CLIP_FRAMES}, None
-
-    def _code(self, number: int) -> tuple[dict[str, JsonValue], float | None]:
-        cases: list[JsonValue] = [
-            {"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)
-        ]
-        program = "a, b = map(int, input().split())\nprint(a + b)"
-        return {"revision": program, "tests": {"kind": "stdio", "cases": cases}}, 1.0
-
-    def _episode(self, number: int) -> tuple[dict[str, JsonValue], float | None]:
-        return {"uid": f"load-{number}", "success": number % 2}, float(number % 2)
-
-    def _tools(self, number: int) -> tuple[dict[str, JsonValue], float | None]:
-        call = {"name": "search", "parameters": {"query": f"load {number}"}}
-        text = f"<think>I look it up.</think>\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        return {"response": text, "ground_truth": text}, 4.0
-
-
-def _images() -> Iterator[str]:
-    """Return JPEG images in base64, of the size that LIBERO renders."""
-    random_numbers = np.random.default_rng(0)
-    for _ in range(_IMAGES):
-        small = random_numbers.integers(0, 256, (8, 8, 3), np.uint8)
-        image = cv2.resize(small, (_SIDE, _SIDE), interpolation=cv2.INTER_CUBIC)
-        yield base64.b64encode(cv2.imencode(".jpg", image)[1].tobytes()).decode()
-
-
-class _Line(BaseModel):
-    """A line of a file with requests."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    service: str
-    body: dict[str, JsonValue]
+    body: Body
     path: Literal["/score", "/score/batch"] = "/score"
     score: FiniteFloat | None = None
 
 
-class RecordedRequests:
-    """The requests of a file, in turn, over and over.
+def generate_requests(services: Sequence[str]) -> Iterator[LoadRequest]:
+    """Yield requests with one item each, no two of which are the same, so that caches do not help.
 
     Args:
-        path: JSON lines: `service`, `body`, and optionally `path` and the right `score`.
+        services: Those that get requests, equally often.
+    """
+    choices = random.Random()  # noqa: S311 - not for secrets
+    for number in itertools.count(choices.getrandbits(40)):
+        name = choices.choice(services)
+        body, score = ITEMS[name](number)
+        yield LoadRequest.model_construct(service=name, body=body, path="/score", score=score)
+
+
+def video_item(number: int) -> tuple[Body, None]:
+    """Return a task, and a clip of images as an adapter sends it, for which any score is right."""
+    frames = random.Random(number).choices(_images(), k=_CLIP_FRAMES)  # noqa: S311 - not for secrets
+    return {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}, None
+
+
+@functools.cache
+def _images() -> list[JsonValue]:
+    blocks = np.random.default_rng(0).integers(0, 256, (_IMAGES, 8, 8, 3), np.uint8)
+    images = blocks.repeat(_SIDE // 8, axis=1).repeat(_SIDE // 8, axis=2)
+    request = video_request("-", images, nframes=_IMAGES)
+    encoded: list[JsonValue] = request.model_dump(mode="json")["frames_base64"]
+    return encoded
+
+
+def code_item(number: int) -> tuple[Body, float]:
+    """Return a short program with two tests that it passes, and its score."""
+    cases: list[JsonValue] = [
+        {"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)
+    ]
+    program = "a, b = map(int, input().split())\nprint(a + b)"
+    return {"revision": program, "tests": {"kind": "stdio", "cases": cases}}, 1.0
+
+
+def episode_item(number: int) -> tuple[Body, float]:
+    """Return an episode and its score."""
+    return {"uid": f"load-{number}", "success": number % 2}, float(number % 2)
+
+
+def tools_item(number: int) -> tuple[Body, float]:
+    """Return an answer with the right call, and its score."""
+    call = json.dumps({"name": "search", "parameters": {"query": f"load {number}"}})
+    text = f"<think>I look it up.</think>\n<tool_call>\n{call}\n</tool_call>"
+    return {"response": text, "ground_truth": text}, 4.0
+
+
+#: What is generated for each service, given a number that no other item has.
+ITEMS: dict[str, Callable[[int], tuple[Body, float | None]]] = {
+    "video": video_item, "code": code_item, "episode": episode_item, "tools": tools_item,
+}  # fmt: skip
+
+
+def read_requests(path: Path) -> list[LoadRequest]:
+    """Return the requests of a file, one per line.
 
     Raises:
-        ValueError: The file cannot be read, is too large, or has an invalid line.
+        ValueError: The file is too large, is empty, or has an invalid line.
+        OSError: It cannot be read.
     """
-
-    def __init__(self, path: Path) -> None:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"--requests {path}: the file has more than 512 MiB")
-        with path.open("rb") as file:
-            self._requests = list(_read(path, file))
-        if not self._requests:
-            raise ValueError(f"--requests {path}: the file has no requests")
-        self._place = -1
-
-    @property
-    def services(self) -> frozenset[str]:
-        return frozenset(each.service for each in self._requests)
-
-    def next(self) -> LoadRequest:
-        self._place = (self._place + 1) % len(self._requests)
-        return self._requests[self._place]
-
-
-def _read(path: Path, lines: Iterable[bytes]) -> Iterator[LoadRequest]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"--requests {path}: the file has more than 512 MiB")
+    requests = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            parsed = _Line.model_validate_json(line)
+            requests += [LoadRequest.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
-            reason = format_validation_error(error, _Line)
+            reason = format_validation_error(error, LoadRequest)
             raise ValueError(f"--requests {path}, line {number}: {reason}") from None
-        if parsed.service not in SERVICES:
-            known = ", ".join(SERVICES)
-            raise ValueError(
-                f"--requests {path}, line {number}: service {parsed.service[:100]!r} is not one of "
-                f"{known}"
-            )
-        body = json.dumps(parsed.body).encode()
-        yield LoadRequest(parsed.service, parsed.path, body, parsed.score)
+    if not requests:
+        raise ValueError(f"--requests {path}: the file has no requests")
+    if unknown := {each.service for each in requests} - SERVICES.keys():
+        known = ", ".join(SERVICES)
+        raise ValueError(f"--requests {path}: service {min(unknown)!r} is not one of {known}")
+    return requests

@@ -16,8 +16,8 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from ..conftest import client_of, served
-from .code.conftest import served_code
+from ...conftest import client_of, served
+from ...server.code.conftest import served_code
 
 TWO = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
 CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -48,7 +48,7 @@ def score(url: str, logs: Path, program: Path, *arguments: str) -> float:
     tests = program.parent / "tests.json"
     tests.write_text(json.dumps(TWO))
     service = f"code={url}"
-    assert verify(logs, program, "--tests", tests, "--service", service, *arguments) == 0
+    assert verify(logs, program, "--tests", tests, "--url", service, *arguments) == 0
     assert [each.name for each in logs.iterdir()] == ["reward.json"]
     rewards = json.loads((logs / "reward.json").read_text())
     assert rewards.keys() == {"reward"}  # some consumers demand exactly one key
@@ -94,13 +94,13 @@ def test_a_failure_leaves_no_reward_not_even_that_of_the_agent(logs: Path, tmp_p
     tests.write_text(json.dumps(TWO))
     with served_code(sandbox=FakeSandbox(error=Unavailable("no jail"))) as service:
         url = f"code={service.client.base_url}"
-        assert verify(logs, program, "--tests", tests, "--service", url, "--timeout", 1) == 2
+        assert verify(logs, program, "--tests", tests, "--url", url, "--timeout", 1) == 2
     assert not list(logs.iterdir())
 
 
 def test_invalid_tests_are_a_failure(code_url: str, logs: Path, tmp_path: Path, capsys):
     (tmp_path / "tests.json").write_text('{"answer": 5}')
-    arguments = ("--tests", tmp_path / "tests.json", "--service", f"code={code_url}")
+    arguments = ("--tests", tmp_path / "tests.json", "--url", f"code={code_url}")
     assert verify(logs, tmp_path / "solution.py", *arguments) == 2
     assert "its fields: answer" in capsys.readouterr().err
     assert not list(logs.iterdir())
@@ -111,7 +111,7 @@ def test_a_video_on_which_the_judge_abstains_has_no_reward(logs: Path, make_vide
     for judge, status, count in ((FakeJudge(None), 3, 0), (FakeJudge(0.5), 0, 1)):
         with served(judge) as client:
             url = f"video={client.base_url}"
-            assert verify(logs, video, "--task", "put it there", "--service", url) == status
+            assert verify(logs, video, "--task", "put it there", "--url", url) == status
         assert len(list(logs.iterdir())) == count
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 0.5}
 
@@ -121,15 +121,15 @@ def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
     with client_of(create_tools(ToolsSettings(run_state=tmp_path / "state.db"))) as client:
         url = f"tools={client.base_url}"
         answer = tmp_path / "answer.txt"
-        assert verify(logs, answer, "--ground-truth", answer, "--service", url) == 0
+        assert verify(logs, answer, "--ground-truth", answer, "--url", url) == 0
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 4.0}
 
 
 def test_one_kind_of_ground_truth_must_be_given(logs: Path, tmp_path: Path, capsys):
     assert verify(logs, tmp_path / "solution.py") == 2
     assert "give one of --tests, --ground-truth and --task" in capsys.readouterr().err
-    assert verify(logs, tmp_path / "solution.py", "--task", "x", "--service", "cod=x") == 2
-    assert "--service cod=x: give NAME=URL" in capsys.readouterr().err
+    assert verify(logs, tmp_path / "solution.py", "--task", "x", "--url", "cod=x") == 2
+    assert "--url cod=x: give URL, or NAME=URL" in capsys.readouterr().err
     assert verify(logs, tmp_path / "solution.py", "--tests", "/none.json") == 2
     assert "/none.json: No such file" in capsys.readouterr().err
     assert not list(logs.iterdir())

@@ -1,15 +1,19 @@
 """The `rewardfleet` command: its help, its errors, its settings."""
 
+import inspect
 import itertools
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from rewardfleet.commands.main import command as main_command
 from rewardfleet.commands.main import main
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
@@ -20,7 +24,7 @@ from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP
+from ...conftest import LONG_CLIP
 
 SETTINGS = {name: entry.load_settings() for name, entry in SERVICES.items()}
 
@@ -234,6 +238,30 @@ def test_a_typo_suggests_what_was_meant_in_two_lines(arguments, suggestion, caps
     assert second == f"did you mean {suggestion}?"
 
 
+def commands_of(group: click.Group) -> Iterator[click.Command]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group) and name != "serve":
+            yield from commands_of(command)
+        elif name not in {"serve", "label"}:
+            yield command
+
+
+def test_commands_have_few_options_and_their_functions_few_arguments():
+    """Those of `serve` are settings."""
+    commands = list(commands_of(main_command))
+    options = [
+        option
+        for command in commands
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+    ]
+    assert len(options) <= 45
+    for command in commands:
+        assert len(inspect.signature(inspect.unwrap(command.callback)).parameters) <= 6, command
+
+
 def test_what_resembles_nothing_gets_no_suggestion(capsys):
     assert main(["serve", "video", "--xyzzy"]) == 2
     assert capsys.readouterr().err == "rewardfleet: no such option: --xyzzy\n"
@@ -389,7 +417,12 @@ def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[st
         (["score", "video", "/none.mp4", "task"], 2, "/none.mp4: No such file"),
         (["serve", "video", "--help"], 2, "install the packages of the server: "),
         (["references", "add", "x", "a.mp4", "t", "--success"], 2, "install the packages"),
-        (["doctor"], 2, "install the packages of the server: "),
+        (["doctor"], 0, "extra   the client only: the server's package"),
+        (["doctor", "http://127.0.0.1:1"], 1, "failed  ? at http://127.0.0.1:1: unreachable"),
+        (["status", "http://127.0.0.1:1"], 1, "unreachable"),
+        (["load", "http://127.0.0.1:1"], 2, "there is no service at http://127.0.0.1:1"),
+        (["harbor", "--help"], 0, "Verify a Harbor task"),
+        (["size", "--rate", "1"], 2, "install the packages of the server: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -397,7 +430,7 @@ def test_with_the_client_only_each_command_works_or_says_what_to_install(argumen
     done = run_without(SERVER_MODULES, *arguments)
     text = done.stdout + done.stderr
     assert (done.returncode, output in text, "Traceback" in text) == (status, True, False), text
-    if "install" in output:
+    if "install the" in output:
         assert f"{sys.executable} -m pip install" in done.stderr
         assert done.stderr.count("\n") == 1
 
@@ -445,6 +478,17 @@ def test_an_occupied_port_is_reported_before_anything_is_loaded(tmp_path: Path):
     assert done.returncode == 2
     assert f"--port {port}: 127.0.0.1 cannot be bound: Address already in use" in done.stderr
     assert "the judge was loaded" not in done.stderr
+
+
+@pytest.mark.slow
+def test_doctor_reports_whether_a_fleet_answers(tmp_path: Path):
+    with serving(create_app(VideoSettings(), {"fake": FakeJudge()})) as url:
+        done = run("doctor", REWARDFLEET_URL=url)
+    assert f"ok      video at {url}: ready" in done.stdout.splitlines()
+    done = run("doctor", REWARDFLEET_URL="http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "failed  ? at http://127.0.0.1:1: unreachable: " in done.stdout
+    assert "        fix: start it, or correct REWARDFLEET_URL" in done.stdout
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from rewardfleet.commands.fleet_status import fleet_status
 
 from rewardfleet import RewardFleet, __version__
-from rewardfleet.commands import fleet_status as status_module
+from rewardfleet.commands import index
 from rewardfleet.commands.main import main
+from rewardfleet.commands.status import fleet_status
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
@@ -23,7 +23,7 @@ from rewardfleet_server.up.replicas import Replica
 
 from ...conftest import Serve
 from ...gateways import LOOPBACK, replica, reply, standin_gateway
-from ..test_in_flight import body, posting
+from ...server.test_in_flight import body, posting
 
 #: An address at which nothing listens.
 NOTHING = "http://127.0.0.1:1"
@@ -32,8 +32,7 @@ NOTHING = "http://127.0.0.1:1"
 @pytest.fixture(autouse=True)
 def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers, also on a busy machine."""
-    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 30)
-    monkeypatch.setattr(status_module, "_IN_FLIGHT_SECONDS", 30)
+    monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 30)
     monkeypatch.setattr(gateway_module, "_IN_FLIGHT_SECONDS", 30)
     monkeypatch.setattr(upstream, "_CONNECT_SECONDS", 30)
 
@@ -126,11 +125,10 @@ def test_of_replicas_out_of_reach_the_gateway_reports(serve: Serve, status):
 
 
 def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
-    local, remote = "http://localhost:18000", "http://gateway.example:18000"
-    is_local = status_module._is_local
-    assert is_local(local, status_module._Replica(url="http://127.0.0.1:18080"))
-    assert not is_local(remote, status_module._Replica(url="http://127.0.0.1:18080"))
-    assert not is_local(local, status_module._Replica(url="http://10.0.0.1:18080"))
+    for url in ("http://localhost:18000", "http://127.0.0.1:18080", "http://[::1]:1"):
+        assert index.is_loopback(url)
+    for url in ("http://gateway.example:18000", "http://10.0.0.1:18080", "nonsense"):
+        assert not index.is_loopback(url)
 
 
 @pytest.mark.slow
@@ -156,9 +154,13 @@ def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, m
         await receive()
 
     with answering(200, b"<html>welcome</html>") as other:
-        exit_status, rows = status(NOTHING, other, "--service", f"video={code_url}")
+        with standin_gateway({"video": []}, hidden={"video": [replica(code_url)]}) as fleet:
+            exit_status, (_, wrong) = status(fleet)
+        assert (exit_status, wrong["health"]) == (1, "not ready")
+        assert wrong["reason"] == "this is the code service"
+        exit_status, rows = status(NOTHING, other)
     assert exit_status == 1
-    monkeypatch.setattr(status_module, "_TIMEOUT_SECONDS", 2)  # only for what never answers
+    monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 2)  # only for what never answers
     with serving(silent) as silent_url:
         exit_status, unanswered = status(silent_url)
     assert exit_status == 1
@@ -166,14 +168,12 @@ def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, m
     assert [(each["service"], each["health"]) for each in rows] == [
         ("?", "unreachable"),
         ("?", "unreachable"),
-        ("video", "not ready"),
         ("?", "unreachable"),
     ]
     reasons = [each["reason"] for each in rows]
     assert "connection" in reasons[0]
     assert reasons[1:] == [
         "HTTP 200, not an answer of rewardfleet",
-        "this is the code service",
         "no answer within 2 s",
     ]
 
@@ -218,7 +218,7 @@ async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
         async with asyncio.timeout(60):
             load = {}
             while load != {"requests": 3, "in_flight_items": 1, "queued_items": 2}:
-                (row,) = await fleet_status([("video", url.rstrip("/"))])
+                (row,) = await fleet_status([url.rstrip("/")])
                 load = row.load
         for call in calls:
             call.cancel()
@@ -229,7 +229,7 @@ def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys)
     replicas = {"code": [replica(with_password, restarts=2, last_failure="was ended by SIGKILL")]}
     with standin_gateway(replicas) as url:
         fleet_url = url.replace("//", "//user:hunter2@")
-        exit_status = main(["status", fleet_url, "--service", f"code={with_password}"])
+        exit_status = main(["status", fleet_url, with_password])
     output = capsys.readouterr().out
     lines = [line.split() for line in output.splitlines()]
     assert exit_status == 0
@@ -246,8 +246,6 @@ def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys)
         (["nonsense"], "give a URL such as http://127.0.0.1:18000, not 'nonsense'"),
         (["http://user:hunter2@host:x"], "not 'http://***@host:x'"),
         (["http://host/?key=hunter2"], "not 'http://host/?***'"),
-        (["--service", "vidoe=http://127.0.0.1:1"], "NAME is one of video, code, episode, tools"),
-        (["--service", "video"], "--service video: give NAME=URL"),
         (["--api-key", "hunter2\nb"], "the API key is not one line of plain ASCII"),
     ],
 )
@@ -261,7 +259,6 @@ def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatc
     monkeypatch.setenv("REWARDFLEET_URL", NOTHING)
     assert [each["url"] for each in status()[1]] == [NOTHING]
     assert [each["url"] for each in status(code_url)[1]] == [code_url]
-    assert [each["url"] for each in status("--service", f"code={code_url}")[1]] == [code_url]
 
 
 @pytest.mark.slow
@@ -306,7 +303,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
             lambda: {each["stage"] for each in run(url)[1]["samples"]} == {"backend", "queue"}
         )
 
-        exit_status, found = run("--service", f"video={videos[1]}", "--service", f"code={code_url}")
+        exit_status, found = run(videos[1], code_url)
         assert (exit_status, found["total"]) == (0, 2)
         assert all(each["replica"].startswith(videos[1]) for each in found["samples"])
         shown = {"video": [replica(videos[0])], "code": [replica(code_url)]}

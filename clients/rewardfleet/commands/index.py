@@ -1,0 +1,163 @@
+"""What is at a URL: a service, a gateway, or services below an ingress."""
+
+import asyncio
+import ipaddress
+import re
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from rewardfleet.client import SERVICES
+from rewardfleet.timeouts import timeout
+from rewardfleet.wire.errors import Problem
+from rewardfleet.wire.headers import GATEWAY
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+#: Seconds that a request may take; a gateway asks its replicas meanwhile.
+_TIMEOUT_SECONDS = 5.0
+#: How many characters of a text from a service are shown.
+_MAX_SHOWN = 200
+
+
+class IndexedReplica(BaseModel):
+    """A replica in the index of a gateway."""
+
+    url: str
+    is_ready: bool = False
+    outstanding: int = 0
+    restarts: int = 0
+    last_failure: str | None = None
+
+
+class IndexedService(BaseModel):
+    """A service in the index of a gateway."""
+
+    replicas: list[IndexedReplica] = []
+
+
+class Index(BaseModel):
+    """The answer to `GET /` of a service or a gateway."""
+
+    service: str
+    version: str = ""
+    services: dict[str, IndexedService] = {}
+
+
+class _Details(BaseModel, extra="allow"):
+    """The answer to `GET /readyz` or `GET /health`."""
+
+    __pydantic_extra__: dict[str, JsonValue]
+
+
+class Reply(NamedTuple):
+    """What a URL answered.
+
+    Attributes:
+        status: 0 if there is no answer.
+        content: The body.
+        reason: Why there is no answer, or why it is not the expected one.
+    """
+
+    status: int
+    content: bytes
+    reason: str
+
+    def parse(self, model: type[ModelT]) -> ModelT | None:
+        """Return it as a model, or None if it is something else."""
+        try:
+            return model.model_validate_json(self.content)
+        except ValidationError:
+            return None
+
+    def details(self) -> dict[str, JsonValue]:
+        """Return the fields of `/readyz` or `/health` besides `status`."""
+        found = self.parse(_Details) if self.status == 200 else None
+        return {name: value for name, value in found or () if name != "status"}
+
+
+class Found(NamedTuple):
+    """What is at a URL.
+
+    Attributes:
+        page: Its index; None if it is not that of a service or a gateway.
+        services: The base URLs of services by name; empty if there are none.
+        reason: Why there are none.
+    """
+
+    page: Index | None
+    services: dict[str, str]
+    reason: str = ""
+
+
+async def find_services(http: httpx.AsyncClient, url: str) -> Found:
+    """Return which services are at a base URL, or below it."""
+    reply = await get(http, f"{url}/")
+    index = reply.parse(Index)
+    if index is not None and index.service == GATEWAY:
+        return Found(index, {name: f"{url}/{name}" for name in index.services})
+    if index is not None:
+        return Found(index, {index.service: url})
+    below = await asyncio.gather(*(get(http, f"{url}/{name}/") for name in SERVICES))
+    if not any(each.parse(Index) for each in below):
+        return Found(None, {}, reply.reason)
+    named = zip(SERVICES, below, strict=True)
+    return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
+
+
+async def get(http: httpx.AsyncClient, url: str) -> Reply:
+    """Return what a URL answers in time."""
+    try:
+        async with timeout(_TIMEOUT_SECONDS):
+            response = await http.get(url)
+    except TimeoutError:
+        return Reply(0, b"", f"no answer within {_TIMEOUT_SECONDS:g} s")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Reply(0, b"", printable(str(error)) or type(error).__name__)
+    reason = f"HTTP {response.status_code}, not an answer of rewardfleet"
+    reply = Reply(response.status_code, response.content, reason)
+    problem = reply.parse(Problem)
+    return reply if problem is None else reply._replace(reason=printable(problem.detail))
+
+
+def http_client(api_key: str) -> httpx.AsyncClient:
+    """Return a client for `get`, which sends the API key if it is not empty."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)  # noqa: S113 - `get` limits complete requests
+
+
+def base_url(url: str) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        ValueError: It is not an HTTP URL.
+    """
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # an invalid port, or a bracket without its pair
+        is_valid = False
+    if not is_valid or "?" in url or "#" in url:
+        raise ValueError(f"give a URL such as http://127.0.0.1:18000, not {redact(url)!r}")
+    return url.rstrip("/")
+
+
+def redact(url: str) -> str:
+    """Return a URL without its user, password and query."""
+    return re.sub(r"\?.*", "?***", re.sub(r"//.*@", "//***@", url))
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL leads to this machine itself."""
+    try:
+        host = urlsplit(base_url(url)).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name may lead anywhere
+        return False
+
+
+def printable(text: str) -> str:
+    """Return a text that a service sent, on one line and without control characters."""
+    return "".join(each if each.isprintable() else " " for each in text[:_MAX_SHOWN])

@@ -1,0 +1,83 @@
+"""What the checks of `rewardfleet doctor` and `rewardfleet up` find; packages and Redis."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url, redact
+
+from .optional_imports import install_command
+from .redis_server import unreachable_reason
+
+#: Seconds to wait for Redis.
+_TIMEOUT_SECONDS = 1.0
+#: The settings that may be the URL of a Redis server, and what it stores.
+_REDIS_PURPOSES = {
+    "cache": "cache that replicas share",
+    "run_state": "run state that replicas share",
+}
+
+
+class Diagnosis(NamedTuple):
+    """The result of one check.
+
+    Attributes:
+        status: `ok`: it works. `extra`: packages that the settings do not need are missing.
+            `note`: something to know. `failed`: a service cannot run as it is configured.
+        what: What was checked.
+        fix: A command or an instruction that fixes it; empty if there is nothing to fix.
+    """
+
+    status: Literal["ok", "extra", "note", "failed"]
+    what: str
+    fix: str = ""
+
+
+def check_extra(extra: str, purpose: str, *modules: str, required: bool = False) -> Diagnosis:
+    """Check whether the packages of an extra are installed.
+
+    Args:
+        extra: The name of the extra.
+        purpose: What needs it.
+        modules: The modules of its packages.
+        required: Whether the settings need it.
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Diagnosis("ok", f"{purpose}: {', '.join(modules)}")
+    what = f"{purpose}: {', '.join(missing)} not installed"
+    return Diagnosis("failed" if required else "extra", what, install_command(extra))
+
+
+def check_redis_servers(
+    settings: Iterable[ServerSettings], *, unreachable: Literal["failed", "note"]
+) -> Iterator[Diagnosis]:
+    """Check whether each Redis server of some services answers.
+
+    Args:
+        settings: Those of the services.
+        unreachable: The status if it does not: services start, and replicas share nothing.
+    """
+    urls = {
+        (name, str(url)): None
+        for each in settings
+        for name in _REDIS_PURPOSES
+        if is_url(url := getattr(each, name, None))
+    }
+    for name, url in urls:
+        yield _check_redis(name, url, unreachable)
+
+
+def _check_redis(setting: str, url: str, unreachable: Literal["failed", "note"]) -> Diagnosis:
+    what = f"{_REDIS_PURPOSES[setting]}: {redact(url)}"
+    package = check_extra("redis", what, "redis", required=True)
+    if package.status != "ok":
+        return package
+    try:
+        reason = unreachable_reason(url, _TIMEOUT_SECONDS)
+    except ValueError:  # whose message may contain a part of the password
+        reason = "not a URL such as redis://127.0.0.1:6379/0"
+    if reason is None:
+        return Diagnosis("ok", f"{what} answers")
+    fix = f"start a Redis server there, or correct {ENV_PREFIX}{setting.upper()}"
+    return Diagnosis(unreachable, f"{what}: {reason}", fix)
