@@ -23,7 +23,7 @@ from rewardfleet_server.up.replicas import Replica
 
 from ...conftest import Serve
 from ...gateways import LOOPBACK, replica, reply, standin_gateway
-from ...server.test_in_flight import body, posting
+from ...server.observe.test_in_flight import body, posting
 
 #: An address at which nothing listens.
 NOTHING = "http://127.0.0.1:1"

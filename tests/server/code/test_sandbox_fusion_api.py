@@ -18,8 +18,8 @@ from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...measure import Stopwatch
+from ..http.test_requests import metric
 from ..test_engine import item_metrics, wait_for_audits
-from ..test_requests import metric
 from ..video.test_bad_input import check_problem
 from .conftest import HeldSandbox, Service, served_code
 

@@ -9,7 +9,7 @@ import pytest
 
 from ...measure import Stopwatch
 from ..conftest import RedisServer
-from ..test_requests import metric
+from ..http.test_requests import metric
 from .conftest import served_episodes
 from .test_service import add_member, four_items
 

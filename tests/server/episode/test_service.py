@@ -20,8 +20,8 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import groups
 
+from ..http.test_requests import metric
 from ..processes import service_process
-from ..test_requests import metric
 from .conftest import post_batch, served_episodes
 
 

@@ -16,8 +16,8 @@ from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import RedisServer
+from ..http.test_requests import metric
 from ..processes import service_process
-from ..test_requests import metric
 from .test_damage import arrived, member
 from .test_state import PREFIX, add_one, open_file
 

@@ -16,7 +16,7 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ...conftest import required
-from ..test_requests import metric
+from ..http.test_requests import metric
 from .conftest import served_tools
 
 ROOT = Path(__file__).parents[3]

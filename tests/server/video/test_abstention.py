@@ -23,8 +23,8 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import Serve
+from ..http.test_requests import metric
 from ..test_engine import item_metrics
-from ..test_requests import metric
 from .test_bad_input import check_problem
 
 MakeVideo = Callable[..., Path]

@@ -8,7 +8,7 @@ import pytest
 from rewardfleet.wire.errors import Unauthorized
 from rewardfleet_server.http.auth import ApiKeys
 
-from ..conftest import Serve
+from ...conftest import Serve
 
 
 @pytest.fixture

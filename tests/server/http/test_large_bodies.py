@@ -28,8 +28,8 @@ from rewardfleet_server.system import child_process
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.testing import wait_until
 
-from ..conftest import Serve, image_base64
-from .processes import descendants, idle_seconds, memory_of, service_process, watched
+from ...conftest import Serve, image_base64
+from ..processes import descendants, idle_seconds, memory_of, service_process, watched
 
 # A busy machine takes long for the largest bodies, and they may be repeated.
 pytestmark = pytest.mark.timeout(600)

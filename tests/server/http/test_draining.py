@@ -16,7 +16,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from .processes import service_process
+from ..processes import service_process
 from .test_connections import connect_to, has_ended, response
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import pytest
 from rewardfleet import BackendFailed, RewardFleet, video_request
 from rewardfleet_server.testing import FakeJudge
 
-from ..conftest import Serve
-from .test_in_flight import IMAGE_BYTES, body
+from ...conftest import Serve
+from ..observe.test_in_flight import IMAGE_BYTES, body
 from .test_requests import metric
 
 

@@ -17,11 +17,11 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from ..conftest import client_of, image_base64, served
-from ..measure import CpuStopwatch, Stopwatch
-from .code.conftest import served_code
-from .test_engine import item_metrics
-from .video.test_bad_input import check_problem
+from ...conftest import client_of, image_base64, served
+from ...measure import CpuStopwatch, Stopwatch
+from ..code.conftest import served_code
+from ..test_engine import item_metrics
+from ..video.test_bad_input import check_problem
 
 FIVE = {"inputs": [""], "outputs": ["5\n"]}
 PROMPT = "<|im_start|>user\nPrint 5. Do not print(6).<|im_end|>\n<|im_start|>assistant\n"

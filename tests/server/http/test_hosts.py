@@ -8,7 +8,7 @@ import pytest
 from rewardfleet.wire.errors import Forbidden
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 
-from ..conftest import Serve
+from ...conftest import Serve
 
 FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", ""]
 LOOPBACK = ["localhost", "LocalHost.:80", "127.0.0.1:18080", "127.0.0.2", "[::1]:80", "[::1]"]

@@ -22,8 +22,8 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.video.app import create_app as create_video
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import client_of
-from ..gateways import LOOPBACK
+from ...conftest import client_of
+from ...gateways import LOOPBACK
 
 VIDEO = {"task_text": "close the drawer", "video_path": "missing.mp4"}
 CODE = {

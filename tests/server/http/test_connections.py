@@ -28,10 +28,10 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import image_base64
-from ..gateways import LOOPBACK
-from ..measure import Stopwatch
-from .processes import idle_seconds, service_process, watched
+from ...conftest import image_base64
+from ...gateways import LOOPBACK
+from ...measure import Stopwatch
+from ..processes import idle_seconds, service_process, watched
 
 MIB = 2**20
 Connect = Callable[[], socket.socket]

@@ -14,7 +14,7 @@ from rewardfleet_server.serve import raise_descriptor_limit
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from .processes import service_process
+from ..processes import service_process
 from .test_connections import connect_to, head
 
 

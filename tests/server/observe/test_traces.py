@@ -23,10 +23,10 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_unt
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import client_of
-from ..gateways import fleet_of, reply
-from ..measure import Stopwatch
-from .code.conftest import LEVELS
+from ...conftest import client_of
+from ...gateways import fleet_of, reply
+from ...measure import Stopwatch
+from ..code.conftest import LEVELS
 from .test_in_flight import ANSWER, body, listed, posting
 
 #: A trace of a caller, of the specification's example.

@@ -11,7 +11,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from rewardfleet_server.testing import wait_until
 
-from .processes import service_process
+from ..processes import service_process
 
 CASE = {"inputs": [""], "outputs": ["5"]}
 

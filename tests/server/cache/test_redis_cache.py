@@ -26,11 +26,11 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 from rewardfleet_server.up.settings import free_port
 
-from ..conftest import Serve, client_of
-from ..measure import Stopwatch
-from .conftest import RedisServer
-from .processes import service_process
-from .test_requests import metric
+from ...conftest import Serve, client_of
+from ...measure import Stopwatch
+from ..conftest import RedisServer
+from ..http.test_requests import metric
+from ..processes import service_process
 
 #: The bytes in front of the JSON of an entry.
 _HEADER = 49

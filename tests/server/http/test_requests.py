@@ -23,8 +23,8 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import Serve, image_base64
-from ..measure import Stopwatch
+from ...conftest import Serve, image_base64
+from ...measure import Stopwatch
 
 
 def metric(client: httpx.Client, line: str) -> float:

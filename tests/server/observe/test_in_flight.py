@@ -26,7 +26,7 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import Serve, client_of, image_base64
+from ...conftest import Serve, client_of, image_base64
 
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 IMAGE = image_base64()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: The tests of what the protocol does.
 TESTS = ("test_connections.py", "test_draining.py", "test_hosts.py", "test_openenv.py")
 
