@@ -17,7 +17,7 @@ from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 from rewardfleet_server.up import gateway as gateway_module
-from rewardfleet_server.up import upstream
+from rewardfleet_server.up import proxy
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 
@@ -34,7 +34,7 @@ def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers, also on a busy machine."""
     monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 30)
     monkeypatch.setattr(gateway_module, "_IN_FLIGHT_SECONDS", 30)
-    monkeypatch.setattr(upstream, "_CONNECT_SECONDS", 30)
+    monkeypatch.setattr(proxy, "_CONNECT_SECONDS", 30)
 
 
 @pytest.fixture(scope="module")
