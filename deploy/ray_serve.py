@@ -164,7 +164,7 @@ class _Replica:
             raise RuntimeError(failure)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what `fleet/ray_scaling.py` counts."""
+        """Return what `up/ray_scaling.py` counts."""
         return {"items": self.app.service.items}
 
 
