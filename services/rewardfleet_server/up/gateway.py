@@ -37,7 +37,16 @@ from rewardfleet_server.observe.telemetry import new_request_id
 
 from .line import MAX_REQUESTS, MAX_WAITING, Line
 from .metrics import METRICS_TYPE, GatewayMetrics
-from .proxy import CallerDisconnected, Headers, Refusal, Request, Upstream, UpstreamFailed, read_all
+from .proxy import (
+    CallerDisconnected,
+    Headers,
+    Refusal,
+    Request,
+    Upstream,
+    UpstreamFailed,
+    failure_of,
+    read_all,
+)
 from .replicas import Fleet, Replica
 
 log = logging.getLogger(__name__)
@@ -219,7 +228,7 @@ class Gateway:
         except TimeoutError:
             raise UpstreamFailed(f"no answer within {_IN_FLIGHT_TIME.total:g} s") from None
         except aiohttp.ClientError as error:
-            raise UpstreamFailed(str(error)) from None
+            raise failure_of(error) from None
         for sample in answer.samples:
             sample.replica = url
         return answer

@@ -352,7 +352,7 @@ class Request:
         except (TimeoutError, aiohttp.ClientError, UpstreamFailed) as error:
             if attempt.transport is not None:  # else closing it waits until all was sent
                 attempt.transport.abort()
-            failure = attempt.error or _failure(error)
+            failure = attempt.error or failure_of(error)
             if not has_begun or isinstance(failure, CallerDisconnected):
                 raise failure from None
             log.warning("a response ended before it was complete: %s", failure)
@@ -407,7 +407,7 @@ async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send)
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _failure(error: Exception) -> UpstreamFailed:
+def failure_of(error: Exception) -> UpstreamFailed:
     """Return what an error says about a replica."""
     match error:
         case UpstreamFailed():
