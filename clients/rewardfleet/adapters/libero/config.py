@@ -2,11 +2,20 @@
 
 import difflib
 import math
-import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    Strict,
+    ValidationError,
+    field_validator,
+)
 from typing_extensions import Self
 
 from rewardfleet.adapters._rows import plain
@@ -14,15 +23,7 @@ from rewardfleet.client import RewardFleet
 from rewardfleet.wire.validation import format_validation_error
 
 #: The suites of LIBERO, and RLinf's libero_130, which has the tasks of all of them.
-SUITES = (
-    "libero_spatial",
-    "libero_object",
-    "libero_goal",
-    "libero_10",
-    "libero_90",
-    "libero_100",
-    "libero_130",
-)
+SUITES = tuple(map("libero_{}".format, ("spatial", "object", "goal", 10, 90, 100, 130)))
 
 #: Keys next to `reward_model` in RLinf's configuration of an environment.
 _NEXT_TO_REWARD_MODEL = ("reward_coef", "use_rel_reward", "task_suite_name")
@@ -39,6 +40,12 @@ def check_suite(name: object) -> str:
         return lower
     close = difflib.get_close_matches(lower, SUITES, n=1, cutoff=0.0)[0]
     raise ValueError(f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}")
+
+
+#: The name of a suite, in any case.
+Suite = Annotated[str, AfterValidator(check_suite)]
+#: URLs in a list or a tuple.
+Urls = Annotated[tuple[str, ...], Strict(False)]
 
 
 class RewardModelConfig(BaseModel):
@@ -77,7 +84,7 @@ class RewardModelConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     enable: bool = False
-    endpoint: str | tuple[str, ...] = Field("http://127.0.0.1:18080/score", validate_default=True)
+    endpoint: str | Urls = Field("http://127.0.0.1:18080/score", validate_default=True)
     timeout: float = Field(120.0, gt=0)
     nframes: int = Field(16, ge=1, le=128)
     max_pixels: int = Field(200_704, ge=784, le=1_605_632)
@@ -88,42 +95,29 @@ class RewardModelConfig(BaseModel):
     binary_reward: bool = True
     success_threshold: float = Field(0.5, ge=0, le=1)
     keep_temp_video: bool = False
-    temp_video_dir: str | None = None
+    temp_video_dir: Path | None = Field(None, strict=False)
     reward_coef: float = 1.0
     use_rel_reward: bool = False
-    task_suite_name: str | None = None
+    task_suite_name: Suite | None = None
     fallback_score: float = Field(math.nan, allow_inf_nan=True)
     blocking: bool = False
     api_key: str | None = Field(None, repr=False)
 
-    @field_validator("endpoint", mode="before")
+    @field_validator("endpoint")
     @classmethod
-    def _base_urls(cls, endpoint: object) -> object:
-        urls = tuple(endpoint) if isinstance(endpoint, list) else endpoint
-        given = urls if isinstance(urls, tuple) else (urls,)
-        if not all(isinstance(url, str) for url in given):
-            return urls  # refused for its type
-        bases = tuple(url.rstrip("/").removesuffix("/score") for url in given)
+    def _base_urls(cls, endpoint: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        urls = (endpoint,) if isinstance(endpoint, str) else endpoint
+        bases = tuple(url.rstrip("/").removesuffix("/score") for url in urls)
         try:
             RewardFleet(video=bases)
         except ValueError as error:
             raise ValueError(str(error).removeprefix("video: ")) from None
-        return bases if isinstance(urls, tuple) else bases[0]
-
-    @field_validator("temp_video_dir", mode="before")
-    @classmethod
-    def _path_is_text(cls, folder: object) -> object:
-        return os.fspath(folder) if isinstance(folder, os.PathLike) else folder
+        return bases[0] if isinstance(endpoint, str) else bases
 
     @field_validator("backend_kwargs", mode="before")
     @classmethod
     def _none_is_empty(cls, backend_kwargs: object) -> object:
         return {} if backend_kwargs is None else backend_kwargs
-
-    @field_validator("task_suite_name")
-    @classmethod
-    def _known_suite(cls, name: str | None) -> str | None:
-        return None if name is None else check_suite(name)
 
     @field_validator("fallback_score")
     @classmethod
