@@ -54,31 +54,7 @@ class RewardModelConfig(BaseModel):
     Names and defaults are those of the original RLinf integration, down to `task_suite_name`;
     the rest is new.
 
-    Attributes:
-        enable: Whether a reward model is used. Adapters refuse False, so that nobody trains on the
-            simulator's success by an oversight.
-        endpoint: The URL of the video service, which may end in `/score`; or those of its replicas.
-        timeout: Seconds, above 0, until an episode has a score or an error.
-        nframes: How many frames of an episode are sent, 1 to 128.
-        max_pixels: The most pixels (height times width) of a frame, 784 to 1605632.
-        backend: The judge; None means the service's default.
-        backend_kwargs: Options of the judge.
-        video_fps: Frames per second of the files of `keep_temp_video`, above 0. The service gets
-            the true rate of the frames.
-        fail_on_request_error: Whether a finished episode without a score raises. If False, its
-            reward is `fallback_score`, and marked as not valid.
-        binary_reward: Whether a score of at least `success_threshold` becomes 1.0, any other 0.0.
-        success_threshold: In [0, 1].
-        keep_temp_video: Whether the frames of each episode are also written as an mp4. Scoring
-            needs no file.
-        temp_video_dir: Where. None means the system's folder for temporary files.
-        reward_coef: Multiplies scores, after the threshold.
-        use_rel_reward: Whether a step's reward is the difference to the step before: `StepRewards`.
-        task_suite_name: The suite of all environments, one of `SUITES`; None if it does not matter.
-        fallback_score: Stands in for a missing score: NaN, or a number, which is multiplied by
-            `reward_coef` but not compared with `success_threshold`.
-        blocking: Whether `LiberoRewardWrapper.step` waits for the rewards of finished episodes.
-        api_key: Sent to the service as a bearer token.
+    `docs/trainers/libero.md` describes each key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -168,3 +144,7 @@ def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if twice := sorted(around.keys() & section.keys()):
         raise ValueError(f"{', '.join(twice)}: given in reward_model and next to it")
     return {**around, **section}
+
+
+#: What `RewardModelConfig.of` reads.
+Config = RewardModelConfig | Mapping[str, Any]

@@ -49,29 +49,20 @@ def upright_image(frame: Any, orientation: Orientation) -> Image:
     if image.shape[2] != 3:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
-        image = np.rint(_checked_numbers(image, shown)).astype(np.uint8)
+        if image.dtype.kind not in "fiu":
+            raise ValueError(f"give an image of uint8; got {shown}")
+        low, high = float(image.min()), float(image.max())
+        shown = f"{shown} from {low:g} to {high:g}"
+        if not (low >= 0 and high <= 255):  # also if there is a NaN
+            raise ValueError(f"give values from 0 to 255; got {shown}")
+        if image.dtype.kind == "f" and high <= 1:
+            raise ValueError(
+                f"give uint8 from 0 to 255; got {shown}, which may be a dark image; "
+                "if it is in [0, 1], give (image * 255).round()"
+            )
+        image = np.rint(image).astype(np.uint8)
     flips = {"raw": np.s_[::-1], "rotated": np.s_[:, ::-1], "upright": np.s_[:]}
     return np.array(image[flips[orientation]], order="C")
-
-
-def _checked_numbers(image: NDArray[Any], shown: str) -> NDArray[Any]:
-    """Return an image of numbers from 0 to 255.
-
-    Raises:
-        ValueError: It has others, or may be in [0, 1].
-    """
-    is_float = np.issubdtype(image.dtype, np.floating)
-    if not (is_float or np.issubdtype(image.dtype, np.integer)):
-        raise ValueError(f"give an image of uint8; got {shown}")
-    low, high = float(image.min()), float(image.max())
-    if not (low >= 0 and high <= 255):  # also if there is a NaN
-        raise ValueError(f"give values from 0 to 255; got {shown} from {low:g} to {high:g}")
-    if is_float and high <= 1:
-        raise ValueError(
-            f"give uint8 from 0 to 255; got {shown} from {low:g} to {high:g}, "
-            "which may be a dark image; if it is in [0, 1], give (image * 255).round()"
-        )
-    return image
 
 
 class EpisodeRecorder:
@@ -128,10 +119,10 @@ class EpisodeRecorder:
             frame_rate: The rate in Hz at which frames were added.
 
         Raises:
-            ValueError: There are no frames.
+            ValueError: There are no frames, or there is a `problem`.
         """
-        if not self._frames:
-            raise ValueError("no frames were recorded")
+        if self.problem is not None or not self._frames:
+            raise ValueError(self.problem or "no frames were recorded")
         *indices, _ = sample_indices(self.count, self._nframes)
         stored = (min(round(each / self._stride), len(self._frames) - 2) for each in indices)
         share = len(indices) / (self.count - 1) if indices else 1.0

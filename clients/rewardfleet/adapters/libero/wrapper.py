@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rewardfleet.adapters._rows import to_array
 
-from .config import RewardModelConfig
+from .config import Config
 from .rewards import EpisodeReward, LiberoRewards
 
 Mask = NDArray[np.bool_]
@@ -49,7 +49,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        config: RewardModelConfig | Mapping[str, Any],
+        config: Config,
         tasks: Tasks,
         *,
         frames: str | Callable[[Any], Any] = "agentview_image",
@@ -147,15 +147,14 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             self._record(mask, observations)
 
     def _current_tasks(self, observations: Any, info: dict[str, Any]) -> Sequence[str]:
-        if callable(self._tasks):
-            return self._tasks(observations, info)
         if not isinstance(self._tasks, str):
-            return self._tasks
-        for place in (info, observations):
-            if isinstance(place, Mapping) and self._tasks in place:
-                return place[self._tasks]  # type: ignore[no-any-return] # an entry of a dict
-        names = [*info, *(observations if isinstance(observations, Mapping) else ())]
-        raise ValueError(f"tasks: no {self._tasks!r} among {', '.join(map(str, names))}")
+            return self._tasks(observations, info) if callable(self._tasks) else self._tasks
+        entries = dict(observations) if isinstance(observations, Mapping) else {}
+        entries = {**info, **entries, **info}  # those of `info` come first, and win
+        if self._tasks not in entries:
+            raise ValueError(f"tasks: no {self._tasks!r} among {', '.join(map(str, entries))}")
+        tasks: Sequence[str] = entries[self._tasks]
+        return tasks
 
     def _record(self, mask: Mask, observations: Any) -> None:
         if mask.any():
