@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    Strict,
-    ValidationError,
-    field_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 from typing_extensions import Self
 
 from rewardfleet.adapters._rows import plain
@@ -42,13 +33,35 @@ def check_suite(name: object) -> str:
     raise ValueError(f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}")
 
 
-#: The name of a suite, in any case.
-Suite = Annotated[str, AfterValidator(check_suite)]
-#: URLs in a list or a tuple.
-Urls = Annotated[tuple[str, ...], Strict(False)]
+def _base_urls(endpoint: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    urls = (endpoint,) if isinstance(endpoint, str) else endpoint
+    bases = tuple(url.rstrip("/").removesuffix("/score") for url in urls)
+    try:
+        RewardFleet(video=bases)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("video: ")) from None
+    return bases[0] if isinstance(endpoint, str) else bases
 
 
-class RewardModelConfig(BaseModel):
+def _not_infinite(fallback_score: float) -> float:
+    if math.isinf(fallback_score):
+        raise ValueError("give NaN or a finite number")
+    return fallback_score
+
+
+def _none_is_empty(backend_kwargs: object) -> object:
+    return {} if backend_kwargs is None else backend_kwargs
+
+
+#: One URL, or those of replicas in a list or a tuple.
+_Endpoint = Annotated[
+    str | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_base_urls)
+]
+_BackendKwargs = Annotated[dict[str, JsonValue], BeforeValidator(_none_is_empty)]
+_Fallback = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_not_infinite)]
+
+
+class RewardModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
     """How episodes are scored, and how scores become rewards.
 
     Names and defaults are those of the original RLinf integration, down to `task_suite_name`;
@@ -57,15 +70,13 @@ class RewardModelConfig(BaseModel):
     `docs/trainers/libero.md` describes each key.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     enable: bool = False
-    endpoint: str | Urls = Field("http://127.0.0.1:18080/score", validate_default=True)
+    endpoint: _Endpoint = Field("http://127.0.0.1:18080/score", validate_default=True)
     timeout: float = Field(120.0, gt=0)
     nframes: int = Field(16, ge=1, le=128)
     max_pixels: int = Field(200_704, ge=784, le=1_605_632)
     backend: str | None = None
-    backend_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    backend_kwargs: _BackendKwargs = Field(default_factory=dict)
     video_fps: float = Field(4.0, gt=0, le=1000)
     fail_on_request_error: bool = False
     binary_reward: bool = True
@@ -74,33 +85,10 @@ class RewardModelConfig(BaseModel):
     temp_video_dir: Path | None = Field(None, strict=False)
     reward_coef: float = 1.0
     use_rel_reward: bool = False
-    task_suite_name: Suite | None = None
-    fallback_score: float = Field(math.nan, allow_inf_nan=True)
+    task_suite_name: Annotated[str, AfterValidator(check_suite)] | None = None
+    fallback_score: _Fallback = math.nan
     blocking: bool = False
     api_key: str | None = Field(None, repr=False)
-
-    @field_validator("endpoint")
-    @classmethod
-    def _base_urls(cls, endpoint: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        urls = (endpoint,) if isinstance(endpoint, str) else endpoint
-        bases = tuple(url.rstrip("/").removesuffix("/score") for url in urls)
-        try:
-            RewardFleet(video=bases)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix("video: ")) from None
-        return bases[0] if isinstance(endpoint, str) else bases
-
-    @field_validator("backend_kwargs", mode="before")
-    @classmethod
-    def _none_is_empty(cls, backend_kwargs: object) -> object:
-        return {} if backend_kwargs is None else backend_kwargs
-
-    @field_validator("fallback_score")
-    @classmethod
-    def _not_infinite(cls, fallback_score: float) -> float:
-        if math.isinf(fallback_score):
-            raise ValueError("give NaN or a finite number")
-        return fallback_score
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | Self) -> Self:

@@ -130,11 +130,9 @@ class EpisodeRecorder:
 
 
 def new_video_folder(parent: Path | None) -> Path:
-    """Create a new folder for mp4 files, of which nothing is ever deleted.
+    """Create a new folder for mp4 files in a folder, or in the system's for temporary files.
 
-    Args:
-        parent: Where; it is created as well if it does not exist. None means the system's folder
-            for temporary files.
+    Nothing in it is ever deleted. The folder around it is created as well if it does not exist.
 
     Raises:
         ValueError: Nothing can be written there.

@@ -29,14 +29,7 @@ from rewardfleet.wire.score import abstained
 from rewardfleet.wire.video import VideoScore
 
 from .config import Config, RewardModelConfig, check_suite
-from .frames import (
-    EpisodeRecorder,
-    Image,
-    Orientation,
-    new_video_folder,
-    upright_image,
-    write_video,
-)
+from .frames import EpisodeRecorder, Orientation, new_video_folder, upright_image, write_video
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +43,9 @@ _MAX_TASK = 4096
 #: Seconds by which an episode may exceed the timeout, so that the client can report what it waited
 #: for, and ejects a replica that is silent.
 _GRACE_SECONDS = 1.0
+
+#: Keys of the configuration that the service gets.
+_SENT = {"nframes", "max_pixels", "backend", "backend_kwargs"}
 
 #: Environments by index, in any order, or as a mask, [N]; None means all.
 Environments = ArrayLike | None
@@ -179,13 +175,8 @@ class _Environment:
 class LiberoRewards:
     """Records the frames of a vector of environments, and scores episodes when they end.
 
-    ```python
-    with LiberoRewards({"enable": True}, tasks) as rewards:
-        rewards.record(images)            # at every step, and after a reset
-        rewards.finish(done)              # starts scoring, and returns
-        rewards.reset(done)               # where environments are reset
-        arrived = rewards.collect()       # what has arrived so far
-    ```
+    `docs/trainers/libero.md` has examples: `record` each step, `finish` where episodes end, `reset`
+    where environments are reset, and `collect` what has arrived.
 
     At most `4 x nframes + 1` frames per environment are in memory, whatever the length of an
     episode. The methods are for one thread. Scores arrive in another, while the simulator works.
@@ -240,9 +231,7 @@ class LiberoRewards:
         keeps_videos = self.config.keep_temp_video
         self._videos = new_video_folder(self.config.temp_video_dir) if keeps_videos else None
         self._fleet = RewardFleet(
-            video=self.config.endpoint,
-            timeout_s=self.config.timeout,
-            api_key=self.config.api_key,
+            video=self.config.endpoint, timeout_s=self.config.timeout, api_key=self.config.api_key
         )
         self._loop = EventLoopThread()
         self._closed = False
@@ -288,7 +277,7 @@ class LiberoRewards:
             recorder = state.recorder
             if recorder is not None and (recorder.count or recorder.problem):
                 problem = recorder.problem or f"reset after {recorder.count} frames, not finished"
-                self._store(_without_score(self._current(index), "discarded", problem))
+                self._store(_without_score(self._current(index), problem, "discarded"))
                 recorder = None
             if recorder is None:
                 state.episode += 1
@@ -333,9 +322,12 @@ class LiberoRewards:
             try:
                 clip = self._environments[index].end().select(self._frame_rate)
             except ValueError as error:
-                self._store(_without_score(self._current(index), "error", str(error)))
-            else:
-                self._start(self._current(index), *clip)
+                self._store(_without_score(self._current(index), str(error)))
+                continue
+            if self._closed:
+                raise RuntimeError("rewards: closed")
+            self._wait_until_pending(self._max_pending - 1, timeout=None)
+            self._start(self._current(index), *clip)
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
         """Return the episodes whose rewards arrived, in this order. Each is returned once.
@@ -395,11 +387,10 @@ class LiberoRewards:
             )
         return indices
 
-    def _start(self, episode: EpisodeReward, frames: Sequence[Image], fps: float) -> None:
+    def _start(
+        self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
+    ) -> None:
         """Start scoring an episode in the thread of the event loop."""
-        if self._closed:
-            raise RuntimeError("rewards: closed")
-        self._wait_until_pending(self._max_pending - 1, timeout=None)
         with self._changed:
             self._counts["pending"] += 1
         future = self._loop.start(self._score(episode, frames, fps))
@@ -408,23 +399,16 @@ class LiberoRewards:
         )
 
     async def _score(
-        self, episode: EpisodeReward, frames: Sequence[Image], fps: float
+        self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
     ) -> VideoScore:
         """Send one episode. While it waits for its score, only encoded frames are in memory."""
-        config = self.config
-        async with timeout(config.timeout + _GRACE_SECONDS):
+        async with timeout(self.config.timeout + _GRACE_SECONDS):
             if self._videos is not None:
                 name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
-                await asyncio.to_thread(write_video, self._videos / name, frames, config.video_fps)
-            scoring = self._fleet.video.score(
-                episode.task,
-                frames,
-                fps=fps,
-                nframes=config.nframes,
-                max_pixels=config.max_pixels,
-                backend=config.backend,
-                backend_kwargs=config.backend_kwargs,
-            )
+                path = self._videos / name
+                await asyncio.to_thread(write_video, path, frames, self.config.video_fps)
+            options = self.config.model_dump(include=_SENT)
+            scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
             del frames
             return await scoring
 
@@ -432,15 +416,16 @@ class LiberoRewards:
         try:
             answer = future.result()
         except RewardFleetError as error:
-            return _failed(episode, error)
+            return _without_score(episode, error)
         except TimeoutError:
-            return _failed(episode, DeadlineExceeded(f"no score within {self.config.timeout:g} s"))
+            problem = f"no score within {self.config.timeout:g} s"
+            return _without_score(episode, DeadlineExceeded(problem))
         except CancelledError:
-            return _failed(episode, Unavailable("closed before the score arrived"))
+            return _without_score(episode, Unavailable("closed before the score arrived"))
         except BaseException as error:  # noqa: BLE001 - whatever happened, it must be reported
-            return _failed(episode, InternalError(f"{type(error).__name__}: {error}"))
+            return _without_score(episode, InternalError(f"{type(error).__name__}: {error}"))
         if answer.score is None:
-            return replace(_failed(episode, abstained(answer)), answer=answer)
+            return replace(_without_score(episode, abstained(answer)), answer=answer)
         reward = self.config.reward(answer.score)
         return replace(episode, reward=reward, status="ok", score=answer.score, answer=answer)
 
@@ -460,10 +445,7 @@ class LiberoRewards:
 
 
 def score_episodes(
-    config: Config,
-    tasks: Sequence[str],
-    clips: Sequence[Any],
-    **options: Any,
+    config: Config, tasks: Sequence[str], clips: Sequence[Any], **options: Any
 ) -> list[EpisodeReward]:
     """Score complete episodes, all at once, and wait for the rewards.
 
@@ -496,13 +478,13 @@ def _suite_problems(suites: str | Sequence[str] | None, count: int) -> list[str 
     Raises:
         ValueError: The suite of all environments is unknown, or there is another number of suites.
     """
+    problems: list[str | None] = [None] * count
     if suites is None or isinstance(suites, str):
         if suites is not None:
             check_suite(suites)
-        return [None] * count
+        return problems
     if len(suites) != count:
         raise ValueError(f"suites: give one, or {count}, one per environment; not {suites!r}")
-    problems: list[str | None] = [None] * count
     for index, name in enumerate(suites):
         try:
             check_suite(name)
@@ -514,25 +496,19 @@ def _suite_problems(suites: str | Sequence[str] | None, count: int) -> list[str 
 
 
 def _without_score(
-    episode: EpisodeReward,
-    status: EpisodeStatus,
-    problem: str,
-    error: RewardFleetError | None = None,
+    episode: EpisodeReward, problem: str | RewardFleetError, status: EpisodeStatus = "error"
 ) -> EpisodeReward:
-    detail = f"environment {episode.environment}, episode {episode.episode}: {problem}"
-    return replace(episode, status=status, detail=detail, error=error)
-
-
-def _failed(episode: EpisodeReward, error: RewardFleetError) -> EpisodeReward:
-    status: EpisodeStatus = "abstained" if isinstance(error, Abstained) else "error"
-    return _without_score(episode, status, str(error), error)
+    error = problem if isinstance(problem, RewardFleetError) else None
+    return replace(
+        episode,
+        status="abstained" if isinstance(error, Abstained) else status,
+        detail=f"environment {episode.environment}, episode {episode.episode}: {problem}",
+        error=error,
+    )
 
 
 def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
-    """Sum up the episodes without a score in one line of the log.
-
-    It is an error if the service refused a request, which the caller must correct.
-    """
+    """Sum up the episodes without a score in one line of the log."""
     if missing := [each for each in arrived if not each.valid]:
         refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
         level = logging.ERROR if refused else logging.WARNING

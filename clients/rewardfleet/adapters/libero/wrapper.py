@@ -25,11 +25,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 
     The simulator's rewards are dropped. A step has the reward 0.0, or, if it ends an episode, NaN
     until `collect` returns the reward, as `step` does not wait. With `blocking`, `step` waits and
-    returns it. All autoreset modes of Gymnasium are supported. `info` gets, each [N]:
-
-    - `reward_episode`: the index of the episode that the step belongs to
-    - `reward_pending`: whether its reward will be returned by `collect`
-    - `reward_valid`: whether its reward can be trained on: not if it is pending, or missing
+    returns it. All autoreset modes of Gymnasium are supported. `info` gets `reward_episode`,
+    `reward_pending` and `reward_valid`, each [N]; `docs/trainers/libero.md` describes them.
 
     Args:
         env: The environments. Their `metadata` names the autoreset mode, as Gymnasium requires.
