@@ -6,6 +6,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
@@ -63,7 +64,8 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
         """
         deadline = self._transport.deadline()
-        request = await in_thread(lambda: video_request(task_text, clip, **options), deadline)
+        request = await in_thread(partial(video_request, task_text, clip, **options), deadline)
+        del clip  # the request has its frames, encoded
         return await self._score_one(request, deadline)
 
     async def reward(

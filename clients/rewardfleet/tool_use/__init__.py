@@ -13,7 +13,6 @@ from .advantages import advantages
 from .answer import GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .correctness import strict_correctness, strict_format
 from .lagrange import Controller, MultiplierState, update
-from .prompts import ListedTool, ToolsBlock, find_tools_block, with_tools, without_tools
 from .score import ToolUseReward, score_answer
 from .toolrl import think_length, toolrl_correctness, toolrl_format
 from .usage import Usage, cost_of, family_by_patterns, usage_of
@@ -21,17 +20,14 @@ from .usage import Usage, cost_of, family_by_patterns, usage_of
 __all__ = [
     "Controller",
     "GroundTruth",
-    "ListedTool",
     "MultiplierState",
     "ParsedAnswer",
     "ToolCall",
     "ToolUseReward",
-    "ToolsBlock",
     "Usage",
     "advantages",
     "cost_of",
     "family_by_patterns",
-    "find_tools_block",
     "parse_answer",
     "parse_ground_truth",
     "score_answer",
@@ -42,6 +38,4 @@ __all__ = [
     "toolrl_format",
     "update",
     "usage_of",
-    "with_tools",
-    "without_tools",
 ]

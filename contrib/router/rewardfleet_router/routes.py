@@ -9,8 +9,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from rewardfleet.tool_use import find_tools_block, with_tools, without_tools
 from rewardfleet.wire.tools import Family
+
+from .tools_block import find_tools_block, with_tools, without_tools
 
 #: A message of a chat: `role` and `content`.
 Message = dict[str, Any]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.tool_use import find_tools_block
 from rewardfleet.wire.tools import ToolDescription
 
 from .labels.row_labels import RowLabels, labels_of, read_sidecar
 from .routes import Message
+from .tools_block import find_tools_block
 
 
 @dataclass(frozen=True, eq=False)

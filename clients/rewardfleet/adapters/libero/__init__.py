@@ -5,6 +5,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rewardfleet.adapters._rows import module_of_trainer
+
 from .config import SUITES, RewardModelConfig
 from .frames import Orientation
 from .rewards import (
@@ -38,12 +40,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "LiberoRewardWrapper":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from .wrapper import LiberoRewardWrapper  # noqa: PLC0415 - needs Gymnasium
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("gymnasium"):
-            raise
-        raise ImportError(
-            "LiberoRewardWrapper needs Gymnasium: pip install 'gymnasium>=1.1'"
-        ) from None
+    module_of_trainer("gymnasium", "pip install 'gymnasium>=1.1'")
+    from .wrapper import LiberoRewardWrapper  # noqa: PLC0415 - needs Gymnasium
+
     return LiberoRewardWrapper

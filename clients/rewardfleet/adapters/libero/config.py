@@ -2,11 +2,11 @@
 
 import difflib
 import math
-import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 from typing_extensions import Self
 
 from rewardfleet.adapters._rows import plain
@@ -14,15 +14,7 @@ from rewardfleet.client import RewardFleet
 from rewardfleet.wire.validation import format_validation_error
 
 #: The suites of LIBERO, and RLinf's libero_130, which has the tasks of all of them.
-SUITES = (
-    "libero_spatial",
-    "libero_object",
-    "libero_goal",
-    "libero_10",
-    "libero_90",
-    "libero_100",
-    "libero_130",
-)
+SUITES = tuple(map("libero_{}".format, ("spatial", "object", "goal", 10, 90, 100, 130)))
 
 #: Keys next to `reward_model` in RLinf's configuration of an environment.
 _NEXT_TO_REWARD_MODEL = ("reward_coef", "use_rel_reward", "task_suite_name")
@@ -41,96 +33,62 @@ def check_suite(name: object) -> str:
     raise ValueError(f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}")
 
 
-class RewardModelConfig(BaseModel):
+def _base_urls(endpoint: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    urls = (endpoint,) if isinstance(endpoint, str) else endpoint
+    bases = tuple(url.rstrip("/").removesuffix("/score") for url in urls)
+    try:
+        RewardFleet(video=bases)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("video: ")) from None
+    return bases[0] if isinstance(endpoint, str) else bases
+
+
+def _not_infinite(fallback_score: float) -> float:
+    if math.isinf(fallback_score):
+        raise ValueError("give NaN or a finite number")
+    return fallback_score
+
+
+def _none_is_empty(backend_kwargs: object) -> object:
+    return {} if backend_kwargs is None else backend_kwargs
+
+
+#: One URL, or those of replicas in a list or a tuple.
+_Endpoint = Annotated[
+    str | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_base_urls)
+]
+_BackendKwargs = Annotated[dict[str, JsonValue], BeforeValidator(_none_is_empty)]
+_Fallback = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_not_infinite)]
+
+
+class RewardModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
     """How episodes are scored, and how scores become rewards.
 
     Names and defaults are those of the original RLinf integration, down to `task_suite_name`;
     the rest is new.
 
-    Attributes:
-        enable: Whether a reward model is used. Adapters refuse False, so that nobody trains on the
-            simulator's success by an oversight.
-        endpoint: The URL of the video service, which may end in `/score`; or those of its replicas.
-        timeout: Seconds, above 0, until an episode has a score or an error.
-        nframes: How many frames of an episode are sent, 1 to 128.
-        max_pixels: The most pixels (height times width) of a frame, 784 to 1605632.
-        backend: The judge; None means the service's default.
-        backend_kwargs: Options of the judge.
-        video_fps: Frames per second of the files of `keep_temp_video`, above 0. The service gets
-            the true rate of the frames.
-        fail_on_request_error: Whether a finished episode without a score raises. If False, its
-            reward is `fallback_score`, and marked as not valid.
-        binary_reward: Whether a score of at least `success_threshold` becomes 1.0, any other 0.0.
-        success_threshold: In [0, 1].
-        keep_temp_video: Whether the frames of each episode are also written as an mp4. Scoring
-            needs no file.
-        temp_video_dir: Where. None means the system's folder for temporary files.
-        reward_coef: Multiplies scores, after the threshold.
-        use_rel_reward: Whether a step's reward is the difference to the step before: `StepRewards`.
-        task_suite_name: The suite of all environments, one of `SUITES`; None if it does not matter.
-        fallback_score: Stands in for a missing score: NaN, or a number, which is multiplied by
-            `reward_coef` but not compared with `success_threshold`.
-        blocking: Whether `LiberoRewardWrapper.step` waits for the rewards of finished episodes.
-        api_key: Sent to the service as a bearer token.
+    `docs/trainers/libero.md` describes each key.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
     enable: bool = False
-    endpoint: str | tuple[str, ...] = Field("http://127.0.0.1:18080/score", validate_default=True)
+    endpoint: _Endpoint = Field("http://127.0.0.1:18080/score", validate_default=True)
     timeout: float = Field(120.0, gt=0)
     nframes: int = Field(16, ge=1, le=128)
     max_pixels: int = Field(200_704, ge=784, le=1_605_632)
     backend: str | None = None
-    backend_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    backend_kwargs: _BackendKwargs = Field(default_factory=dict)
     video_fps: float = Field(4.0, gt=0, le=1000)
     fail_on_request_error: bool = False
     binary_reward: bool = True
     success_threshold: float = Field(0.5, ge=0, le=1)
     keep_temp_video: bool = False
-    temp_video_dir: str | None = None
+    temp_video_dir: Path | None = Field(None, strict=False)
     reward_coef: float = 1.0
     use_rel_reward: bool = False
-    task_suite_name: str | None = None
-    fallback_score: float = Field(math.nan, allow_inf_nan=True)
+    task_suite_name: Annotated[str, AfterValidator(check_suite)] | None = None
+    fallback_score: _Fallback = math.nan
     blocking: bool = False
     api_key: str | None = Field(None, repr=False)
-
-    @field_validator("endpoint", mode="before")
-    @classmethod
-    def _base_urls(cls, endpoint: object) -> object:
-        urls = tuple(endpoint) if isinstance(endpoint, list) else endpoint
-        given = urls if isinstance(urls, tuple) else (urls,)
-        if not all(isinstance(url, str) for url in given):
-            return urls  # refused for its type
-        bases = tuple(url.rstrip("/").removesuffix("/score") for url in given)
-        try:
-            RewardFleet(video=bases)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix("video: ")) from None
-        return bases if isinstance(urls, tuple) else bases[0]
-
-    @field_validator("temp_video_dir", mode="before")
-    @classmethod
-    def _path_is_text(cls, folder: object) -> object:
-        return os.fspath(folder) if isinstance(folder, os.PathLike) else folder
-
-    @field_validator("backend_kwargs", mode="before")
-    @classmethod
-    def _none_is_empty(cls, backend_kwargs: object) -> object:
-        return {} if backend_kwargs is None else backend_kwargs
-
-    @field_validator("task_suite_name")
-    @classmethod
-    def _known_suite(cls, name: str | None) -> str | None:
-        return None if name is None else check_suite(name)
-
-    @field_validator("fallback_score")
-    @classmethod
-    def _not_infinite(cls, fallback_score: float) -> float:
-        if math.isinf(fallback_score):
-            raise ValueError("give NaN or a finite number")
-        return fallback_score
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | Self) -> Self:
@@ -174,3 +132,7 @@ def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if twice := sorted(around.keys() & section.keys()):
         raise ValueError(f"{', '.join(twice)}: given in reward_model and next to it")
     return {**around, **section}
+
+
+#: What `RewardModelConfig.of` reads.
+Config = RewardModelConfig | Mapping[str, Any]

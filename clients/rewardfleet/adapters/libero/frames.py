@@ -1,5 +1,6 @@
 """Frames of LIBERO: upright uint8 images, those of an episode in bounded memory, and mp4 files."""
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._rows import to_array
+from rewardfleet.adapters._rows import module_of_trainer, to_array
 from rewardfleet.wire.video import sample_indices
+
+log = logging.getLogger(__name__)
 
 Image = NDArray[np.uint8]
 
@@ -21,6 +24,8 @@ Orientation = Literal["raw", "rotated", "upright"]
 #: How many frames are stored for each frame that is sent. The more, the more evenly those are
 #: spread over a long episode: the distance between two of them varies by at most half.
 _STORED_PER_SENT = 4
+
+_INSTALL_CV2 = "keep_temp_video needs it: pip install opencv-python-headless"
 
 
 def upright_image(frame: Any, orientation: Orientation) -> Image:
@@ -44,29 +49,20 @@ def upright_image(frame: Any, orientation: Orientation) -> Image:
     if image.shape[2] != 3:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
-        image = np.rint(_checked_numbers(image, shown)).astype(np.uint8)
+        if image.dtype.kind not in "fiu":
+            raise ValueError(f"give an image of uint8; got {shown}")
+        low, high = float(image.min()), float(image.max())
+        shown = f"{shown} from {low:g} to {high:g}"
+        if not (low >= 0 and high <= 255):  # also if there is a NaN
+            raise ValueError(f"give values from 0 to 255; got {shown}")
+        if image.dtype.kind == "f" and high <= 1:
+            raise ValueError(
+                f"give uint8 from 0 to 255; got {shown}, which may be a dark image; "
+                "if it is in [0, 1], give (image * 255).round()"
+            )
+        image = np.rint(image).astype(np.uint8)
     flips = {"raw": np.s_[::-1], "rotated": np.s_[:, ::-1], "upright": np.s_[:]}
     return np.array(image[flips[orientation]], order="C")
-
-
-def _checked_numbers(image: NDArray[Any], shown: str) -> NDArray[Any]:
-    """Return an image of numbers from 0 to 255.
-
-    Raises:
-        ValueError: It has others, or may be in [0, 1].
-    """
-    is_float = np.issubdtype(image.dtype, np.floating)
-    if not (is_float or np.issubdtype(image.dtype, np.integer)):
-        raise ValueError(f"give an image of uint8; got {shown}")
-    low, high = float(image.min()), float(image.max())
-    if not (low >= 0 and high <= 255):  # also if there is a NaN
-        raise ValueError(f"give values from 0 to 255; got {shown} from {low:g} to {high:g}")
-    if is_float and high <= 1:
-        raise ValueError(
-            f"give uint8 from 0 to 255; got {shown} from {low:g} to {high:g}, "
-            "which may be a dark image; if it is in [0, 1], give (image * 255).round()"
-        )
-    return image
 
 
 class EpisodeRecorder:
@@ -80,19 +76,19 @@ class EpisodeRecorder:
 
     Attributes:
         count: Number of frames that were added.
+        problem: Why the episode cannot be scored, e.g. a frame that could not be added, or None.
     """
 
     def __init__(self, nframes: int) -> None:
         self._nframes = nframes
         self._stride = 1
-        self._frames: list[Image] = []  # those at the multiples of the stride
-        self._last: Image | None = None
+        self._frames: list[Image] = []  # those at the multiples of the stride, and the last one
         self.count = 0
+        self.problem: str | None = None
 
     def __len__(self) -> int:
         """Return how many frames are stored."""
-        is_separate = self.count and (self.count - 1) % self._stride
-        return len(self._frames) + bool(is_separate)
+        return len(self._frames)
 
     def add(self, frame: Image) -> None:
         """Add the next frame, [H, W, 3]. It is not copied.
@@ -100,19 +96,18 @@ class EpisodeRecorder:
         Raises:
             ValueError: It has another size than the frames before.
         """
-        if self._last is not None and frame.shape != self._last.shape:
-            height, width, _ = self._last.shape
-            raise ValueError(
-                f"the frame is {frame.shape[0]}x{frame.shape[1]}, after frames of "
-                f"{height}x{width} in the same episode"
-            )
-        if self.count % self._stride == 0:
-            self._frames.append(frame)
-        self._last = frame
-        self.count += 1
-        if len(self._frames) > _STORED_PER_SENT * self._nframes:
+        before = self._frames[0] if self._frames else frame
+        if frame.shape != before.shape:
+            size, others = ("x".join(map(str, each.shape[:2])) for each in (frame, before))
+            raise ValueError(f"the frame is {size}, after frames of {others} in the same episode")
+        if self.count and (self.count - 1) % self._stride:
+            self._frames.pop()  # stored as the last one only
+        self._frames.append(frame)
+        is_multiple = self.count % self._stride == 0
+        if is_multiple and len(self._frames) > _STORED_PER_SENT * self._nframes:
             self._frames = self._frames[::2]
             self._stride *= 2
+        self.count += 1
 
     def select(self, frame_rate: float) -> tuple[list[Image], float]:
         """Return at most `nframes` frames, in order, and their rate in frames per second.
@@ -124,57 +119,41 @@ class EpisodeRecorder:
             frame_rate: The rate in Hz at which frames were added.
 
         Raises:
-            ValueError: There are no frames.
+            ValueError: There are no frames, or there is a `problem`.
         """
-        if self._last is None:
-            raise ValueError("no frames were recorded")
+        if self.problem is not None or not self._frames:
+            raise ValueError(self.problem or "no frames were recorded")
         *indices, _ = sample_indices(self.count, self._nframes)
-        stored = (min(round(each / self._stride), len(self._frames) - 1) for each in indices)
-        frames = [*(self._frames[position] for position in stored), self._last]
+        stored = (min(round(each / self._stride), len(self._frames) - 2) for each in indices)
         share = len(indices) / (self.count - 1) if indices else 1.0
-        return frames, frame_rate * share
+        return [*(self._frames[each] for each in stored), self._frames[-1]], frame_rate * share
 
 
-def new_video_folder(parent: str | None) -> Path:
-    """Create a new folder for mp4 files, of which nothing is ever deleted.
+def new_video_folder(parent: Path | None) -> Path:
+    """Create a new folder for mp4 files in a folder, or in the system's for temporary files.
 
-    Args:
-        parent: Where; it is created as well if it does not exist. None means the system's folder
-            for temporary files.
+    Nothing in it is ever deleted. The folder around it is created as well if it does not exist.
 
     Raises:
         ValueError: Nothing can be written there.
         ImportError: OpenCV is not installed.
     """
-    try:
-        import cv2  # noqa: F401, PLC0415 - optional
-    except ModuleNotFoundError:
-        raise ImportError(
-            "keep_temp_video needs OpenCV: pip install opencv-python-headless"
-        ) from None
+    module_of_trainer("cv2", _INSTALL_CV2)
     try:
         if parent is not None:
-            Path(parent).mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="rewardfleet-", dir=parent))
     except OSError as error:
         raise ValueError(f"temp_video_dir: nothing can be written there: {error}") from None
 
 
 def write_video(path: Path, frames: Sequence[Image], fps: float) -> None:
-    """Write an mp4 for people to look at.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    import cv2  # noqa: PLC0415 - optional
-
+    """Write an mp4 for people to look at. If that fails, the log has a warning."""
+    cv2 = module_of_trainer("cv2", _INSTALL_CV2)
     height, width, _ = frames[0].shape
-    fourcc = cv2.VideoWriter.fourcc(*"mp4v")
-    writer = cv2.VideoWriter(str(path), fourcc, fps, (width, height))
-    try:
-        if not writer.isOpened():
-            raise OSError(f"{path}: OpenCV cannot write this file")
-        for frame in frames:
-            writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
-    finally:
-        writer.release()
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
+    if not writer.isOpened():
+        log.warning("keep_temp_video: %s: OpenCV cannot write this file", path)
+    for frame in frames:
+        writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
+    writer.release()

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,9 +17,7 @@ from rewardfleet.adapters._rows import quartiles_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import CALLER_ERRORS
-from rewardfleet.timeouts import timeout_at
-from rewardfleet.transport import in_thread
-from rewardfleet.video import VideoOptions, video_request
+from rewardfleet.timeouts import timeout
 from rewardfleet.wire.errors import (
     Abstained,
     DeadlineExceeded,
@@ -31,15 +28,8 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import abstained
 from rewardfleet.wire.video import VideoScore
 
-from .config import RewardModelConfig, check_suite
-from .frames import (
-    EpisodeRecorder,
-    Image,
-    Orientation,
-    new_video_folder,
-    upright_image,
-    write_video,
-)
+from .config import Config, RewardModelConfig, check_suite
+from .frames import EpisodeRecorder, Orientation, new_video_folder, upright_image, write_video
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +44,17 @@ _MAX_TASK = 4096
 #: for, and ejects a replica that is silent.
 _GRACE_SECONDS = 1.0
 
+#: Keys of the configuration that the service gets.
+_SENT = {"nframes", "max_pixels", "backend", "backend_kwargs"}
+
 #: Environments by index, in any order, or as a mask, [N]; None means all.
 Environments = ArrayLike | None
 
 #: ok: there is a score. abstained: the judge answered without a usable verdict. error: a failure.
 #: discarded: the environment was reset before the episode had ended.
 EpisodeStatus = Literal["ok", "abstained", "error", "discarded"]
+#: What `RewardStats` counts, in its order.
+_COUNTED = (*get_args(EpisodeStatus), "pending")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +96,13 @@ def episode_metrics(arrived: Sequence[EpisodeReward]) -> dict[str, float]:
     scores, `reward/p0` to `reward/p100`. Discarded episodes do not count.
     """
     judged = [each for each in arrived if each.status != "discarded"]
-    if not judged:
-        return {}
-    counts = {
-        "reward/failed": sum(each.status == "error" for each in judged),
-        "reward/abstained": sum(each.status == "abstained" for each in judged),
-        "reward/cached": sum(each.answer is not None and each.answer.cached for each in judged),
+    marks = {
+        "reward/failed": [each.status == "error" for each in judged],
+        "reward/abstained": [each.status == "abstained" for each in judged],
+        "reward/cached": [each.answer is not None and each.answer.cached for each in judged],
     }
-    metrics = {name: count / len(judged) for name, count in counts.items()}
-    return metrics | quartiles_of([each.score for each in judged if each.score is not None])
+    shares = {name: float(np.mean(each)) for name, each in marks.items() if each}
+    return shares | quartiles_of([each.score for each in judged if each.score is not None])
 
 
 class MissingRewardError(RewardFleetError):
@@ -128,12 +121,8 @@ class MissingRewardError(RewardFleetError):
 class RewardStats:
     """How many episodes there were so far, by what became of them.
 
-    Attributes:
-        scored: Episodes with a score.
-        abstained: Episodes on which the judge abstained.
-        failed: Episodes with an error.
-        discarded: Episodes that a reset ended.
-        pending: Episodes whose scores have not arrived.
+    Those that are `discarded` were ended by a reset. The scores of those that are `pending` have
+    not arrived.
     """
 
     scored: int
@@ -156,44 +145,38 @@ class RewardStats:
 
 
 @dataclass
-class _CurrentEpisode:
-    """The current episode of one environment.
+class _Environment:
+    """The current episode of one environment."""
 
-    Attributes:
-        task: The instruction, as it was given.
-        recorder: The episode's frames; None from its end to the next reset.
-        suite_problem: Why no episode of this environment can be scored, or None.
-        episode: The index of the episode.
-        problem: Why this episode cannot be scored, or None.
-    """
+    task: Any  #: as it was given
+    suite_problem: str | None  #: why no episode of this environment can be scored
+    recorder: EpisodeRecorder | None  #: the episode's frames; None from its end to the next reset
+    episode: int = 0  #: its index
 
-    task: Any
-    recorder: EpisodeRecorder | None
-    suite_problem: str | None
-    episode: int = 0
-    problem: str | None = None
+    def end(self) -> EpisodeRecorder:
+        """End the episode, and return its frames.
 
-    def problem_at_end(self) -> str | None:
-        """Return why the episode, which ends now, cannot be scored, or None."""
-        if problem := self.suite_problem or self.problem:
-            return problem
-        if self.recorder is not None and not self.recorder.count:
-            return "no frames were recorded"
+        Raises:
+            ValueError: It cannot be scored.
+        """
+        recorder, self.recorder = self.recorder, None
+        if recorder is None:
+            self.episode += 1
+        if self.suite_problem is not None:
+            raise ValueError(self.suite_problem)
+        if recorder is None:
+            raise ValueError("finished, but not reset since its last episode ended")
         if not isinstance(self.task, str) or not 0 < len(self.task) <= _MAX_TASK:
-            return f"its task is not a text of 1 to {_MAX_TASK} characters: {self.task!r:.80}"
-        return "finished, but not reset since its last episode ended" if not self.recorder else None
+            shown = f"{self.task!r:.80}"
+            raise ValueError(f"its task is not a text of 1 to {_MAX_TASK} characters: {shown}")
+        return recorder
 
 
 class LiberoRewards:
     """Records the frames of a vector of environments, and scores episodes when they end.
 
-    ```python
-    with LiberoRewards({"enable": True}, tasks) as rewards:
-        rewards.record(images)            # at every step, and after a reset
-        rewards.finish(done)              # starts scoring, and returns
-        rewards.reset(done)               # where environments are reset
-        arrived = rewards.collect()       # what has arrived so far
-    ```
+    `docs/trainers/libero.md` has examples: `record` each step, `finish` where episodes end, `reset`
+    where environments are reset, and `collect` what has arrived.
 
     At most `4 x nframes + 1` frames per environment are in memory, whatever the length of an
     episode. The methods are for one thread. Scores arrive in another, while the simulator works.
@@ -215,7 +198,7 @@ class LiberoRewards:
 
     def __init__(
         self,
-        config: RewardModelConfig | Mapping[str, Any],
+        config: Config,
         tasks: Sequence[str],
         *,
         orientation: Orientation = "raw",
@@ -231,9 +214,8 @@ class LiberoRewards:
         if isinstance(tasks, str) or not len(tasks):
             raise ValueError(f"tasks: give one text per environment, not {tasks!r}")
         if orientation not in get_args(Orientation):
-            raise ValueError(
-                f'orientation: give "raw", "rotated" or "upright", not {orientation!r}'
-            )
+            accepted = ", ".join(get_args(Orientation))
+            raise ValueError(f"orientation: give one of {accepted}; not {orientation!r}")
         if not 0 < frame_rate <= 1000:
             raise ValueError(f"frame_rate: give Hz above 0, at most 1000; not {frame_rate}")
         if max_pending is not None and max_pending < 1:
@@ -243,22 +225,19 @@ class LiberoRewards:
         self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
         suites = self.config.task_suite_name if suites is None else suites
         self._environments = [
-            _CurrentEpisode(task, self._recorder(), problem)
+            _Environment(task, problem, EpisodeRecorder(self.config.nframes))
             for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
         ]
         keeps_videos = self.config.keep_temp_video
         self._videos = new_video_folder(self.config.temp_video_dir) if keeps_videos else None
         self._fleet = RewardFleet(
-            video=self.config.endpoint,
-            timeout_s=self.config.timeout,
-            api_key=self.config.api_key,
+            video=self.config.endpoint, timeout_s=self.config.timeout, api_key=self.config.api_key
         )
         self._loop = EventLoopThread()
         self._closed = False
-        self._changed = threading.Condition()  # guards the three below
-        self._pending = 0
+        self._changed = threading.Condition()  # guards the two below
         self._arrived: list[EpisodeReward] = []
-        self._counts: Counter[EpisodeStatus] = Counter()
+        self._counts: Counter[str] = Counter()  # of statuses, and what is pending
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -274,10 +253,7 @@ class LiberoRewards:
     def stats(self) -> RewardStats:
         """The number of episodes so far, by what became of them."""
         with self._changed:
-            scored, abstentions, failed, discarded = (
-                self._counts[status] for status in get_args(EpisodeStatus)
-            )
-            return RewardStats(scored, abstentions, failed, discarded, self._pending)
+            return RewardStats(*(self._counts[each] for each in _COUNTED))
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
@@ -299,14 +275,13 @@ class LiberoRewards:
         for position, index in enumerate(indices):
             state = self._environments[index]
             recorder = state.recorder
-            if recorder is not None and (recorder.count or state.problem):
-                problem = state.problem or f"reset after {recorder.count} frames, not finished"
-                self._store(_without_score(self._current(index), "discarded", problem))
-                state.recorder = None
-            if state.recorder is None:
+            if recorder is not None and (recorder.count or recorder.problem):
+                problem = recorder.problem or f"reset after {recorder.count} frames, not finished"
+                self._store(_without_score(self._current(index), problem, "discarded"))
+                recorder = None
+            if recorder is None:
                 state.episode += 1
-                state.recorder = self._recorder()
-            state.problem = None
+                state.recorder = EpisodeRecorder(self.config.nframes)
             if tasks is not None:
                 state.task = tasks[position]
 
@@ -325,14 +300,14 @@ class LiberoRewards:
         indices = self._indices(environments)
         if len(frames) != len(indices):
             raise ValueError(f"frames: give {len(indices)}, one per environment; not {len(frames)}")
-        for position, index in enumerate(indices):
-            state = self._environments[index]
-            if state.recorder is None or state.problem is not None:
+        for index, frame in zip(indices, frames, strict=True):
+            recorder = self._environments[index].recorder
+            if recorder is None or recorder.problem is not None:
                 continue
             try:
-                state.recorder.add(upright_image(frames[position], self._orientation))
+                recorder.add(upright_image(frame, self._orientation))
             except (ValueError, TypeError) as error:  # torch cannot convert every dtype
-                state.problem = f"frame {state.recorder.count}: {error}"
+                recorder.problem = f"frame {recorder.count}: {error}"
 
     def finish(self, environments: Environments = None) -> None:
         """End episodes whose last frame was recorded, and start scoring all of them.
@@ -344,15 +319,15 @@ class LiberoRewards:
             RuntimeError: This object is closed.
         """
         for index in self._indices(environments):
-            state = self._environments[index]
-            problem = state.problem_at_end()
-            recorder, state.recorder = state.recorder, None
-            if recorder is None:
-                state.episode += 1
-            if recorder is None or problem is not None:
-                self._store(_without_score(self._current(index), "error", str(problem)))
-            else:
-                self._start(self._current(index), *recorder.select(self._frame_rate))
+            try:
+                clip = self._environments[index].end().select(self._frame_rate)
+            except ValueError as error:
+                self._store(_without_score(self._current(index), str(error)))
+                continue
+            if self._closed:
+                raise RuntimeError("rewards: closed")
+            self._wait_until_pending(self._max_pending - 1, timeout=None)
+            self._start(self._current(index), *clip)
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
         """Return the episodes whose rewards arrived, in this order. Each is returned once.
@@ -370,11 +345,10 @@ class LiberoRewards:
         """
         self._wait_until_pending(0, timeout)
         with self._changed:
-            for position, each in enumerate(self._arrived):
-                has_ended = each.status != "discarded"
-                if self.config.fail_on_request_error and has_ended and not each.valid:
-                    del self._arrived[position]
-                    raise MissingRewardError(each) from each.error
+            missing = [each for each in self._arrived if each.status in {"abstained", "error"}]
+            if missing and self.config.fail_on_request_error:
+                self._arrived.remove(missing[0])
+                raise MissingRewardError(missing[0]) from missing[0].error
             arrived, self._arrived = self._arrived, []
         _warn_of_missing(arrived)
         return arrived
@@ -389,9 +363,6 @@ class LiberoRewards:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _recorder(self) -> EpisodeRecorder:
-        return EpisodeRecorder(self.config.nframes)
 
     def _current(self, index: int) -> EpisodeReward:
         """Return the current episode of an environment, as it is without a score."""
@@ -409,93 +380,72 @@ class LiberoRewards:
             given = np.flatnonzero(given)
         indices: list[int] = given.tolist()
         is_valid = not indices or (given.ndim == 1 and np.issubdtype(given.dtype, np.integer))
-        if not is_valid or not {*indices} <= {*range(count)} or len({*indices}) < len(indices):
+        if not is_valid or len({*indices} & {*range(count)}) < len(indices):
             raise ValueError(
                 f"environments: give different indices from 0 to {count - 1}, or a mask of "
                 f"{count}; not {environments!r}"
             )
         return indices
 
-    def _start(self, episode: EpisodeReward, frames: Sequence[Image], fps: float) -> None:
+    def _start(
+        self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
+    ) -> None:
         """Start scoring an episode in the thread of the event loop."""
-        if self._closed:
-            raise RuntimeError("rewards: closed")
-        self._wait_until_pending(self._max_pending - 1, timeout=None)
         with self._changed:
-            self._pending += 1
+            self._counts["pending"] += 1
         future = self._loop.start(self._score(episode, frames, fps))
-        future.add_done_callback(partial(self._on_done, episode))
+        future.add_done_callback(
+            lambda done: self._store(self._result(episode, done), was_pending=True)
+        )
 
     async def _score(
-        self, episode: EpisodeReward, frames: Sequence[Image], fps: float
+        self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
     ) -> VideoScore:
         """Send one episode. While it waits for its score, only encoded frames are in memory."""
-        config = self.config
-        deadline = asyncio.get_running_loop().time() + config.timeout
-        options: VideoOptions = {
-            "fps": fps,
-            "nframes": config.nframes,
-            "max_pixels": config.max_pixels,
-            "backend": config.backend,
-            "backend_kwargs": config.backend_kwargs,
-        }
-        encode = partial(self._encode, episode, frames, options)
-        del frames
-        async with timeout_at(deadline + _GRACE_SECONDS):
-            images = await in_thread(encode, deadline)
-            del encode
-            return await self._fleet.video.score(episode.task, images, **options)
-
-    def _encode(
-        self, episode: EpisodeReward, frames: Sequence[Image], options: VideoOptions
-    ) -> list[bytes]:
-        if self._videos is not None:
-            name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
-            try:
-                write_video(self._videos / name, frames, self.config.video_fps)
-            except OSError as error:  # a file to look at must not cost a reward
-                log.warning("keep_temp_video: %s", error)
-        return video_request(episode.task, frames, **options).frames_base64 or []
-
-    def _on_done(self, episode: EpisodeReward, future: Future[VideoScore]) -> None:
-        """Store what became of an episode; runs in the thread of the event loop."""
-        self._store(self._result(episode, future), was_pending=True)
+        async with timeout(self.config.timeout + _GRACE_SECONDS):
+            if self._videos is not None:
+                name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
+                path = self._videos / name
+                await asyncio.to_thread(write_video, path, frames, self.config.video_fps)
+            options = self.config.model_dump(include=_SENT)
+            scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
+            del frames
+            return await scoring
 
     def _result(self, episode: EpisodeReward, future: Future[VideoScore]) -> EpisodeReward:
         try:
             answer = future.result()
+        except RewardFleetError as error:
+            return _without_score(episode, error)
+        except TimeoutError:
+            problem = f"no score within {self.config.timeout:g} s"
+            return _without_score(episode, DeadlineExceeded(problem))
+        except CancelledError:
+            return _without_score(episode, Unavailable("closed before the score arrived"))
         except BaseException as error:  # noqa: BLE001 - whatever happened, it must be reported
-            failure = _failure_of(error, self.config.timeout)
-            status: EpisodeStatus = "abstained" if isinstance(failure, Abstained) else "error"
-            return _without_score(episode, status, str(failure), error=failure)
+            return _without_score(episode, InternalError(f"{type(error).__name__}: {error}"))
         if answer.score is None:
-            failure = abstained(answer)
-            return _without_score(episode, "abstained", str(failure), error=failure, answer=answer)
+            return replace(_without_score(episode, abstained(answer)), answer=answer)
         reward = self.config.reward(answer.score)
         return replace(episode, reward=reward, status="ok", score=answer.score, answer=answer)
 
     def _store(self, episode: EpisodeReward, *, was_pending: bool = False) -> None:
         with self._changed:
-            self._pending -= was_pending
-            self._arrived.append(episode)
+            self._counts["pending"] -= was_pending
             self._counts[episode.status] += 1
+            self._arrived.append(episode)
             self._changed.notify_all()
 
     def _wait_until_pending(self, most: int, timeout: float | None) -> None:
         """Wait until at most so many scores have not arrived, or the time has passed."""
         longest = self.config.timeout + 2 * _GRACE_SECONDS  # no episode takes that long
-        seconds = longest if timeout is None else min(timeout, longest)
+        seconds = min(longest if timeout is None else timeout, longest, threading.TIMEOUT_MAX)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._pending <= most, min(seconds, threading.TIMEOUT_MAX)
-            )
+            self._changed.wait_for(lambda: self._counts["pending"] <= most, seconds)
 
 
 def score_episodes(
-    config: RewardModelConfig | Mapping[str, Any],
-    tasks: Sequence[str],
-    clips: Sequence[Any],
-    **options: Any,
+    config: Config, tasks: Sequence[str], clips: Sequence[Any], **options: Any
 ) -> list[EpisodeReward]:
     """Score complete episodes, all at once, and wait for the rewards.
 
@@ -528,58 +478,44 @@ def _suite_problems(suites: str | Sequence[str] | None, count: int) -> list[str 
     Raises:
         ValueError: The suite of all environments is unknown, or there is another number of suites.
     """
+    problems: list[str | None] = [None] * count
     if suites is None or isinstance(suites, str):
         if suites is not None:
             check_suite(suites)
-        return [None] * count
+        return problems
     if len(suites) != count:
         raise ValueError(f"suites: give one, or {count}, one per environment; not {suites!r}")
-    problems: list[str | None] = []
-    for name in suites:
+    for index, name in enumerate(suites):
         try:
             check_suite(name)
-            problems.append(None)
         except ValueError as error:
-            problems.append(str(error))
+            problems[index] = str(error)
     if unknown := [index for index, problem in enumerate(problems) if problem]:
         log.warning("environments %s get no rewards: %s", unknown, problems[unknown[0]])
     return problems
 
 
 def _without_score(
-    episode: EpisodeReward, status: EpisodeStatus, problem: str, **fields: Any
+    episode: EpisodeReward, problem: str | RewardFleetError, status: EpisodeStatus = "error"
 ) -> EpisodeReward:
-    detail = f"environment {episode.environment}, episode {episode.episode}: {problem}"
-    return replace(episode, status=status, detail=detail, **fields)
-
-
-def _failure_of(error: BaseException, timeout: float) -> RewardFleetError:
-    if isinstance(error, RewardFleetError):
-        return error
-    if isinstance(error, TimeoutError):
-        return DeadlineExceeded(f"no score within {timeout:g} s")
-    if isinstance(error, CancelledError):
-        return Unavailable("closed before the score arrived")
-    return InternalError(f"{type(error).__name__}: {error}")
+    error = problem if isinstance(problem, RewardFleetError) else None
+    return replace(
+        episode,
+        status="abstained" if isinstance(error, Abstained) else status,
+        detail=f"environment {episode.environment}, episode {episode.episode}: {problem}",
+        error=error,
+    )
 
 
 def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
-    """Sum up the episodes without a score in one line of the log.
-
-    It is an error if the service refused a request, which the caller must correct.
-    """
-    missing = [each for each in arrived if not each.valid]
-    if missing:
-        counts = Counter(each.status for each in missing)
+    """Sum up the episodes without a score in one line of the log."""
+    if missing := [each for each in arrived if not each.valid]:
         refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
-        log.log(
-            logging.ERROR if refused else logging.WARNING,
-            "no reward for %d of %d episodes (%s); the first is %s",
-            len(missing),
-            len(arrived),
-            ", ".join(f"{count} {status}" for status, count in counts.items()),
-            (refused or missing)[0].detail,
-        )
+        level = logging.ERROR if refused else logging.WARNING
+        statuses = Counter(each.status for each in missing)
+        counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        shown = (len(missing), len(arrived), counts, (refused or missing)[0].detail)
+        log.log(level, "no reward for %d of %d episodes (%s); the first is %s", *shown)
 
 
 class StepRewards:
@@ -615,12 +551,10 @@ class StepRewards:
         for name, each in (("scores", scores), ("starts", begins)):
             if each.shape != shape:
                 raise ValueError(f"{name}: give {list(shape)}, not {list(each.shape)}")
-        values = np.array(
-            [each if np.isnan(each) else self._config.reward(each) for each in scores]
-        )
+        rewards = [each if np.isnan(each) else self._config.reward(each) for each in scores]
+        values = np.array(rewards)
         if not self._config.use_rel_reward:
             return values
-        self._before[begins] = 0.0
-        rewards = values - self._before
-        self._before = np.where(np.isnan(values), self._before, values)
-        return rewards
+        before = np.where(begins, 0.0, self._before)
+        self._before = np.where(np.isnan(values), before, values)
+        return values - before

@@ -1,6 +1,7 @@
 """A Gymnasium vector wrapper with rewards of the video service."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from rewardfleet.adapters._rows import to_array
 
-from .config import RewardModelConfig
+from .config import Config
 from .rewards import EpisodeReward, LiberoRewards
 
 Mask = NDArray[np.bool_]
@@ -24,11 +25,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 
     The simulator's rewards are dropped. A step has the reward 0.0, or, if it ends an episode, NaN
     until `collect` returns the reward, as `step` does not wait. With `blocking`, `step` waits and
-    returns it. All autoreset modes of Gymnasium are supported. `info` gets, each [N]:
-
-    - `reward_episode`: the index of the episode that the step belongs to
-    - `reward_pending`: whether its reward will be returned by `collect`
-    - `reward_valid`: whether its reward can be trained on: not if it is pending, or missing
+    returns it. All autoreset modes of Gymnasium are supported. `info` gets `reward_episode`,
+    `reward_pending` and `reward_valid`, each [N]; `docs/trainers/libero.md` describes them.
 
     Args:
         env: The environments. Their `metadata` names the autoreset mode, as Gymnasium requires.
@@ -48,7 +46,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        config: RewardModelConfig | Mapping[str, Any],
+        config: Config,
         tasks: Tasks,
         *,
         frames: str | Callable[[Any], Any] = "agentview_image",
@@ -65,16 +63,16 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             ) from None
         self._tasks = tasks
         self._frames = frames
-        if isinstance(tasks, str) or callable(tasks):
-            first_tasks: Sequence[str] = [""] * env.num_envs  # read at the first reset
-        elif len(tasks) == env.num_envs:
-            first_tasks = tasks
-        else:
-            raise ValueError(f"tasks: give {env.num_envs}, one per environment; not {len(tasks)}")
+        read_at_reset = [""] * env.num_envs
+        first_tasks = read_at_reset if isinstance(tasks, str) or callable(tasks) else tasks
+        if len(first_tasks) != env.num_envs:
+            raise ValueError(
+                f"tasks: give {env.num_envs}, one per environment; not {len(first_tasks)}"
+            )
         self.rewards = LiberoRewards(config, first_tasks, **options)
         #: Environments that Gymnasium resets in the next step.
         self._resets_next = np.zeros(env.num_envs, bool)
-        #: Rewards that arrived while a blocking step waited for others.
+        #: Episodes that arrived while a blocking step waited for others.
         self._left: list[EpisodeReward] = []
 
     def reset(
@@ -90,7 +88,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         self._begin(mask, observations, info)
         self._resets_next[mask] = False
         none = np.zeros(self.num_envs, bool)
-        return observations, self._described(info, self.rewards.episode, none, ~none)
+        return observations, _described(info, self.rewards.episode, none, ~none)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments, and start scoring the episodes that ended.
@@ -103,23 +101,22 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         done = to_array(terminated).astype(bool) | to_array(truncated).astype(bool)
         done &= self.rewards.recording
         episodes = self.rewards.episode
-        if self._mode is AutoresetMode.SAME_STEP:
-            self._record(~done & ~self._resets_next, observations)
-            self._record_final(done, info)
-            self.rewards.finish(done)
-            self._begin(done, observations, info)
-        else:
-            self._record(~self._resets_next, observations)
-            self.rewards.finish(done)
+        was_reset = done & (self._mode is AutoresetMode.SAME_STEP)
+        self._record(~was_reset & ~self._resets_next, observations)
+        self._record_final(was_reset, info)
+        self.rewards.finish(done)
+        self._begin(was_reset, observations, info)
         self._resets_next = done & (self._mode is AutoresetMode.NEXT_STEP)
         step_rewards = np.where(done, np.nan, 0.0)
         pending, valid = done.copy(), ~done
         if self.rewards.config.blocking and done.any():
-            for each in self._collect_of(done, episodes):
-                step_rewards[each.environment] = each.reward
-                valid[each.environment] = each.valid
-                pending[each.environment] = False
-        info = self._described(info, episodes, pending, valid)
+            for each in self.rewards.collect(timeout=None):
+                index = each.environment
+                if not done[index] or each.episode != episodes[index]:
+                    self._left.append(each)
+                    continue
+                step_rewards[index], valid[index], pending[index] = each.reward, each.valid, False
+        info = _described(info, episodes, pending, valid)
         return observations, step_rewards, terminated, truncated, info
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
@@ -130,9 +127,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         Raises:
             MissingRewardError: As in `LiberoRewards.collect`.
         """
-        arrived = self.rewards.collect(timeout)
-        left, self._left = self._left, []
-        return left + arrived
+        arrived = self._left + self.rewards.collect(timeout)
+        self._left = []
+        return arrived
 
     def close(self, **kwargs: Any) -> None:
         """Cancel pending scores, and close the environments."""
@@ -141,27 +138,24 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def _begin(self, mask: Mask, observations: Any, info: dict[str, Any]) -> None:
         """Begin episodes with their first frames."""
-        if not mask.any():
-            return
-        tasks = self._current_tasks(observations, info)
-        self.rewards.reset(mask, tasks=[tasks[index] for index in _indices(mask)])
-        self._record(mask, observations)
+        if mask.any():
+            tasks = self._current_tasks(observations, info)
+            self.rewards.reset(mask, tasks=list(compress(tasks, mask)))
+            self._record(mask, observations)
 
     def _current_tasks(self, observations: Any, info: dict[str, Any]) -> Sequence[str]:
-        if callable(self._tasks):
-            return self._tasks(observations, info)
         if not isinstance(self._tasks, str):
-            return self._tasks
-        for place in (info, observations):
-            if isinstance(place, Mapping) and self._tasks in place:
-                return place[self._tasks]  # type: ignore[no-any-return] # an entry of a dict
-        names = [*info, *(observations if isinstance(observations, Mapping) else ())]
-        raise ValueError(f"tasks: no {self._tasks!r} among {', '.join(map(str, names))}")
+            return self._tasks(observations, info) if callable(self._tasks) else self._tasks
+        entries = dict(observations) if isinstance(observations, Mapping) else {}
+        entries = {**info, **entries, **info}  # those of `info` come first, and win
+        if self._tasks not in entries:
+            raise ValueError(f"tasks: no {self._tasks!r} among {', '.join(map(str, entries))}")
+        tasks: Sequence[str] = entries[self._tasks]
+        return tasks
 
     def _record(self, mask: Mask, observations: Any) -> None:
         if mask.any():
-            images = self._images_of(observations)
-            self.rewards.record([images[index] for index in _indices(mask)], mask)
+            self.rewards.record(list(compress(self._images_of(observations), mask)), mask)
 
     def _record_final(self, mask: Mask, info: dict[str, Any]) -> None:
         """Record the last frames of episodes whose observations are already of the next ones."""
@@ -169,7 +163,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         if isinstance(final, Mapping):  # one of all environments, unlike in Gymnasium's own vectors
             self._record(mask, final)
             return
-        for index in _indices(mask):
+        for index in np.flatnonzero(mask):
             observation = None if final is None else final[index]
             image = None if observation is None else self._images_of(observation)
             self.rewards.record([image], [index])
@@ -184,20 +178,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             observation = observation[name]
         return observation
 
-    def _collect_of(self, done: Mask, episodes: NDArray[np.int64]) -> list[EpisodeReward]:
-        """Wait for the rewards of the episodes that ended now."""
-        arrived = self.rewards.collect(timeout=None)
-        current = {(index, int(episodes[index])) for index in _indices(done)}
-        self._left += [each for each in arrived if (each.environment, each.episode) not in current]
-        return [each for each in arrived if (each.environment, each.episode) in current]
 
-    def _described(
-        self, info: dict[str, Any], episodes: NDArray[np.int64], pending: Mask, valid: Mask
-    ) -> dict[str, Any]:
-        added = {"reward_episode": episodes, "reward_pending": pending, "reward_valid": valid}
-        return {**info, **added}
-
-
-def _indices(mask: Mask) -> list[int]:
-    indices: list[int] = np.flatnonzero(mask).tolist()
-    return indices
+def _described(
+    info: dict[str, Any], episodes: NDArray[np.int64], pending: Mask, valid: Mask
+) -> dict[str, Any]:
+    added = {"reward_episode": episodes, "reward_pending": pending, "reward_valid": valid}
+    return {**info, **added}

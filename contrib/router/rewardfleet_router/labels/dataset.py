@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import parquet
 
-from rewardfleet.tool_use import find_tools_block, parse_ground_truth
+from rewardfleet.tool_use import parse_ground_truth
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_router.tools_block import find_tools_block
 
 from .row_labels import FAMILIES_COLUMN, INDEX_COLUMN, TARGET_COLUMN, RowLabels
 

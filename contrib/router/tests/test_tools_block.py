@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewardfleet.tool_use import find_tools_block, with_tools, without_tools
+from rewardfleet_router.tools_block import find_tools_block, with_tools, without_tools
 
 HEAD = "You are a helpful assistant.\n\n**Available Tools**\nYou can use the following tools:\n"
 WEATHER = '1. Name: get_weather\nDescription: The weather.\nParameters: {"city": {"type": "str"}}\n'
