@@ -54,7 +54,6 @@ LAZY = {
     CLIENT / "adapters" / "verl.py": TRAINERS,
     CLIENT / "adapters" / "verl_agent.py": TRAINERS,
     CLIENT / "adapters" / "simplevla.py": TRAINERS,
-    CLIENT / "adapters" / "libero" / "frames.py": {"cv2"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
     CLIENT / "tracing.py": {"opentelemetry"},
