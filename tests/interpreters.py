@@ -119,7 +119,7 @@ OLDEST = [
     "typing-extensions==4.12.2",
 ]
 #: Tests of the client that need no service.
-PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_prompts.py", "test_tool_use.py")
+PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_use.py")
 
 
 def test_client(python: str) -> bool:
