@@ -17,21 +17,14 @@ SendBatch = Callable[[list[ItemT], float], Awaitable[list[ResultT | RewardFleetE
 
 @dataclass(eq=False)
 class _Window(Generic[ItemT, ResultT]):
-    """The calls of one window.
+    """The calls of one window."""
 
-    Attributes:
-        deadline: The earliest deadline of the callers.
-        calls: Each item, and the future that its caller awaits.
-        waiting: How many callers still wait.
-        timer: Ends the window.
-        task: Sends the batch, once the window has ended.
-    """
-
-    deadline: float
+    deadline: float  #: the earliest deadline of the callers
+    #: Each item, and the future that its caller awaits.
     calls: list[tuple[ItemT, asyncio.Future[ResultT]]] = field(default_factory=list)
-    waiting: int = 0
-    timer: asyncio.TimerHandle | None = None
-    task: asyncio.Task[None] | None = None
+    waiting: int = 0  #: how many callers still wait
+    timer: asyncio.TimerHandle | None = None  #: ends the window
+    task: asyncio.Task[None] | None = None  #: sends the batch, once the window has ended
 
 
 class Coalescer(Generic[ItemT, ResultT]):

@@ -20,25 +20,15 @@ _LOG_EVERY_SECONDS = 60.0
 
 @dataclass(eq=False, kw_only=True)
 class PendingCall:
-    """A call, over all its attempts. Times are those of the event loop's clock.
+    """A call, over all its attempts. Times are those of the event loop's clock."""
 
-    Attributes:
-        service: The service, e.g. `video`.
-        path: The route.
-        item_count: The number of items.
-        started: When it began.
-        deadline: When it must end.
-        attempts: How many times a replica was acquired for it.
-        url: The replica that has it; empty while it waits for capacity, or for a retry.
-    """
-
-    service: str
+    service: str  #: e.g. `video`
     path: str
     item_count: int = 1
     started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     deadline: float
-    attempts: int = 0
-    url: str = ""
+    attempts: int = 0  #: how many times a replica was acquired for it
+    url: str = ""  #: the replica that has it; empty while it waits for capacity, or for a retry
 
 
 @dataclass

@@ -101,14 +101,11 @@ class Replica:
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that waits for capacity.
-
-    Attributes:
-        granted: The replica, once its items are counted in its `in_flight`.
-    """
+    """A request that waits for capacity."""
 
     item_count: int
     avoid: Collection[str]
+    #: The replica, once its items are counted in its `in_flight`.
     granted: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

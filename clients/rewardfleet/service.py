@@ -148,13 +148,9 @@ class ServiceClient:
 
 
 class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
-    """A client of a service whose items are independent, so that batches may be split.
+    """A client of a service whose items are independent, so that batches may be split."""
 
-    Attributes:
-        score_type: The model of an item's score.
-    """
-
-    score_type: type[ScoreT]
+    score_type: type[ScoreT]  #: the model of an item's score
 
     def __init__(
         self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0

@@ -53,26 +53,16 @@ _MAX_RESPONSE_SECONDS = 1.0
 
 @dataclass(eq=False, kw_only=True)
 class _HttpCall(PendingCall, Generic[ModelT]):
-    """One call.
-
-    Attributes:
-        method: The HTTP method.
-        response_type: The model of the response.
-        body: What is sent; None for a route that takes no body.
-        timeout_s: Seconds of a complete call.
-        is_stateless: Whether it may be sent to a second replica while the first has it.
-        content: The encoded body, once it is encoded.
-        request_id: The id of the last request that was answered; empty if there was none.
-        failed_urls: The replicas that failed it since the last back-off.
-    """
+    """One call."""
 
     method: str
     response_type: type[ModelT]
-    body: BaseModel | None = None
-    timeout_s: float
-    is_stateless: bool = False
-    content: bytes | None = None
-    request_id: str = ""
+    body: BaseModel | None = None  #: None for a route that takes no body
+    timeout_s: float  #: of a complete call
+    is_stateless: bool = False  #: whether it may be sent to a second replica while the first has it
+    content: bytes | None = None  #: the encoded body, once it is encoded
+    request_id: str = ""  #: the id of the last request that was answered; empty if there was none
+    #: The replicas that failed it since the last back-off.
     failed_urls: set[str] = field(default_factory=set)
 
     async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:

@@ -26,22 +26,13 @@ _INSTALL = "see https://github.com/NVIDIA-NeMo/RL"
 
 
 class EnvironmentReturn(NamedTuple):
-    """What NeMo-RL unpacks: the fields of its own `EnvironmentReturn`, in the same order.
+    """What NeMo-RL unpacks: the fields of its own `EnvironmentReturn`, in the same order."""
 
-    Attributes:
-        observations: An empty message of the environment per sample.
-        metadata: The metadata that was given.
-        next_stop_strings: None per sample.
-        rewards: Tensor [B], float32.
-        terminateds: Tensor [B], all 1: the episode ends with the response.
-        answers: None.
-    """
-
-    observations: list[dict[str, str]]
+    observations: list[dict[str, str]]  #: an empty message of the environment per sample
     metadata: list[Any]
-    next_stop_strings: list[None]
-    rewards: Any
-    terminateds: Any
+    next_stop_strings: list[None]  #: None per sample
+    rewards: Any  #: tensor [B], float32
+    terminateds: Any  #: tensor [B], all 1: the episode ends with the response
     answers: None
 
 

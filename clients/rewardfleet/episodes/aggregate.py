@@ -20,48 +20,28 @@ from .validation import validate_batch
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """Statistics of the G groups of a batch, of rewards before normalization; all are [G].
+    """Statistics of the G groups of a batch, of rewards before normalization; all are [G]."""
 
-    Attributes:
-        names: Their names, in the order of their first members.
-        sizes: Members with a score.
-        mean: The mean of their rewards.
-        std: Sample standard deviation; NaN for one member.
-        success_rate: NaN if a member has no `success`.
-        all_equal: Whether the rewards are within the tolerance of each other.
-    """
-
-    names: list[str]
-    sizes: Indices
-    mean: Floats
-    std: Floats
-    success_rate: Floats
-    all_equal: Bools
+    names: list[str]  #: their names, in the order of their first members
+    sizes: Indices  #: members with a score
+    mean: Floats  #: the mean of their rewards
+    std: Floats  #: sample standard deviation; NaN for one member
+    success_rate: Floats  #: NaN if a member has no `success`
+    all_equal: Bools  #: whether the rewards are within the tolerance of each other
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The result of a batch of N episodes.
+    """The result of a batch of N episodes."""
 
-    Attributes:
-        batch: The episodes, and why some have no score.
-        scores: [N], after normalization; NaN where there is none.
-        components: By name: [N]; NaN where an episode has no such component.
-        step_rewards: By index: [T].
-        keep: [N], whether to train on an episode; False where there is no score.
-        drop_reasons: By index: the filter rule that dropped an episode.
-        groups: Statistics of the groups.
-        clusters: None unless requested.
-    """
-
-    batch: Batch
-    scores: Floats
-    components: Mapping[str, Floats]
-    step_rewards: Mapping[int, Floats]
-    keep: Bools
-    drop_reasons: Mapping[int, DropReason]
-    groups: GroupColumns
-    clusters: Clusters | None
+    batch: Batch  #: the episodes, and why some have no score
+    scores: Floats  #: [N], after normalization; NaN where there is none
+    components: Mapping[str, Floats]  #: by name: [N]; NaN where an episode has no such component
+    step_rewards: Mapping[int, Floats]  #: by index: [T]
+    keep: Bools  #: [N], whether to train on an episode; False where there is no score
+    drop_reasons: Mapping[int, DropReason]  #: by index: the filter rule that dropped an episode
+    groups: GroupColumns  #: statistics of the groups
+    clusters: Clusters | None  #: None unless requested
 
 
 def score_episodes(items: Sequence[Any], options: EpisodeOptions | None = None) -> BatchResult:

@@ -111,22 +111,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Batch:
-    """A validated batch, which nothing changes any more.
+    """A validated batch, which nothing changes any more."""
 
-    Attributes:
-        columns: The fields of all episodes, invalid ones included.
-        ok: [N], whether an episode is valid.
-        reasons: By index: why an episode has no score; None if the judge of its video abstained,
-            it is masked, or no other of its group has a score to compare it with.
-        grouping: Groups of the valid episodes.
-        group_names: [G].
-    """
-
-    columns: Columns
-    ok: Bools
+    columns: Columns  #: the fields of all episodes, invalid ones included
+    ok: Bools  #: [N], whether an episode is valid
+    #: By index: why an episode has no score; None if the judge of its video abstained, it is
+    #: masked, or no other of its group has a score to compare it with.
     reasons: Mapping[int, RewardFleetError | None]
-    grouping: Grouping
-    group_names: list[str]
+    grouping: Grouping  #: groups of the valid episodes
+    group_names: list[str]  #: [G]
 
     def __len__(self) -> int:
         return len(self.columns)

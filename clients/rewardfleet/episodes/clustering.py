@@ -30,23 +30,14 @@ _CHUNK = 4096
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a batch. N is the number of its episodes.
+    """The clusters of a batch. N is the number of its episodes."""
 
-    Attributes:
-        labels: [N], number of the cluster within its group; -1 without a group.
-        is_majority: [N], whether the cluster is the largest of its group.
-        is_diverse: [N], whether the trajectory is among the `select_count` furthest apart.
-        counts: [G], number of clusters.
-        majority_ratio: [G], fraction of the members in the largest cluster.
-        diversity: [G], mean distance between two members; 0 for one member.
-    """
-
-    labels: Indices
-    is_majority: Bools
-    is_diverse: Bools
-    counts: Indices
-    majority_ratio: Floats
-    diversity: Floats
+    labels: Indices  #: [N], number of the cluster within its group; -1 without a group
+    is_majority: Bools  #: [N], whether the cluster is the largest of its group
+    is_diverse: Bools  #: [N], whether the trajectory is among the `select_count` furthest apart
+    counts: Indices  #: [G], number of clusters
+    majority_ratio: Floats  #: [G], fraction of the members in the largest cluster
+    diversity: Floats  #: [G], mean distance between two members; 0 for one member
 
 
 def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOptions) -> Clusters:

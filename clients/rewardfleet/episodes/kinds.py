@@ -20,19 +20,12 @@ from .batch import Batch
 
 @dataclass(frozen=True)
 class Rewards:
-    """The reward of each episode of a batch, before normalization.
+    """The reward of each episode of a batch, before normalization."""
 
-    Attributes:
-        batch: The episodes.
-        values: [N], NaN where there is no reward.
-        components: By name: [N], NaN where a kind has no such component.
-        step_rewards: By index, for the kinds `hybrid` and `shaped`: [T].
-    """
-
-    batch: Batch
-    values: Floats
-    components: Mapping[str, Floats]
-    step_rewards: Mapping[int, Floats]
+    batch: Batch  #: the episodes
+    values: Floats  #: [N], NaN where there is no reward
+    components: Mapping[str, Floats]  #: by name: [N], NaN where a kind has no such component
+    step_rewards: Mapping[int, Floats]  #: by index, for the kinds `hybrid` and `shaped`: [T]
 
 
 def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
@@ -60,15 +53,10 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
 
 @dataclass(frozen=True)
 class KindEpisodes:
-    """The M valid episodes of one kind.
+    """The M valid episodes of one kind."""
 
-    Attributes:
-        batch: All episodes.
-        mask: [N], which episodes of the batch they are.
-    """
-
-    batch: Batch
-    mask: Bools
+    batch: Batch  #: all episodes
+    mask: Bools  #: [N], which episodes of the batch they are
 
     @cached_property
     def indices(self) -> list[int]:
@@ -103,17 +91,11 @@ class KindEpisodes:
 
 @dataclass(frozen=True)
 class KindRewards:
-    """The rewards of the episodes of one kind.
+    """The rewards of the episodes of one kind."""
 
-    Attributes:
-        rewards: [M].
-        components: By name: [M].
-        step_rewards: M arrays [T]; empty if the kind has none.
-    """
-
-    rewards: Floats
-    components: Mapping[str, Floats] = field(default_factory=dict)
-    step_rewards: Sequence[Floats] = ()
+    rewards: Floats  #: [M]
+    components: Mapping[str, Floats] = field(default_factory=dict)  #: by name: [M]
+    step_rewards: Sequence[Floats] = ()  #: M arrays [T]; empty if the kind has none
 
 
 def _success(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:

@@ -39,15 +39,10 @@ def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats
 
 @dataclass(frozen=True)
 class TemperatureSchedule:
-    """The temperatures of a run.
+    """The temperatures of a run."""
 
-    Attributes:
-        base: The lowest temperature, above 0.
-        width: The highest minus the lowest, 0 or more.
-    """
-
-    base: float
-    width: float
+    base: float  #: the lowest temperature, above 0
+    width: float  #: the highest minus the lowest, 0 or more
 
     def after(self, signal: float) -> "TemperatureSchedule":
         """Return the schedule after a step: base and width x exp(0.3 signal), within the limits.
@@ -97,23 +92,14 @@ def _temperature_bins(temperatures: ArrayLike) -> Indices:
 
 @dataclass(frozen=True)
 class TemperatureBin:
-    """The scored episodes that were sampled at one temperature.
+    """The scored episodes that were sampled at one temperature."""
 
-    Attributes:
-        temperature: The temperature, to the nearest tenth.
-        episodes: Number of episodes.
-        success_rate: In [0, 1]; NaN if an episode has no `success`.
-        steps: Mean number; NaN if an episode has no `steps`.
-        reward_mean: Mean reward, before normalization.
-        reward_variance: Population variance of the rewards, before normalization.
-    """
-
-    temperature: str
-    episodes: int
-    success_rate: float
-    steps: float
-    reward_mean: float
-    reward_variance: float
+    temperature: str  #: the temperature, to the nearest tenth
+    episodes: int  #: number of episodes
+    success_rate: float  #: in [0, 1]; NaN if an episode has no `success`
+    steps: float  #: mean number; NaN if an episode has no `steps`
+    reward_mean: float  #: mean reward, before normalization
+    reward_variance: float  #: population variance of the rewards, before normalization
 
 
 def by_temperature(rewards: Rewards) -> list[TemperatureBin]:

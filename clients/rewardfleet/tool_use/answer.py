@@ -30,17 +30,11 @@ _MAX_EXACT = 2**53
 
 
 class ToolCall(NamedTuple):
-    """A tool call, in a form in which equal calls are equal.
+    """A tool call, in a form in which equal calls are equal."""
 
-    Attributes:
-        name: The tool; empty if the call cannot be parsed.
-        parameters: Names and values of its parameters; see `_canonical`.
-        keys: The names alone.
-    """
-
-    name: str
-    parameters: frozenset[tuple[str, Any]]
-    keys: frozenset[str]
+    name: str  #: the tool; empty if the call cannot be parsed
+    parameters: frozenset[tuple[str, Any]]  #: names and values of its parameters; see `_canonical`
+    keys: frozenset[str]  #: the names alone
 
     @property
     def weight(self) -> int:
@@ -54,19 +48,14 @@ MALFORMED = ToolCall("", frozenset(), frozenset())
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """A parsed answer.
+    """A parsed answer."""
 
-    Attributes:
-        blocks: The tags outside of others, in order.
-        calls: The tool calls outside of the first `<think>`, `MALFORMED` for what cannot be parsed.
-        think: The text in the first `<think>`.
-        is_clean: Whether all tags are closed and not nested, nothing is outside of them, and all
-            tool calls can be parsed.
-    """
-
-    blocks: tuple[str, ...]
+    blocks: tuple[str, ...]  #: the tags outside of others, in order
+    #: The tool calls outside of the first `<think>`, `MALFORMED` for what cannot be parsed.
     calls: tuple[ToolCall, ...]
-    think: str
+    think: str  #: the text in the first `<think>`
+    #: Whether all tags are closed and not nested, nothing is outside of them, and all tool calls
+    #: can be parsed.
     is_clean: bool
 
 
@@ -224,17 +213,11 @@ def _of_number(number: float) -> Any:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """A parsed ground truth.
+    """A parsed ground truth."""
 
-    Attributes:
-        blocks: The tags that a correct answer has, in order.
-        calls: Its tool calls.
-        raw_calls: The same as they were written.
-    """
-
-    blocks: tuple[str, ...]
-    calls: tuple[ToolCall, ...]
-    raw_calls: list[Any]
+    blocks: tuple[str, ...]  #: the tags that a correct answer has, in order
+    calls: tuple[ToolCall, ...]  #: its tool calls
+    raw_calls: list[Any]  #: the same as they were written
 
 
 @lru_cache(maxsize=256)  # the answers of a group share one

@@ -21,28 +21,20 @@ class Controller:
     and Abbeel 2020 (arXiv 2007.03964): the proportional term damps the oscillation of dual ascent,
     and the derivative term reacts to costs that rise.
 
-    Attributes:
-        budget: B, the mean cost per answer to stay within; 0 or more.
-        eta: Step of dual ascent, which is the gain of the integral; 0 or more.
-        max_lambda: Largest multiplier; above 0.
-        kp: Gain of the smoothed error, mean cost - B; 0 or more.
-        kd: Gain of the rise of the smoothed cost; 0 or more.
-        error_smoothing: Weight of the old value in the moving average of the error, in [0, 1).
-        cost_smoothing: Weight of the old value in the moving average of the cost, in [0, 1).
-        derivative_delay: Updates over which the rise of the cost is measured; 1 or more.
-
     Raises:
         ValueError: A value is out of range.
     """
 
-    budget: float
-    eta: float
-    max_lambda: float
-    kp: float = 0.0
-    kd: float = 0.0
+    budget: float  #: B, the mean cost per answer to stay within; 0 or more
+    eta: float  #: step of dual ascent, which is the gain of the integral; 0 or more
+    max_lambda: float  #: largest multiplier; above 0
+    kp: float = 0.0  #: gain of the smoothed error, mean cost - B; 0 or more
+    kd: float = 0.0  #: gain of the rise of the smoothed cost; 0 or more
+    #: Weight of the old value in the moving average of the error, in [0, 1).
     error_smoothing: float = 0.0
+    #: Weight of the old value in the moving average of the cost, in [0, 1).
     cost_smoothing: float = 0.0
-    derivative_delay: int = 1
+    derivative_delay: int = 1  #: updates over which the rise of the cost is measured; 1 or more
 
     def __post_init__(self) -> None:
         for name in ("budget", "eta", "kp", "kd"):
@@ -65,20 +57,14 @@ class MultiplierState:
 
     It consists of floats: `from_dict(json.loads(json.dumps(dataclasses.asdict(state))))` is equal
     to `state`.
-
-    Attributes:
-        multiplier: λ, in [0, `max_lambda`].
-        integral: The integral term, in [0, `max_lambda`].
-        error: Moving average of mean cost - budget; 0 before the first update.
-        cost: Moving average of the mean cost; 0 before the first update.
-        past_costs: `cost` after the last updates, oldest first, at most `derivative_delay` of them;
-            begins as (0.0,), so that the first cost counts as a rise, as in omnisafe.
     """
 
-    multiplier: float
-    integral: float
-    error: float = 0.0
-    cost: float = 0.0
+    multiplier: float  #: λ, in [0, `max_lambda`]
+    integral: float  #: the integral term, in [0, `max_lambda`]
+    error: float = 0.0  #: moving average of mean cost - budget; 0 before the first update
+    cost: float = 0.0  #: moving average of the mean cost; 0 before the first update
+    #: `cost` after the last updates, oldest first, at most `derivative_delay` of them; begins as
+    #: (0.0,), so that the first cost counts as a rise, as in omnisafe.
     past_costs: tuple[float, ...] = (0.0,)
 
     @classmethod

@@ -12,21 +12,13 @@ from .usage import Usage, cost_of, usage_of
 
 
 class ToolUseReward(NamedTuple):
-    """The reward of an answer.
+    """The reward of an answer."""
 
-    Attributes:
-        format: In [0, 1].
-        correctness: In [-3, 3].
-        length: In [0, 1]; 0 without `with_length`.
-        cost: What the tools that it used cost, 0 or more.
-        usage: These tools.
-    """
-
-    format: float
-    correctness: float
-    length: float
-    cost: float
-    usage: Usage
+    format: float  #: in [0, 1]
+    correctness: float  #: in [-3, 3]
+    length: float  #: in [0, 1]; 0 without `with_length`
+    cost: float  #: what the tools that it used cost, 0 or more
+    usage: Usage  #: these tools
 
     @property
     def task(self) -> float:

@@ -27,16 +27,11 @@ _MAX_NAME = 200
 
 @dataclass
 class Usage:
-    """The use of tools by one answer.
+    """The use of tools by one answer."""
 
-    Attributes:
-        calls: How many tools it called, those included that cannot be parsed.
-        repeats: How many of these calls equal an earlier one.
-        by_family: How many calls of each tool, by family and name.
-    """
-
-    calls: int = 0
-    repeats: int = 0
+    calls: int = 0  #: how many tools it called, those included that cannot be parsed
+    repeats: int = 0  #: how many of these calls equal an earlier one
+    #: How many calls of each tool, by family and name.
     by_family: dict[Family, dict[str, int]] = field(default_factory=dict)
 
     def used(self, family: Family) -> bool:

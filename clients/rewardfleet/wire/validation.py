@@ -138,19 +138,12 @@ def format_validation_error(error: ValidationError, model: type[BaseModel] | Non
 
 
 class InputError(NamedTuple):
-    """One of the errors of a validation.
+    """One of the errors of a validation."""
 
-    Attributes:
-        kind: Pydantic's name of the error, e.g. `int_parsing`.
-        loc: Names and indices that lead to the value.
-        value: The value.
-        reason: Why it is not accepted.
-    """
-
-    kind: str
-    loc: tuple[int | str, ...]
+    kind: str  #: pydantic's name of the error, e.g. `int_parsing`
+    loc: tuple[int | str, ...]  #: names and indices that lead to the value
     value: object
-    reason: str
+    reason: str  #: why it is not accepted
 
 
 def join_errors(error: ValidationError, format_one: Callable[[InputError], str]) -> str:

@@ -12,17 +12,13 @@ from .errors import DeadlineExceeded, RewardFleetError
 
 @dataclass(frozen=True)
 class Waits:
-    """How long requests of a route may wait: less than its clients do.
+    """How long requests of a route may wait: less than its clients do."""
 
-    Attributes:
-        in_line_s: Seconds in line, from the headers of the request. None: all of `--deadline-s` but
-            `RESERVED_SECONDS`, as no client of the route has a timeout that is shorter.
-        answer_s: Seconds until it is answered. None: `--deadline-s`.
-        repeats_on: What a failure that may pass becomes: the client repeats no other. None: itself.
-    """
-
+    #: Seconds in line, from the headers of the request. None: all of `--deadline-s` but
+    #: `RESERVED_SECONDS`, as no client of the route has a timeout that is shorter.
     in_line_s: float | None = None
-    answer_s: float | None = None
+    answer_s: float | None = None  #: Seconds until it is answered. None: `--deadline-s`.
+    #: What a failure that may pass becomes: the client repeats no other. None: itself.
     repeats_on: type[RewardFleetError] | None = None
 
 

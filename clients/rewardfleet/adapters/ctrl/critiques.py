@@ -61,19 +61,14 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class CritiqueReport:
-    """What became of the rows.
+    """What became of the rows."""
 
-    Attributes:
-        written: Critiques written by this call.
-        present: Rows that were in the file already.
-        failed: Rows without a verdict or without an answer of the model; a later call tries again.
-        rejected: Critiques that were not written, by reason: `mentions_hint`; `no_judgment`;
-            `wrong_judgment`, which contradicts the tests.
-    """
-
-    written: int = 0
-    present: int = 0
+    written: int = 0  #: critiques written by this call
+    present: int = 0  #: rows that were in the file already
+    #: Rows without a verdict or without an answer of the model; a later call tries again.
     failed: int = 0
+    #: Critiques that were not written, by reason: `mentions_hint`; `no_judgment`; `wrong_judgment`,
+    #: which contradicts the tests.
     rejected: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -283,15 +278,10 @@ class _NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class _Chat:
-    """A model behind `POST /chat/completions`.
+    """A model behind `POST /chat/completions`."""
 
-    Attributes:
-        client: Has its base URL.
-        fields: Sent with each request.
-    """
-
-    client: httpx.AsyncClient
-    fields: Mapping[str, Any]
+    client: httpx.AsyncClient  #: has its base URL
+    fields: Mapping[str, Any]  #: sent with each request
 
     async def complete(self, prompt: str) -> str:
         """Return the answer to a prompt.

@@ -67,18 +67,13 @@ class RevisionQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class RevisionSampling:
-    """Sampling parameters of revisions, for the trainer to use.
+    """Sampling parameters of revisions, for the trainer to use."""
 
-    Attributes:
-        do_sample: False is greedy decoding, so that a critique's reward has no sampling noise.
-        temperature: 0 is greedy decoding as well, for engines without `do_sample`.
-        max_tokens: The most tokens of one revision; a complete program must fit.
-        proxy_model_path: The model that writes revisions. None: the reference policy.
-    """
-
+    #: False is greedy decoding, so that a critique's reward has no sampling noise.
     do_sample: bool = False
-    temperature: float = 0.0
-    max_tokens: int = 1024
+    temperature: float = 0.0  #: 0 is greedy decoding as well, for engines without `do_sample`
+    max_tokens: int = 1024  #: the most tokens of one revision; a complete program must fit
+    #: The model that writes revisions. None: the reference policy.
     proxy_model_path: str | None = None
 
 
