@@ -118,14 +118,7 @@ class EpisodeClient(ServiceClient):
     ) -> EpisodeScore:
         """Add one episode to its group, and wait until the group is released.
 
-        Args:
-            item: The episode, with its `group`.
-            run: Name of the training run.
-            step: Step of the training run, 0 or more.
-            group_size: Number of members of a complete group, 1 to 1024.
-            wait_s: Seconds, in (0, 3600], from the first member of the group until the group is
-                released, complete or not.
-            options: Options of the group, the same for all members.
+        The arguments are the fields of `rewardfleet.wire.episode.GroupMemberRequest`.
 
         Raises:
             InvalidRequest: An argument is out of range, the episode has no group, or its group was
@@ -133,17 +126,8 @@ class EpisodeClient(ServiceClient):
             DeadlineExceeded: The group was not released in time.
             RewardFleetError: The request failed, or this episode is invalid.
         """
-        request = validate(
-            GroupMemberRequest,
-            {
-                "run": run,
-                "step": step,
-                "group_size": group_size,
-                "wait_s": wait_s,
-                "options": options or {},
-                "item": item,
-            },
-        )
+        fields = {"run": run, "step": step, "group_size": group_size, "wait_s": wait_s}
+        request = validate(GroupMemberRequest, {**fields, "options": options or {}, "item": item})
         give_up = self._transport.deadline() + wait_s
         while True:
             deadline = min(self._transport.deadline(), give_up)
@@ -170,23 +154,11 @@ class EpisodeClient(ServiceClient):
     ) -> TemperaturesResponse:
         """Return a temperature for each of the n samples of a prompt.
 
-        Args:
-            n: Number of samples, 1 to 1024.
-            base_temperature: The lowest temperature, in (0, 2].
-            temperature_range: The highest minus the lowest, in [0, 2].
-            adapt: The outcome of a step of a training run, which moves its temperatures once; the
-                two values above are then those before the first step.
+        The arguments are the fields of `rewardfleet.wire.episode.TemperaturesRequest`.
 
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        request = validate(
-            TemperaturesRequest,
-            {
-                "n": n,
-                "base_temperature": base_temperature,
-                "temperature_range": temperature_range,
-                "adapt": adapt,
-            },
-        )
+        fields = {"base_temperature": base_temperature, "temperature_range": temperature_range}
+        request = validate(TemperaturesRequest, {"n": n, "adapt": adapt, **fields})
         return await self._transport.call("POST", "/temperatures", TemperaturesResponse, request)

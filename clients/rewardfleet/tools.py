@@ -101,12 +101,9 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
 
         Args:
             run: Name of the training run.
-            step: Step of the training run, 0 or more.
+            step: Step of the training run.
             costs: The cost of each answer; or give `mean_cost` and `count`.
-            mean_cost: Their mean.
-            count: Number of answers.
-            part: Name of the part, e.g. of the worker; None if these are all costs of the step.
-            mean_task_reward: The mean task reward of these answers, for monitoring.
+            mean_cost, count, part, mean_task_reward: Fields of `BudgetUpdateRequest`.
 
         Raises:
             InvalidRequest: The step is closed, or an argument is out of range.

@@ -39,6 +39,11 @@ ClipLike = (
 )  # fmt: skip
 
 
+#: How many frames the judge sees, unless another number is given. It is sent along, as only so many
+#: frames of an array are.
+_NFRAMES: int = VideoRequest.model_fields["nframes"].default
+
+
 class VideoOptions(TypedDict, total=False):
     """The options of `video_request`."""
 
@@ -97,36 +102,21 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
 def video_request(
     task_text: str,
     clip: ClipLike,
-    *,
-    fps: float | None = None,
-    nframes: int = 16,
-    max_pixels: int = 200_704,
-    backend: str | None = None,
-    backend_kwargs: Mapping[str, JsonValue] | None = None,
+    **options: Unpack[VideoOptions],
 ) -> VideoRequest:
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
 
     Args:
         task_text: The instruction that the robot was given, 1 to 4096 characters.
         clip: See `ClipLike`. A path must be under a `--video-root` of the server.
-        fps: Frames per second of an array or of images, above 0 and up to 1000. A video file has
-            its own.
-        nframes: How many frames the judge sees, 1 to 128.
-        max_pixels: The most pixels (height times width) of a frame, 784 to 1605632.
-        backend: The judge; None means the service's default.
-        backend_kwargs: Options of the judge.
+        options: `fps`, `nframes`, `max_pixels`, `backend` and `backend_kwargs`; see `VideoRequest`.
+            `fps` is the rate of an array or of images.
 
     Raises:
         InvalidRequest: A value is out of range, or the array has another shape or dtype.
     """
-    given: dict[str, object] = {
-        "task_text": task_text,
-        "nframes": nframes,
-        "max_pixels": max_pixels,
-        "backend": backend,
-        "backend_kwargs": dict(backend_kwargs or {}),
-        "fps": fps,
-    }
+    nframes, fps = options.get("nframes", _NFRAMES), options.get("fps")
+    given: dict[str, object] = {"task_text": task_text, **options, "nframes": nframes}
     if isinstance(clip, bytes):
         given["video_base64"] = clip
     elif isinstance(clip, str | os.PathLike):

@@ -1,1 +1,19 @@
-"""One module per trainer, in its own terms. None of them imports its trainer at import time."""
+"""One module per trainer, in its own terms. None of them imports its trainer at import time.
+
+Arguments that most of them have:
+
+    service: Which service scores a response: "code", "tools" or "video".
+    url: The base URL of that service, or the base URLs of its replicas.
+    column: The column of the dataset, or the field of a row, with what a response is scored by. By
+        default `tests` for code, `ground_truth` for tools, `clip` for video, which also reads
+        `task`.
+    columns: Further columns that are fields of the request, e.g. `mode` and `limits` for code; see
+        `rewardfleet.code_request`, `tools_request` and `video_request`. Adapters without this
+        argument read all fields of a row.
+    on_failure: "raise", or the reward that replaces a missing one, as in `RewardFleet`. Trainers
+        differ in what they do with an error and with NaN.
+    options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
+
+An adapter raises `ValueError` if one of them is out of range or a URL is not valid, and `TypeError`
+if there is no such service or option.
+"""

@@ -149,12 +149,7 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: Row) -> di
 class _ServiceReward:
     """What both kinds of reward functions have: a service, and a field with the truth of a row.
 
-    Args:
-        service: Which service scores a completion: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The field of a row with what a completion is scored by; None: `tests` for code,
-            `ground_truth` for tools, `clip` for video.
-        options: Options of `RewardFleet`.
+    The arguments are those of `rewardfleet.adapters`.
     """
 
     def __init__(
@@ -172,11 +167,7 @@ class _ServiceReward:
 
 
 class DatasetReward(_ServiceReward):
-    """A reward function over completions and the columns of their rows; it can be pickled.
-
-    Besides the arguments of `_ServiceReward`, it takes `columns`: further columns that are fields
-    of the request.
-    """
+    """A reward function over completions and the columns of their rows; it can be pickled."""
 
     def __init__(
         self,
@@ -274,7 +265,7 @@ def quartiles_of(rewards: Sequence[float]) -> dict[str, float]:
 class SampleReward(_ServiceReward):
     """Rewards for a trainer that scores one response per call; it can be pickled.
 
-    Concurrent calls are collected into batches. The arguments are those of `_ServiceReward`.
+    Concurrent calls are collected into batches.
     """
 
     def __init__(

@@ -35,18 +35,12 @@ def reward_function(
     and gives a reward of 0 to a sample that has waited 15 s for one of them, four times.
 
     Args:
-        service: Which service scores a completion: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The field of the row with what a completion is scored by; by default `tests` for
-            code, `ground_truth` for tools, `clip` for video. Other fields of the row are read as
-            fields of the request, e.g. `mode` for code and `task` for video.
+        service, url, column, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. AReaL
             rejects the rollout for which an error is raised, with its group.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
     Raises:
-        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
+        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "AReaL")
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)

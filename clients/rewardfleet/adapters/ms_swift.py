@@ -29,17 +29,11 @@ def orm(
     """Return a class for ms-swift's `orms`, which it logs as `CodeReward`, `ToolsReward`, ….
 
     Args:
-        service: Which service scores a completion: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The column of the dataset with what a completion is scored by; by default `tests`
-            for code, `ground_truth` for tools, `clip` for video, which also reads `task`.
-        columns: Further columns that are fields of the request, e.g. `mode` for code.
+        service, url, column, columns, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
     Raises:
-        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
+        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ms-swift", effect="count as 0")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

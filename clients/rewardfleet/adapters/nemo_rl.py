@@ -40,15 +40,13 @@ class ScoringEnvironment:
     """The environment, without Ray: `Environment` is the actor class for it.
 
     Args:
-        cfg: `service` ("code", "tools" or "video") and `url`, one or several. Optional: `column`,
-            the key of a sample's `extra_env_info` with what its response is scored by (default
-            `ground_truth`); `columns`, further keys that are fields of the request; and options of
-            `RewardFleet`. `on_failure` must not be NaN, which would spread over the group.
+        cfg: The arguments of `rewardfleet.adapters`. Columns are keys of a sample's
+            `extra_env_info`; by default, `column` is `ground_truth`. `on_failure` must not be NaN,
+            which would spread over the group.
 
     Raises:
         InvalidRequest: `service` or `url` is missing.
-        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
+        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:

@@ -35,15 +35,9 @@ def reward_function(
     has the tests (code) or the ground truth (tools).
 
     Args:
-        service: Which service scores a response: "code" or "tools".
-        url: The base URL of that service, or the base URLs of its replicas.
+        service, url, options: See `rewardfleet.adapters`; only "code" and "tools".
         on_failure: As in `RewardFleet`. OpenRLHF logs an exception and goes on without this reward,
             which ends the step. With dynamic filtering, NaN drops the group and draws another one.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
-
-    Raises:
-        ValueError: A value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
     """
     scorer = SampleReward(service, url, None, on_failure=on_failure, **options)
     loop = EventLoopThread()

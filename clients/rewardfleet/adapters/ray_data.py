@@ -33,21 +33,12 @@ class Scorer:
     Each actor has its own connections and sends one request per batch of rows.
 
     Args:
-        service: Which service scores a row: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
+        service, url, column, columns, options: See `rewardfleet.adapters`.
         text: The column with the responses: texts, lists of messages, …. Not read for video.
-        column: The column with what a response is scored by; by default `tests` for code,
-            `ground_truth` for tools, `clip` for video, which also reads `task`.
-        columns: Further columns that are fields of the request, e.g. `mode` for code.
         reward: The name of the new column with rewards; the errors, as texts or None, are in a
             column of that name and `_error`.
         on_failure: As in `RewardFleet`. By default, a row without a reward has NaN. This includes
             rows that are invalid, unless it is "raise".
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `binary_reward`.
-
-    Raises:
-        ValueError: A value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
     """
 
     def __init__(

@@ -40,20 +40,14 @@ def evaluator(
     """Return an evaluator for `AgentTrainer` and `rllm eval`, and for a workflow's reward function.
 
     Args:
-        service: Which service scores an answer: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The field of the task's metadata with what an answer is scored by; by default
-            `tests` for code, `ground_truth` for tools, `clip` for video. Other fields are read as
-            fields of the request, e.g. `mode` for code and `task` for video.
+        service, url, column, options: See `rewardfleet.adapters`; a row is the task's metadata.
         correct_from: The least reward of an answer that counts as correct.
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
             error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
             group if `rllm.workflow.raise_on_error` is false.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
     Raises:
-        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
+        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "rLLM")
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)

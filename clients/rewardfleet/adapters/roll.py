@@ -42,19 +42,13 @@ def reward_worker(
     """Return a class for `worker_cls` of a domain in `rewards`.
 
     Args:
-        service: Which service scores a response: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The column of the dataset with what a response is scored by; by default `tests`
-            for code, `ground_truth` for tools, `clip` for video, which also reads `task`.
-        columns: Further columns that are fields of the request, e.g. `mode` for code.
+        service, url, column, columns, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
             error, `RolloutLoop` drops the prompt and draws another one.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
     Raises:
         ImportError: ROLL is not installed.
-        ValueError: `on_failure` is NaN, a value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
+        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ROLL")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

@@ -38,22 +38,15 @@ def reward_function(
     It can be pickled, as `AsyncGRPOTrainer` requires.
 
     Args:
-        service: Which service scores a completion: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: The column of the dataset with what a completion is scored by; by default `tests`
-            for code, `ground_truth` for tools, `clip` for video, which also reads `task`.
-        columns: Further columns that are fields of the request, e.g. `mode` and `limits` for code;
-            see `rewardfleet.code_request`, `tools_request` and `video_request`.
+        service, url, column, columns, options: See `rewardfleet.adapters`.
         is_async: Whether the function is a coroutine function. If False, it blocks, for forks and
             old versions of TRL that do not await.
         on_failure: As in `RewardFleet`. TRL leaves NaN out of its group's mean and deviation, and
             gives such a completion no advantage. Versions before 1.6 count it as 0, so it is
             refused there.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
     Raises:
-        ValueError: A value is out of range, a URL is not valid, or TRL is too old for NaN.
-        TypeError: There is no such service or option.
+        ValueError: TRL is too old for NaN, or an argument is not valid.
     """
     if is_before("trl", 1, 6):
         trainer = f"TRL {metadata.version('trl')} (install trl>=1.6)"

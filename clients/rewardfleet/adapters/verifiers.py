@@ -28,19 +28,11 @@ def reward_function(
     """Return a reward function, named `code_reward`, `tools_reward` or `video_reward`.
 
     Args:
-        service: Which service scores a rollout: "code", "tools" or "video".
-        url: The base URL of that service, or the base URLs of its replicas.
-        column: Where the row, its `info` or the task has what the response is scored by. Their
-            other fields are read as fields of the request, e.g. `mode` for code and `task` for
-            video.
+        service, url, column, options: See `rewardfleet.adapters`. The column is one of the row, of
+            its `info`, or of the task.
         on_failure: As in `RewardFleet`. A task of verifiers 0.4 gets the error, and
             prime-rl leaves the rollout out of its group. A `Rubric` turns each `Exception` into 0,
             so a failure raises `MissingReward` there, which ends the run.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
-
-    Raises:
-        ValueError: A value is out of range, or a URL is not valid.
-        TypeError: There is no such service or option.
     """
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
 

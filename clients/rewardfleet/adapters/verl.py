@@ -49,8 +49,8 @@ _fleets: dict[tuple[Any, ...], RewardFleet] = {}
 _loop = EventLoopThread()
 
 
-def compute_score(
-    data_source: str,
+async def compute_score_async(
+    data_source: str,  # noqa: ARG001 - verl's signature
     solution_str: str,
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
@@ -91,39 +91,6 @@ def compute_score(
         RewardFleetError: There is no score, and `on_failure` is "raise".
         TypeError: An option is unknown.
     """
-    return _loop.run(
-        compute_score_async(
-            data_source,
-            solution_str,
-            ground_truth,
-            extra_info,
-            url=url,
-            service=service,
-            on_failure=on_failure,
-            **options,
-        )
-    )
-
-
-async def compute_score_async(
-    data_source: str,  # noqa: ARG001 - verl's signature
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,
-    *,
-    url: str | Sequence[str],
-    service: ServiceName = "code",
-    on_failure: OnFailure = "raise",
-    **options: Any,
-) -> dict[str, Any]:
-    """Score one sample: `compute_score` for reward managers that await.
-
-    It has the arguments and the result of `compute_score`.
-
-    Raises:
-        RewardFleetError: There is no score, and `on_failure` is "raise".
-        TypeError: An option is unknown.
-    """
     client = _client(service, url, on_failure, options)
     try:
         text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
@@ -131,6 +98,24 @@ async def compute_score_async(
     except RewardFleetError as error:
         return _result(client, service, error)
     return _result(client, service, score)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Score one sample: `compute_score_async` for reward managers that do not await.
+
+    Raises:
+        RewardFleetError: There is no score, and `on_failure` is "raise".
+        TypeError: An option is unknown.
+    """
+    return _loop.run(
+        compute_score_async(data_source, solution_str, ground_truth, extra_info, **given)
+    )
 
 
 def compute_scores(
@@ -146,7 +131,7 @@ def compute_scores(
 ) -> list[dict[str, Any]]:
     """Score a batch in one request, for the reward manager `batch`.
 
-    The arguments are lists of those of `compute_score`, and so is the result.
+    The arguments are lists of those of `compute_score_async`, and so is the result.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 from typing_extensions import Self
 
-from .score import JsonSchema, Name, Request, Response, Score, Step, Timing
+from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
@@ -200,10 +200,7 @@ class EpisodeOptions(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                {"properties": {"clusters": {"type": "object"}}, "required": ["clusters"]},
-                _without("filter", "select", "diverse"),
-            ]
+            "anyOf": [of_types(clusters="object"), _without("filter", "select", "diverse")]
         }
     )
 
@@ -244,10 +241,7 @@ class EpisodeBatchHeader(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {
-                    "properties": {"run": {"type": "string"}, "step": {"type": "integer"}},
-                    "required": ["run", "step"],
-                },
+                of_types(run="string", step="integer"),
                 _without("options", "normalize", "running"),
             ]
         }
@@ -367,11 +361,7 @@ class GroupMemberRequest(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
-                {
-                    "properties": {
-                        "item": {"properties": {"group": {"type": "string"}}, "required": ["group"]}
-                    }
-                },
+                {"properties": {"item": of_types(group="string")}},
                 _without("options", "normalize", "running"),
             ]
         }
@@ -423,21 +413,8 @@ class TemperatureAdaptation(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {
-                    "properties": {
-                        "success_rate": {"type": "number"},
-                        "diversity": {"type": "null"},
-                    },
-                    "required": ["success_rate"],
-                },
-                {
-                    "properties": {
-                        "success_rate": {"type": "null"},
-                        "diversity": {"type": "number"},
-                        "target_diversity": {"type": "number"},
-                    },
-                    "required": ["diversity", "target_diversity"],
-                },
+                of_types(success_rate="number", diversity="null"),
+                of_types(success_rate="null", diversity="number", target_diversity="number"),
             ]
         }
     )

@@ -31,6 +31,15 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
+def of_types(**types: str) -> JsonSchema:
+    """Return the schema of objects whose fields have these types; `null` ones may be missing."""
+    required: JsonValue = [name for name, each in types.items() if each != "null"]
+    return {
+        "properties": {name: {"type": each} for name, each in types.items()},
+        "required": required,
+    }
+
+
 def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, str | int | None):
         return value

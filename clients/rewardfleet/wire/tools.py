@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_va
 from typing_extensions import Self
 
 from .policy_text import PolicyText
-from .score import JsonSchema, Name, Request, Response, Score, Step
+from .score import JsonSchema, Name, Request, Response, Score, Step, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -47,15 +47,14 @@ _OF_TOOLRL = (
     "schedule_reward",
 )  # fmt: skip
 _SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
-_IS_TOOLRL: JsonSchema = {
-    "properties": {"variant": {"const": "toolrl"}},
-    "required": ["variant"],
-}
+
+
+def _is(name: str, value: str | bool) -> JsonSchema:
+    return {"properties": {name: {"const": value}}, "required": [name]}
 
 
 def _is_scheduled(option: str) -> JsonSchema:
-    options: JsonSchema = {"properties": {option: {"const": True}}, "required": [option]}
-    return {"properties": {"options": options}, "required": ["options"]}
+    return {"properties": {"options": _is(option, True)}, "required": ["options"]}
 
 
 class ToolsOptions(Request):
@@ -64,7 +63,7 @@ class ToolsOptions(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                _IS_TOOLRL,
+                _is("variant", "toolrl"),
                 {"properties": {option: {"const": False} for option in _OF_TOOLRL}},
             ]
         }
@@ -145,7 +144,7 @@ class ToolsRequest(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "if": {"anyOf": [_is_scheduled(option) for option in _SCHEDULED]},
-            "then": {"properties": {"step": {"type": "integer"}}, "required": ["step"]},
+            "then": of_types(step="integer"),
         }
     )
 
@@ -325,22 +324,8 @@ class BudgetUpdateRequest(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {
-                    "properties": {
-                        "costs": {"type": "array"},
-                        "mean_cost": {"type": "null"},
-                        "count": {"type": "null"},
-                    },
-                    "required": ["costs"],
-                },
-                {
-                    "properties": {
-                        "costs": {"type": "null"},
-                        "mean_cost": {"type": "number"},
-                        "count": {"type": "integer"},
-                    },
-                    "required": ["mean_cost", "count"],
-                },
+                of_types(costs="array", mean_cost="null", count="null"),
+                of_types(costs="null", mean_cost="number", count="integer"),
             ]
         }
     )
