@@ -117,11 +117,7 @@ class Replicas:
     Args:
         urls: Base URLs.
         headers: Sent with each request.
-        max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
-        timeout_s: Seconds of a complete call.
-
-    Attributes:
-        hedging: The budget of hedges.
+        max_concurrency, timeout_s: See `RewardFleet`.
     """
 
     def __init__(

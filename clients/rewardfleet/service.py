@@ -46,13 +46,7 @@ OnFailure = Literal["raise"] | float
 class RewardPolicy:
     """The rule by which a score, or a failure, becomes a reward.
 
-    Args:
-        on_failure: "raise", or the reward that replaces a missing one, e.g. NaN. An invalid
-            request always raises.
-        binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`, else
-            0.0. If False, it is the score.
-        success_threshold: In [0, 1].
-        on_fallback: Called for each reward that `on_failure` replaces.
+    Its options are those of `RewardFleet`. An invalid request always raises.
 
     Raises:
         ValueError: `on_failure` is neither "raise" nor a number.
@@ -61,6 +55,7 @@ class RewardPolicy:
     on_failure: OnFailure
     binary_reward: bool
     success_threshold: float
+    #: Called for each reward that `on_failure` replaces.
     on_fallback: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:

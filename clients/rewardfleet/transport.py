@@ -100,15 +100,8 @@ class ServiceTransport:
     Args:
         service: The service that must answer, e.g. `video`.
         urls: Base URLs of the replicas.
-        api_key: Sent as a bearer token.
-        timeout_s: Seconds, above 0, for a complete call, including retries.
-        max_concurrency: The most items sent to a replica and not answered yet, 1 or more.
+        api_key, timeout_s, max_concurrency: See `RewardFleet`.
         pending: Watches the calls of all services.
-
-    Attributes:
-        service: The service that must answer.
-        fallback_rewards: How many rewards were replaced by `on_failure` and are not reported yet.
-            The next request reports them, for the metrics of the service.
     """
 
     def __init__(
@@ -122,6 +115,8 @@ class ServiceTransport:
         pending: PendingCalls,
     ) -> None:
         self.service = service
+        #: How many rewards were replaced by `on_failure` and are not reported yet. The next request
+        #: reports them, for the metrics of the service.
         self.fallback_rewards = 0
         self._pending = pending
         self._urls = urls

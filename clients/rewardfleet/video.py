@@ -51,7 +51,7 @@ class VideoOptions(TypedDict, total=False):
     nframes: int
     max_pixels: int
     backend: str | None
-    backend_kwargs: dict[str, JsonValue] | None
+    backend_kwargs: Mapping[str, JsonValue] | None
 
 
 class VideoClient(BatchClient[VideoRequest, VideoScore]):
@@ -99,11 +99,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         return sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
 
 
-def video_request(
-    task_text: str,
-    clip: ClipLike,
-    **options: Unpack[VideoOptions],
-) -> VideoRequest:
+def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]) -> VideoRequest:
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
 
     Args:

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Literal
 
@@ -156,14 +156,14 @@ class _ServiceReward:
         self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
     ) -> None:
         urls: Any = {service: url}
-        self._service = service
+        self.service = service
         self._fleet = RewardFleet(**urls, **options)
-        self._truth = column or COLUMNS[service]
+        self.truth = column or COLUMNS[service]
 
     @property
     def client(self) -> Any:
         """The client of the service."""
-        return getattr(self._fleet, self._service)
+        return getattr(self._fleet, self.service)
 
 
 class DatasetReward(_ServiceReward):
@@ -179,12 +179,12 @@ class DatasetReward(_ServiceReward):
     ) -> None:
         super().__init__(service, url, column, **options)
         task = ("task",) if service == "video" else ()
-        self._columns = (self._truth, *task, *columns)
+        self.columns = (self.truth, *task, *columns)
 
     def subclass_of(self, base: type) -> type:
         """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
-        name = f"{self._service.capitalize()}Reward"
-        doc = f"Rewards of the {self._service} service."
+        name = f"{self.service.capitalize()}Reward"
+        doc = f"Rewards of the {self.service} service."
         return type(name, (base,), {"scorer": self, "__doc__": doc})
 
     async def rewards(
@@ -204,10 +204,12 @@ class DatasetReward(_ServiceReward):
             InvalidRequest: A column is missing, or it or a completion has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        rows = rows_of(columns, self._columns, len(completions))
-        truths = [row[self._truth] for row in rows]
+        rows = rows_of(columns, self.columns, len(completions))
+        samples = [
+            (each, row[self.truth], row) for each, row in zip(completions, rows, strict=True)
+        ]
         # In a thread: it encodes the frames of clips.
-        requests = await asyncio.to_thread(requests_of, self._service, completions, truths, rows)
+        requests = await asyncio.to_thread(requests_of, self.service, samples)
         scores = await scores_of(self.client, requests)
         if log_metric is not None:
             for name, value in metrics_of(scores).items():
@@ -284,9 +286,9 @@ class SampleReward(_ServiceReward):
             InvalidRequest: The row has no such field, or it or the response has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        if row.get(self._truth) is None:
-            raise InvalidRequest(f"no {self._truth!r}; there are: {', '.join(sorted(row))}")
-        fields = fields_of(self._service, completion, row[self._truth], row)
+        if row.get(self.truth) is None:
+            raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
+        fields = fields_of(self.service, completion, row[self.truth], row)
         try:
             score: Score = await self.client.score(**fields)
         except RewardFleetError as error:
@@ -294,16 +296,13 @@ class SampleReward(_ServiceReward):
         return self.client.policy.reward(score), score
 
 
-def requests_of(
-    service: ServiceName, completions: Sequence[Any], truths: Sequence[Any], rows: Sequence[Row]
-) -> list[Any]:
-    """Return the requests of samples. The arguments are lists of those of `fields_of`.
+def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, Row]]) -> list[Any]:
+    """Return the requests of samples. Each has the arguments of `fields_of` after the first.
 
     Raises:
         InvalidRequest: What the caller wrote is invalid.
     """
     build: Any = _BUILDERS[service]
-    samples = zip(completions, truths, rows, strict=True)
     return [build(**fields_of(service, *each)) for each in samples]
 
 

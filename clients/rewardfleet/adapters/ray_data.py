@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, abstained
 
-from ._rows import COLUMNS, Row, ServiceName, requests_of, rows_of, scores_of
+from ._rows import DatasetReward, Row, ServiceName, requests_of, rows_of, scores_of
 
 
 class Scorer:
@@ -53,14 +52,11 @@ class Scorer:
         on_failure: OnFailure = math.nan,
         **options: Any,
     ) -> None:
-        urls: Any = {service: url}
-        self._service = service
-        self._client = getattr(RewardFleet(**urls, on_failure=on_failure, **options), service)
+        self._scorer = DatasetReward(
+            service, url, column, columns, on_failure=on_failure, **options
+        )
         self._loop = EventLoopThread()
         self._text = None if service == "video" else text
-        self._truth = column or COLUMNS[service]
-        task = ("task",) if service == "video" else ()
-        self._columns = (self._truth, *task, *columns)
         self._reward = reward
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +67,7 @@ class Scorer:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         count = len(next(iter(batch.values()), ()))
-        rows = rows_of(batch, self._columns, count)
+        rows = rows_of(batch, self._scorer.columns, count)
         texts = rows_of(batch, [] if self._text is None else [self._text], count)
         rewards = np.empty(count)
         errors = np.full(count, None, dtype=object)
@@ -81,24 +77,23 @@ class Scorer:
                 requests[index] = self._request(row, text)
             except InvalidRequest as error:
                 # An invalid row does not end the job.
-                rewards[index], errors[index] = self._client.policy.fallback(error), str(error)
-        results = self._results(list(requests.values()))
-        for index, result in zip(requests, results, strict=True):
-            rewards[index], errors[index] = result
+                rewards[index], errors[index] = (
+                    self._scorer.client.policy.fallback(error),
+                    str(error),
+                )
+        scores = self._loop.run(scores_of(self._scorer.client, list(requests.values())))
+        for index, score in zip(requests, scores, strict=True):
+            rewards[index], errors[index] = self._result(score)
         return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
 
     def _request(self, row: Row, text: Row) -> Any:
         response = text[self._text] if self._text is not None else None
-        return requests_of(self._service, [response], [row[self._truth]], [row])[0]
-
-    def _results(self, requests: list[Any]) -> list[tuple[float, str | None]]:
-        """Return the reward and the error of each request."""
-        scores = self._loop.run(scores_of(self._client, requests))
-        return [self._result(score) for score in scores]
+        truth = row[self._scorer.truth]
+        return requests_of(self._scorer.service, [(response, truth, row)])[0]
 
     def _result(self, score: Score) -> tuple[float, str | None]:
         if score.score is not None:
-            return self._client.policy.reward(score), None
+            return self._scorer.client.policy.reward(score), None
         problem = score.error
         error = abstained(score) if problem is None else RewardFleetError.from_problem(problem)
-        return self._client.policy.fallback(error), str(error)
+        return self._scorer.client.policy.fallback(error), str(error)

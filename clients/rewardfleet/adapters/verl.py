@@ -143,8 +143,7 @@ def compute_scores(
         _sample(service, *each[:2], each[2] or {})
         for each in zip(solution_strs, ground_truths, infos, strict=True)
     ]
-    requests = requests_of(service, *map(list, zip(*samples, strict=True))) if samples else []
-    scores = _loop.run(scores_of(client, requests))
+    scores = _loop.run(scores_of(client, requests_of(service, samples)))
     return [_result(client, service, score) for score in scores]
 
 

@@ -23,7 +23,7 @@ from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import RewardFleetError
 
-from .progress import ProgressBar
+from .progress import gather
 from .reward import as_block, visible_critique
 from .rows import without_nulls
 
@@ -111,9 +111,7 @@ async def write_critiques(
     present = _ids(target)
     listed = list(rows)
     missing = [row for row in listed if str(row["id"]) not in present]
-    counts: Counter[str] = Counter()
     limit = asyncio.Semaphore(max_concurrency)
-    bar = ProgressBar("Writing critiques", len(missing), shown=progress)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     connections = httpx.Limits(max_connections=max_concurrency)
     async with (
@@ -124,19 +122,12 @@ async def write_critiques(
     ):
         chat = _Chat(client, {"model": model, **(sampling or {})})
 
-        async def run(row: Row) -> None:
+        async def run(row: Row) -> str:
             async with limit:
-                counts[await _write_one(fleet, chat, row, target)] += 1
-            bar.advance()
+                return await _write_one(fleet, chat, row, target)
 
-        tasks = [asyncio.create_task(run(row)) for row in missing]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            bar.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        work = [run(row) for row in missing]
+        counts = Counter(await gather(work, "Writing critiques", shown=progress))
     written, failed = counts.pop("written", 0), counts.pop("failed", 0)
     return CritiqueReport(written, len(listed) - len(missing), failed, dict(counts))
 

@@ -1,33 +1,38 @@
-"""A progress bar, where tqdm is installed."""
+"""Work that runs concurrently, with a progress bar where tqdm is installed."""
 
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-class ProgressBar:
-    """A progress bar; nothing if tqdm is not installed.
+async def gather(work: Iterable[Coroutine[Any, Any, T]], text: str, *, shown: bool) -> list[T]:
+    """Run coroutines and return their results, in order. If one fails, the others are cancelled.
 
     Args:
-        text: What is shown before it.
-        total: Number of steps; of 0, nothing is shown.
-        shown: Whether to show it.
+        work: The coroutines.
+        text: What is shown before the progress bar.
+        shown: Whether to show one.
     """
+    tasks = [asyncio.create_task(each) for each in work]
+    bar = _bar(text, len(tasks)) if shown and tasks else None
+    if bar is not None:
+        for task in tasks:
+            task.add_done_callback(lambda _: bar.update())
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if bar is not None:
+            bar.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def __init__(self, text: str, total: int, *, shown: bool) -> None:
-        self._bar: Any = None
-        if not (shown and total):
-            return
-        try:
-            from tqdm import tqdm  # noqa: PLC0415 - optional
-        except ModuleNotFoundError:
-            return
-        self._bar = tqdm(desc=text, total=total)
 
-    def advance(self) -> None:
-        """Count one step."""
-        if self._bar is not None:
-            self._bar.update()
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.close()
+def _bar(text: str, total: int) -> Any:
+    try:
+        from tqdm import tqdm  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        return None
+    return tqdm(desc=text, total=total)

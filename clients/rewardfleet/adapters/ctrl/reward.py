@@ -29,7 +29,7 @@ from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status
 
-from .progress import ProgressBar
+from .progress import gather
 from .rows import read_rows, without_nulls
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
@@ -189,17 +189,8 @@ class CritiqueReward:
 
     async def _rewards(self, rows: list[tuple[str, str, Row]]) -> list[float]:
         async with self._fleet:
-            tasks = [asyncio.create_task(self._reward(*row)) for row in rows]
-            bar = ProgressBar("Generating rewards", len(rows), shown=self._progress)
-            for task in tasks:
-                task.add_done_callback(lambda _: bar.advance())
-            try:
-                scored = await asyncio.gather(*tasks)
-            finally:
-                bar.close()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            work = [self._reward(*row) for row in rows]
+            scored = await gather(work, "Generating rewards", shown=self._progress)
         self.metrics = metrics_of([score for _, score in scored])
         return [reward for reward, _ in scored]
 
