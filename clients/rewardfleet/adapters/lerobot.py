@@ -36,34 +36,23 @@ def _config_class() -> type:
     @base.register_subclass("rewardfleet")
     @dataclass
     class RewardFleetConfig(base):  # type: ignore[misc] # a class of LeRobot
-        """The configuration of the reward model, registered in LeRobot as `rewardfleet`.
+        """The configuration of the reward model, registered in LeRobot as `rewardfleet`."""
 
-        Attributes:
-            url: The base URL of the video service.
-            image_key: The key of a batch with frames, [B, T, C, H, W] or [B, C, H, W].
-            task_key: The key with the task of each sample, or with one for all.
-            default_task: The task of samples without one.
-            fps: Frames per second of the frames.
-            nframes: How many frames the judge sees, 1 to 128.
-            backend: The judge; None means the service's default.
-            binary_reward: Whether a reward is 1.0 for a score of at least `success_threshold`,
-                else 0.0. If False, it is the score.
-            success_threshold: In [0, 1].
-            on_failure: The reward of a sample without one; None: the error is raised.
-            timeout_s: Seconds for the samples of a batch.
-        """
-
-        url: str = "http://127.0.0.1:18080"
+        url: str = "http://127.0.0.1:18080"  #: the base URL of the video service
+        #: The key of a batch with frames, [B, T, C, H, W] or [B, C, H, W].
         image_key: str = "observation.images.top"
-        task_key: str = "task"
-        default_task: str | None = None
-        fps: float | None = None
-        nframes: int = 16
-        backend: str | None = None
+        task_key: str = "task"  #: the key with the task of each sample, or with one for all
+        default_task: str | None = None  #: the task of samples without one
+        fps: float | None = None  #: frames per second of the frames
+        nframes: int = 16  #: how many frames the judge sees, 1 to 128
+        backend: str | None = None  #: the judge; None means the service's default
+        #: Whether a reward is 1.0 for a score of at least `success_threshold`, else 0.0; if False,
+        #: it is the score.
         binary_reward: bool = True
-        success_threshold: float = 0.5
+        success_threshold: float = 0.5  #: in [0, 1]
+        #: The reward of a sample without one; None: the error is raised.
         on_failure: float | None = math.nan
-        timeout_s: float = 120.0
+        timeout_s: float = 120.0  #: seconds for the samples of a batch
 
         def validate_features(self) -> None:
             """Accept any features: the batch is checked when it is scored."""

@@ -87,9 +87,7 @@ class RobRewardManager:
         self.num_examine = num_examine
         self.config = config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
-        self.schedule = TemperatureSchedule(
-            float(config.get("base_temperature", 0.6)), float(config.get("temperature_range", 0.3))
-        )
+        self.schedule = _schedule(config)
         self.clamped = 0
         fields = plain(config.get("episode_reward") or {})
         self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
@@ -396,12 +394,10 @@ def forward_test_time_rl(
         reward_fn: Its adapted temperatures are used instead.
     """
     if config.get("test_time_rl", False):
+        schedule = _schedule(config) if reward_fn is None else reward_fn.schedule
         meta_info["enable_test_time_rl"] = True
-        meta_info["base_temperature"] = config.get("base_temperature", 0.6)
-        meta_info["temperature_range"] = config.get("temperature_range", 0.3)
-        if reward_fn is not None:
-            meta_info["base_temperature"] = reward_fn.schedule.base
-            meta_info["temperature_range"] = reward_fn.schedule.width
+        meta_info["base_temperature"] = schedule.base
+        meta_info["temperature_range"] = schedule.width
 
 
 def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) -> list[float] | None:
@@ -439,6 +435,11 @@ def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
 
     divisors = torch.as_tensor(temperatures, dtype=logits.dtype, device=logits.device)
     return logits / divisors.reshape((-1, *[1] * (logits.ndim - 1)))
+
+
+def _schedule(config: Any) -> TemperatureSchedule:
+    base, width = config.get("base_temperature", 0.6), config.get("temperature_range", 0.3)
+    return TemperatureSchedule(float(base), float(width))
 
 
 def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeRequest]:

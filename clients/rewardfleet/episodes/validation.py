@@ -20,6 +20,8 @@ from .groups import Grouping
 from .kinds import OBJECTIVES, PATH
 
 _NUMBER = "a number between -1e100 and 1e100"
+#: The dimensions of list fields.
+_DIMENSIONS = {"step_rewards": 1, "progress": 1, "actions": 2, "path": 2}
 #: Normalizations that compare an episode with the others of its group.
 _WITHIN_GROUP = {"group_mean", "group_std", "leave_one_out"}
 
@@ -199,25 +201,17 @@ def _check_numbers(draft: _Draft, options: EpisodeOptions) -> None:
 
 def _check_lists(draft: _Draft) -> None:
     """Check the shapes and magnitudes of list fields, of the episodes that have any."""
-    having_lists = [
-        index
-        for index, item in enumerate(draft.items)
-        if item.step_rewards is not None
-        or item.progress is not None
-        or item.actions is not None
-        or item.path is not None
-    ]
-    for index in having_lists:
-        if draft.ok[index]:
-            reason = _invalid_list(draft.columns, index, draft.items[index])
-            if reason is not None:
-                draft.refuse_one(index, reason)
+    has_lists = np.logical_or.reduce([draft.columns.has(name) for name in _DIMENSIONS])
+    for index in np.flatnonzero(has_lists & draft.ok).tolist():
+        reason = _invalid_list(draft.columns, index, draft.items[index])
+        if reason is not None:
+            draft.refuse_one(index, reason)
 
 
 def _invalid_list(columns: Columns, index: int, item: Any) -> str | None:
     """Return why a list field of an episode is invalid, or None."""
     lengths: dict[str, int] = {}
-    for name, dimensions in (("step_rewards", 1), ("progress", 1), ("actions", 2), ("path", 2)):
+    for name, dimensions in _DIMENSIONS.items():
         if getattr(item, name) is None:
             continue
         try:

@@ -1,5 +1,7 @@
 """The samples in flight, as `GET /inflight` of services and gateways lists them."""
 
+import heapq
+
 from pydantic import BaseModel, Field
 
 #: The most samples in one answer: the oldest ones.
@@ -41,14 +43,10 @@ def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:
         answers: What the replicas answered.
         failures: Why others did not answer; see `InFlight`.
     """
-    samples = sorted(
-        (sample for answer in answers for sample in answer.samples),
-        key=lambda sample: sample.age_s,
-        reverse=True,
-    )
+    samples = (sample for answer in answers for sample in answer.samples)
     return InFlight(
         total=sum(answer.total for answer in answers),
-        samples=samples[:MAX_LISTED],
+        samples=heapq.nlargest(MAX_LISTED, samples, key=lambda sample: sample.age_s),
         failures={url: reason for each in answers for url, reason in each.failures.items()}
         | failures,
     )

@@ -355,37 +355,31 @@ class BudgetUpdateRequest(Request):
         return self
 
 
-class BudgetUpdate(Response):
-    """The budget after an update."""
-
+class _BudgetState(Response):
     # `lambda` is a keyword of Python.
     model_config = ConfigDict(
         validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
     )
 
     run: str = Field(description="The training run.")
-    step: Step = Field(description="The step of the request.")
-    closed: bool = Field(description="Whether the step is closed.")
     lambda_: float = Field(alias="lambda", description="The multiplier.")
     mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")
     mean_task_reward: float | None = Field(None, description="Of the same answers, if known.")
     violation: float | None = Field(None, description="The mean cost minus the budget.")
 
 
-class Budget(Response):
+class BudgetUpdate(_BudgetState):
+    """The budget after an update."""
+
+    step: Step = Field(description="The step of the request.")
+    closed: bool = Field(description="Whether the step is closed.")
+
+
+class Budget(_BudgetState):
     """A budget: `GET /budgets/{run}`."""
 
-    model_config = ConfigDict(
-        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
-    )
-
-    run: str = Field(description="The training run.")
-    lambda_: float = Field(alias="lambda", description="The multiplier.")
     step: Step | None = Field(None, description="The last closed step.")
     open_step: Step | None = Field(None, description="The step of which parts have arrived.")
     open_parts: int = Field(0, description="Number of these parts.")
-    mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")
-    mean_task_reward: float | None = Field(None, description="Of the same answers, if known.")
-    violation: float | None = Field(None, description="The mean cost minus the budget.")
     options: BudgetOptions = Field(description="As they were sent.")
     checkpoint: BudgetCheckpoint = Field(description="To resume from, by `PUT`.")

@@ -4,8 +4,6 @@ from .critiques import CritiqueReport, execution_feedback, write_critiques
 from .reward import (
     REVISION_SAMPLING,
     CritiqueReward,
-    DataProtoLike,
-    Decoder,
     RevisionQuery,
     RevisionSampling,
     RewardModelForCritic,
@@ -18,8 +16,6 @@ __all__ = [
     "REVISION_SAMPLING",
     "CritiqueReport",
     "CritiqueReward",
-    "DataProtoLike",
-    "Decoder",
     "RevisionQuery",
     "RevisionSampling",
     "RewardModelForCritic",

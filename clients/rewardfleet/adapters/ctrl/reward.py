@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,29 +33,6 @@ from .progress import gather
 from .rows import read_rows, without_nulls
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
-
-
-class Decoder(Protocol):
-    """The part of a tokenizer that this module uses."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids."""
-        ...
-
-
-class DataProtoLike(Protocol):
-    """The part of verl's DataProto that this module uses; numpy arrays or torch tensors.
-
-    Attributes:
-        batch: `responses` [B, T], integers; `attention_mask` [B, P + T], 0 for padding.
-        non_tensor_batch: `problem_id` [B].
-    """
-
-    @property
-    def batch(self) -> Any: ...
-
-    @property
-    def non_tensor_batch(self) -> Any: ...
 
 
 class RevisionQuery(NamedTuple):
@@ -90,7 +67,7 @@ class CritiqueReward:
         rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
             (a mapping, or JSON as text: see `request_fields`). It may have `mode`, `limits`,
             `original_program` and `original_passed`; see `CodeRequest`.
-        tokenizer: The tokenizer of the policy.
+        tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
         progress: Show a progress bar while revisions run, if tqdm is installed.
 
@@ -105,7 +82,7 @@ class CritiqueReward:
         self,
         fleet: RewardFleet,
         rows: Iterable[Row],
-        tokenizer: Decoder,
+        tokenizer: Any,
         *,
         num_examine: int = 0,
         progress: bool = False,
@@ -120,10 +97,14 @@ class CritiqueReward:
             if self._rows.setdefault(str(row["id"]), row) is not row:
                 raise ValueError(f"rows: two have the id {row['id']!r}")
 
-    def parse_response(self, data: DataProtoLike) -> tuple[list[str], list[str], list[int]]:
+    def parse_response(self, data: Any) -> tuple[list[str], list[str], list[int]]:
         """Return the problem ids, critiques and lengths of a batch; each [B].
 
         A length is the number of tokens up to the last valid one, 0 for an empty response.
+
+        Args:
+            data: A `DataProto` with `responses` [B, T], integers; `attention_mask` [B, P + T], 0
+                for padding; and `problem_id` [B]. Arrays or tensors.
         """
         ids = [str(problem_id) for problem_id in data.non_tensor_batch["problem_id"]]
         responses = data.batch["responses"]
@@ -153,12 +134,7 @@ class CritiqueReward:
         return [RevisionQuery(row["problem"], row["solution"]) for row in rows], rows
 
     def build_revision_messages(self, query: RevisionQuery, critique: str) -> list[dict[str, str]]:
-        """Return the chat that asks for a revision.
-
-        Args:
-            query: The problem, and the program that is criticized.
-            critique: See the function `build_revision_messages`.
-        """
+        """Return the chat that asks for a revision: see the function of this name."""
         return build_revision_messages(*query, critique)
 
     def get_reward_all(
@@ -215,7 +191,7 @@ class RewardModelForCritic(CritiqueReward):
 
     Args:
         file: The training file, or several; see `read_rows`.
-        tokenizer: The tokenizer of the policy.
+        tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
         run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not.
         fleet: A fleet with a code service.
@@ -227,7 +203,7 @@ class RewardModelForCritic(CritiqueReward):
     def __init__(
         self,
         file: str | Path | Iterable[str | Path],
-        tokenizer: Decoder,
+        tokenizer: Any,
         num_examine: int = 0,
         run_all_cases: bool = True,
         *,
