@@ -20,16 +20,11 @@ RequestKind = tuple[str, int]
 
 
 class Hedging:
-    """The budget of hedges, and the times from which their moment is derived.
-
-    Attributes:
-        requests: Requests so far, without hedges.
-        hedges: Hedges so far; never more than `_PERCENT` of the requests.
-    """
+    """The budget of hedges, and the times from which their moment is derived."""
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.hedges = 0
+        self.requests = 0  #: requests so far, without hedges
+        self.hedges = 0  #: hedges so far; never more than `_PERCENT` of the requests
         self._saved = 0  # in hundredths of a hedge, so that sums are exact
         self._seconds: dict[RequestKind, deque[float]] = defaultdict(lambda: deque(maxlen=_ANSWERS))
 

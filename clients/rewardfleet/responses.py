@@ -39,27 +39,17 @@ _MAX_ITEM_BYTES = 2 * 2**20
 ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
 
 
-#: Foreign exceptions of one HTTP request, the class that each becomes, and its message.
-#: The first row that matches counts.
-_HTTP_ERRORS: tuple[tuple[type[Exception], type[RewardFleetError], str], ...] = (
-    (httpx.ConnectTimeout, Unavailable, "{url} cannot be reached: connecting took too long"),
-    (httpx.TimeoutException, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (TimeoutError, DeadlineExceeded, "no answer from {url} within {timeout_s:g} s"),
-    (httpx.RequestError, Unavailable, "{url} cannot be reached: {name}: {error}"),
-)
-
-
 @contextmanager
 def map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
-    """Raise exceptions of httpx and of timeouts as typed errors: see `_HTTP_ERRORS`."""
+    """Raise exceptions of httpx and of timeouts as typed errors."""
     try:
         yield
-    except tuple(foreign for foreign, _, _ in _HTTP_ERRORS) as error:
-        error_type, message = next(row[1:] for row in _HTTP_ERRORS if isinstance(error, row[0]))
-        name = type(error).__name__
-        raise error_type(
-            message.format(url=url, timeout_s=timeout_s, name=name, error=error)
-        ) from error
+    except httpx.ConnectTimeout as error:
+        raise Unavailable(f"{url} cannot be reached: connecting took too long") from error
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise DeadlineExceeded(f"no answer from {url} within {timeout_s:g} s") from error
+    except httpx.RequestError as error:
+        raise Unavailable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
 
 
 def max_response_bytes(item_count: int) -> int:

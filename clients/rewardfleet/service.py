@@ -119,12 +119,9 @@ class ServiceClient:
         transport: Sends its requests.
         policy: Turns scores into rewards.
         coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
-
-    Attributes:
-        policy: The rule by which its scores become rewards.
-        has_threshold: Whether `binary_reward` and `success_threshold` apply to its scores.
     """
 
+    #: Whether `binary_reward` and `success_threshold` apply to its scores.
     has_threshold: ClassVar[bool] = False
 
     def __init__(

@@ -22,7 +22,7 @@ from rewardfleet.wire.query import completion_text
 from rewardfleet.wire.score import Score, Status
 
 #: A row of a trainer's dataset.
-Row = Mapping[str, Any]
+SampleRow = Mapping[str, Any]
 
 #: Fields of a row, besides the tests, that a request has as well.
 _OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
@@ -108,7 +108,7 @@ def is_before(package: str, *version: int) -> bool:
     return tuple(map(int, re.findall(r"\d+", installed)[: len(version)])) < version
 
 
-def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> list[Row]:
+def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> list[SampleRow]:
     """Return the rows of some columns of a dataset.
 
     Raises:
@@ -123,7 +123,7 @@ def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> lis
     return [{name: columns[name][index] for name in names} for index in range(count)]
 
 
-def fields_of(service: ServiceName, completion: Any, truth: Any, row: Row) -> dict[str, Any]:
+def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as the service's client takes them.
 
     Args:
@@ -275,7 +275,7 @@ class SampleReward(_ServiceReward):
     ) -> None:
         super().__init__(service, url, column, **{"coalesce_s": COALESCE_SECONDS, **options})
 
-    async def score(self, completion: Any, row: Row) -> tuple[float, Score | None]:
+    async def score(self, completion: Any, row: SampleRow) -> tuple[float, Score | None]:
         """Return the reward of a response, and its score; None if the call failed.
 
         Args:
@@ -296,7 +296,7 @@ class SampleReward(_ServiceReward):
         return self.client.policy.reward(score), score
 
 
-def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, Row]]) -> list[Any]:
+def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
     """Return the requests of samples. Each has the arguments of `fields_of` after the first.
 
     Raises:
@@ -306,7 +306,7 @@ def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, Row]]) -
     return [build(**fields_of(service, *each)) for each in samples]
 
 
-def request_fields(revision: Any, tests: Any, options: Row) -> dict[str, Any]:
+def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
     What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`.
@@ -326,5 +326,5 @@ def request_fields(revision: Any, tests: Any, options: Row) -> dict[str, Any]:
     return {**fields, **texts, "tests": as_tests(tests)}
 
 
-def _given(row: Row, names: Sequence[str]) -> dict[str, Any]:
+def _given(row: SampleRow, names: Sequence[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if row.get(name) is not None}

@@ -17,7 +17,7 @@ from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.query import response_of
 
-from ._rows import COLUMNS, SampleReward, ServiceName, marks_of
+from ._rows import SampleReward, ServiceName, marks_of
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ def reward_function(
     loop = EventLoopThread()
 
     async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:
-        row = {COLUMNS[service]: label}
-        value, score = await scorer.score(_response(query, prompt), row)
+        response = response_of(query, prompt)
+        if response is None:
+            raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
+        value, score = await scorer.score(response, {scorer.truth: label})
         return value, marks_of(score)
 
     async def rewards(samples: Iterable[tuple[str, str, Any]]) -> list[Any]:
@@ -65,10 +67,3 @@ def reward_function(
         return {"rewards": values, "scores": values, "extra_logs": logs}
 
     return reward_func
-
-
-def _response(query: str, prompt: str) -> str:
-    response = response_of(query, prompt)
-    if response is None:
-        raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
-    return response

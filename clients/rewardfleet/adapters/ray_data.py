@@ -23,7 +23,7 @@ from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, abstained
 
-from ._rows import DatasetReward, Row, ServiceName, requests_of, rows_of, scores_of
+from ._rows import DatasetReward, SampleRow, ServiceName, requests_of, rows_of, scores_of
 
 
 class Scorer:
@@ -86,7 +86,7 @@ class Scorer:
             rewards[index], errors[index] = self._result(score)
         return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
 
-    def _request(self, row: Row, text: Row) -> Any:
+    def _request(self, row: SampleRow, text: SampleRow) -> Any:
         response = text[self._text] if self._text is not None else None
         truth = row[self._scorer.truth]
         return requests_of(self._scorer.service, [(response, truth, row)])[0]

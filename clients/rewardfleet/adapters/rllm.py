@@ -14,11 +14,10 @@ from typing import Any
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.query import completion_text
-from rewardfleet.wire.score import Score
 
 from ._rows import (
-    Row,
     SampleReward,
+    SampleRow,
     ServiceName,
     marks_of,
     module_of_trainer,
@@ -86,7 +85,7 @@ class RewardFleetEvaluator:
             signals=[types.Signal(name=name, value=value) for name, value in signals.items()],
         )
 
-    def __call__(self, task_info: Row, action: Any) -> Any:
+    def __call__(self, task_info: SampleRow, action: Any) -> Any:
         """Return rLLM's `RewardOutput` of an answer, or of rLLM's `Action` with one.
 
         Raises:
@@ -99,15 +98,12 @@ class RewardFleetEvaluator:
             reward=reward, metadata=signals, is_correct=reward >= self._correct_from
         )
 
-    def _score(self, answer: Any, row: Row) -> tuple[float, dict[str, float]]:
+    def _score(self, answer: Any, row: SampleRow) -> tuple[float, dict[str, float]]:
+        """Return the reward of an answer and what rLLM logs, with the components of the score."""
         reward, score = self._loop.run(self._scorer.score(answer, row))
-        return reward, _signals(score)
-
-
-def _signals(score: Score | None) -> dict[str, float]:
-    """Return what rLLM logs, with the components of the score."""
-    components = {} if score is None else score.components
-    return marks_of(score) | {f"reward/{name}": float(each) for name, each in components.items()}
+        components = {} if score is None else score.components
+        named = {f"reward/{name}": float(each) for name, each in components.items()}
+        return reward, marks_of(score) | named
 
 
 def _answer(episode: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from rewardfleet.adapters._rows import (
     COALESCE_SECONDS,
     MissingReward,
-    Row,
+    SampleRow,
     ServiceName,
     fields_of,
     is_before,
@@ -71,14 +71,12 @@ async def compute_score_async(
         extra_info: Further fields of the request, read where they are not None. For code
             `revision`, `critique`, `original_program`, `original_passed`, `mode` and `limits`; for
             video `clip` (see `rewardfleet.video_request`), `fps`, `nframes`, `backend`, ….
-        url: The base URL of the service, or the base URLs of its replicas.
-        service: "code", "tools" or "video".
+        url, service, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`. The trainer of `trainer.use_v1=true` (verl 0.9) leaves out
             a sample for which an error is raised; others end the run. In verl's own estimators NaN
             spreads over its group; with those of `rewardfleet.adapters.verl_advantages` it does not
             count. With a number, `reward/failed` or `reward/abstained` marks the samples that have
             it.
-        options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `binary_reward`.
 
     Returns:
         `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
@@ -107,12 +105,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Score one sample: `compute_score_async` for reward managers that do not await.
-
-    Raises:
-        RewardFleetError: There is no score, and `on_failure` is "raise".
-        TypeError: An option is unknown.
-    """
+    """Score one sample: `compute_score_async` for reward managers that do not await."""
     return _loop.run(
         compute_score_async(data_source, solution_str, ground_truth, extra_info, **given)
     )
@@ -132,10 +125,6 @@ def compute_scores(
     """Score a batch in one request, for the reward manager `batch`.
 
     The arguments are lists of those of `compute_score_async`, and so is the result.
-
-    Raises:
-        RewardFleetError: There is no score, and `on_failure` is "raise".
-        TypeError: An option is unknown.
     """
     client = _client(service, url, on_failure, options)
     infos = extra_infos if extra_infos is not None else [None] * len(solution_strs)
@@ -179,7 +168,9 @@ def _client(
     return getattr(_fleets[key], service)
 
 
-def _sample(service: ServiceName, solution: str, truth: Any, extra: Row) -> tuple[str, Any, Row]:
+def _sample(
+    service: ServiceName, solution: str, truth: Any, extra: SampleRow
+) -> tuple[str, Any, SampleRow]:
     """Return the arguments of `fields_of` for a sample of verl."""
     if service == "video":
         if extra.get("clip") is None:

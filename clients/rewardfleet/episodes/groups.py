@@ -17,19 +17,16 @@ class Grouping:
     Args:
         codes: [N], the number of the group, from 0; -1 for an episode without a group.
         count: Number of groups.
-
-    Attributes:
-        has_group: [N].
-        sizes: [G], members of each group.
     """
 
     def __init__(self, codes: ArrayLike, count: int) -> None:
         self.codes = np.asarray(codes, np.intp)
         self.count = count
-        self.has_group = self.codes >= 0
+        self.has_group = self.codes >= 0  #: [N]
         self._all_have_group = bool(self.has_group.all())
         is_sorted = self._all_have_group and bool((self.codes[1:] >= self.codes[:-1]).all())
         self._order = None if is_sorted else np.argsort(self.codes, kind="stable")
+        #: [G], members of each group.
         self.sizes = np.bincount(self._members(self.codes), minlength=count)
 
     @classmethod

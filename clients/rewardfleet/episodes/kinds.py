@@ -103,14 +103,6 @@ def _success(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
     return KindRewards(values, {"success": values})
 
 
-def _return(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
-    return KindRewards(episodes.total_rewards())
-
-
-def _reward_model(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
-    return KindRewards(episodes.number("reward_model_score"))
-
-
 def _efficiency(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     values = _efficiency_values(episodes, options)
     return KindRewards(values, {"success": episodes.number("success")})
@@ -222,8 +214,8 @@ PATH = "path or actions"
 #: needs what the weighted objectives need.
 KINDS: dict[str, Callable[[KindEpisodes, EpisodeOptions], KindRewards]] = {
     "success": _success,
-    "return": _return,
-    "reward_model": _reward_model,
+    "return": lambda episodes, _: KindRewards(episodes.total_rewards()),
+    "reward_model": lambda episodes, _: KindRewards(episodes.number("reward_model_score")),
     "efficiency": _efficiency,
     "hybrid": _hybrid,
     "visual": _visual,

@@ -81,20 +81,16 @@ def check_episode(item: Any, options: EpisodeOptions) -> None:
 
 
 class _Draft:
-    """A batch while it is validated.
-
-    Attributes:
-        columns: The fields of the episodes.
-        ok: [N], whether an episode is valid so far.
-        reasons: By index: why it is not; None if the judge of its video abstained.
-        unscored_groups: Groups with a member that is valid, and has no score.
-    """
+    """A batch while it is validated."""
 
     def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
         self.columns = Columns(items)
+        #: [N], whether an episode is valid so far.
         self.ok: Bools = np.ones(len(items), bool)
+        #: By index: why it is not; None if the judge of its video abstained.
         self.reasons: dict[int, RewardFleetError | None] = dict(invalid)
         self.ok[list(self.reasons)] = False
+        #: Groups with a member that is valid, and has no score.
         self.unscored_groups: set[str | None] = set()
 
     @property

@@ -66,18 +66,12 @@ class RewardFleetError(Exception):
         detail: What was wrong and what is accepted.
         retry_after: Seconds after which another attempt makes sense, 0 or more; None if unknown.
         request_id: The request id, as it appears in the service's log.
-
-    Attributes:
-        kind: The kind of this failure.
-        status: Its HTTP status.
-        retryable: Whether the same request may succeed later.
-        is_foreign: Whether a proxy or another server answered in place of the service.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
-    status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
-    is_foreign: bool = False
+    status: ClassVar[int] = 500  #: of HTTP
+    retryable: ClassVar[bool] = False  #: whether the same request may succeed later
+    is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
 
     def __init_subclass__(
         cls,

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from rewardfleet.adapters._rows import Row, request_fields
+from rewardfleet.adapters._rows import SampleRow, request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
@@ -74,7 +74,7 @@ class CritiqueReport:
 
 async def write_critiques(
     fleet: RewardFleet,
-    rows: Iterable[Row],
+    rows: Iterable[SampleRow],
     path: str | Path,
     *,
     url: str,
@@ -122,7 +122,7 @@ async def write_critiques(
     ):
         chat = _Chat(client, {"model": model, **(sampling or {})})
 
-        async def run(row: Row) -> str:
+        async def run(row: SampleRow) -> str:
             async with limit:
                 return await _write_one(fleet, chat, row, target)
 
@@ -212,7 +212,7 @@ def _tail(stderr: str) -> str:
     return "\n".join(line.strip()[:_SHOWN] for line in stderr.strip().splitlines()[-2:])
 
 
-async def _write_one(fleet: RewardFleet, chat: "_Chat", row: Row, path: Path) -> str:
+async def _write_one(fleet: RewardFleet, chat: "_Chat", row: SampleRow, path: Path) -> str:
     """Write one critique, or return why there is none."""
     tests = without_nulls(row.get("tests"))
     options = {name: row[name] for name in ("limits",) if name in row}
@@ -234,22 +234,18 @@ async def _write_one(fleet: RewardFleet, chat: "_Chat", row: Row, path: Path) ->
     if (judged.judgment == "correct") != (score.pass_rate == 1):
         return "wrong_judgment"
     line = {"id": str(row["id"]), "critic_instruction": instruction, "critique": critique}
-    _append(path, line)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return "written"
 
 
-def _instruction(row: Row) -> str:
+def _instruction(row: SampleRow) -> str:
     prompt = row.get("prompt")
     if prompt is not None and not isinstance(prompt, str):
         users = [turn["content"] for turn in prompt if turn["role"] == "user"]
         if users:
             return str(users[-1])
     return critique_instruction(row["problem"], row["solution"])
-
-
-def _append(path: Path, line: Mapping[str, str]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _ids(path: Path) -> set[str]:

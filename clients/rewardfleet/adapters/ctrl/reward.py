@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewardfleet.adapters._rows import Row, metrics_of, request_fields
+from rewardfleet.adapters._rows import SampleRow, metrics_of, request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
@@ -81,7 +81,7 @@ class CritiqueReward:
     def __init__(
         self,
         fleet: RewardFleet,
-        rows: Iterable[Row],
+        rows: Iterable[SampleRow],
         tokenizer: Any,
         *,
         num_examine: int = 0,
@@ -92,7 +92,7 @@ class CritiqueReward:
         self._num_examine = num_examine
         self._progress = progress
         self.metrics: dict[str, float] = {}
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, SampleRow] = {}
         for row in rows:
             if self._rows.setdefault(str(row["id"]), row) is not row:
                 raise ValueError(f"rows: two have the id {row['id']!r}")
@@ -124,7 +124,7 @@ class CritiqueReward:
             lengths.append(positions[-1] + 1 if positions else 0)
         return ids, critiques, lengths
 
-    def parse_query(self, ids: Sequence[str]) -> tuple[list[RevisionQuery], list[Row]]:
+    def parse_query(self, ids: Sequence[str]) -> tuple[list[RevisionQuery], list[SampleRow]]:
         """Return the queries and the rows of problems; each [B].
 
         Raises:
@@ -138,7 +138,7 @@ class CritiqueReward:
         return build_revision_messages(*query, critique)
 
     def get_reward_all(
-        self, critiques: Sequence[str], revisions: Sequence[str], samples: Sequence[Row]
+        self, critiques: Sequence[str], revisions: Sequence[str], samples: Sequence[SampleRow]
     ) -> Coroutine[Any, Any, list[float]]:
         """Start running the revisions; return a coroutine of their rewards, in the same order.
 
@@ -163,14 +163,16 @@ class CritiqueReward:
         thread.shutdown(wait=False)
         return _wait(rewards)
 
-    async def _rewards(self, rows: list[tuple[str, str, Row]]) -> list[float]:
+    async def _rewards(self, rows: list[tuple[str, str, SampleRow]]) -> list[float]:
         async with self._fleet:
             work = [self._reward(*row) for row in rows]
             scored = await gather(work, "Generating rewards", shown=self._progress)
         self.metrics = metrics_of([score for _, score in scored])
         return [reward for reward, _ in scored]
 
-    async def _reward(self, critique: str, revision: str, sample: Row) -> tuple[float, CodeScore]:
+    async def _reward(
+        self, critique: str, revision: str, sample: SampleRow
+    ) -> tuple[float, CodeScore]:
         tests = without_nulls(sample.get("tests"))
         request = request_fields(revision, tests, {**sample, "critique": critique})
         code = self._fleet.code

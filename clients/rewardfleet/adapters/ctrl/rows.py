@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._rows import Row
+from rewardfleet.adapters._rows import SampleRow
 
 #: The values of `prompter_type`, which are also the names of the datasets of the tests.
 _DATASETS = ("code_contests", "mbppplus", "livecodebench")
@@ -28,7 +28,7 @@ _COLUMNS = (
 _VALUES = {"args", "expected"}
 
 
-def read_rows(files: str | Path | Iterable[str | Path]) -> list[Row]:
+def read_rows(files: str | Path | Iterable[str | Path]) -> list[SampleRow]:
     """Read training files of CTRL.
 
     Args:
