@@ -39,9 +39,11 @@ ClipLike = (
 )  # fmt: skip
 
 
-#: How many frames the judge sees, unless another number is given. It is sent along, as only so many
-#: frames of an array are.
-_NFRAMES: int = VideoRequest.model_fields["nframes"].default
+#: What is sent unless it is given, so that the score does not depend on the service's defaults.
+_DEFAULTS: dict[str, Any] = {
+    name: VideoRequest.model_fields[name].get_default(call_default_factory=True)
+    for name in ("nframes", "max_pixels", "backend_kwargs")
+}
 
 
 class VideoOptions(TypedDict, total=False):
@@ -111,8 +113,8 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     Raises:
         InvalidRequest: A value is out of range, or the array has another shape or dtype.
     """
-    nframes, fps = options.get("nframes", _NFRAMES), options.get("fps")
-    given: dict[str, object] = {"task_text": task_text, **options, "nframes": nframes}
+    given: dict[str, Any] = {"task_text": task_text, **_DEFAULTS, **options}
+    nframes, fps = given["nframes"], options.get("fps")
     if isinstance(clip, bytes):
         given["video_base64"] = clip
     elif isinstance(clip, str | os.PathLike):
