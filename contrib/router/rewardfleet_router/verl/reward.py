@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rewardfleet.adapters._rows import COALESCE_SECONDS
+from rewardfleet.adapters._rows import COALESCE_SECONDS, plain
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.query import completion_text
 
@@ -46,7 +46,7 @@ async def compute_score(
     score = await _fleets[key].tools.score(
         completion_text(solution_str),
         ground_truth,
-        options=_plain(options or {}),
+        options=plain(options or {}),
         tool_families=dict(families),
     )
     task = score.components["task"]
@@ -56,10 +56,3 @@ async def compute_score(
         "cost": score.components["cost"],
         "used_any_tool": float(score.used_any_tool),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return OmegaConf's containers, in which verl passes the arguments, as dictionaries."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return value
