@@ -332,7 +332,8 @@ class Request:
         replica.attempts.add(attempt.abandon)
         if not self._has_body:
             self.body.watch()
-        has_begun = False
+        has_begun = is_complete = False
+        refusal = None
         try:
             async with (
                 attempt.timeout,
@@ -346,21 +347,23 @@ class Request:
                 ) as response,
             ):
                 if response.status in {Overloaded.status, Unavailable.status}:
-                    return await _read_refusal(response)
-                has_begun = True
-                await _relay(response, attempt, send)
+                    refusal = await _read_refusal(response)
+                else:
+                    has_begun = True
+                    await _relay(response, attempt, send)
+            is_complete = True
         except (TimeoutError, aiohttp.ClientError, UpstreamFailed) as error:
-            if attempt.transport is not None:  # else closing it waits until all was sent
-                attempt.transport.abort()
             failure = attempt.error or failure_of(error)
             if not has_begun or isinstance(failure, CallerDisconnected):
                 raise failure from None
             log.warning("a response ended before it was complete: %s", failure)
         finally:
+            if not is_complete and attempt.transport is not None:
+                attempt.transport.abort()  # aiohttp closes it once the replica reads the rest
             self.body.attempt = None
             self._upstream.attempts.discard(attempt)
             replica.attempts.discard(attempt.abandon)
-        return None
+        return refusal
 
 
 async def read_all(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
