@@ -436,7 +436,7 @@ def test_a_run_that_was_killed_resumes_and_ends_with_the_same_labels(
     command = [sys.executable, "-m", "rewardfleet_router", "label", str(killed), *model]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: endpoint.waiting == 2, 30)
+        wait_until(lambda: endpoint.waiting == 2, 120)
     finally:
         process.kill()
         process.communicate()
