@@ -1,7 +1,11 @@
 """Assembly of the code service."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
@@ -12,7 +16,6 @@ from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.settings import redact
 
 from .datasets.ground_truth import request_of
-from .metrics import SandboxMetrics
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
 from .sandboxes.jail.isolation import FALLBACK_ORDER
@@ -30,10 +33,8 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     Raises:
         ValueError: The sandbox cannot be started, e.g. without isolation on this machine.
     """
-    if sandbox is None:
-        sandbox = load_attribute(SANDBOXES[settings.sandbox])(settings)
-    assert sandbox is not None  # noqa: S101 - a sandbox's `build` returns one
-    return create_reward_app(code_service(settings, sandbox), settings)
+    used = sandbox or load_attribute(SANDBOXES[settings.sandbox])(settings)
+    return create_reward_app(code_service(settings, used), settings)
 
 
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
@@ -60,9 +61,7 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
             *TrainerApi(engine, CodeRequest, request_of).routes(),
         ],
         field_schemas=_ceilings(settings),
-        collectors=(
-            SandboxMetrics(sandbox, _requested_isolation(settings), scorer.verdict_counts),
-        ),
+        collectors=(_Metrics(scorer, sandbox, settings),),
         overview=_overview(settings, sandbox),
     )
 
@@ -79,11 +78,52 @@ def _ceilings(settings: CodeSettings) -> dict[str, dict[str, float]]:
     }
 
 
-def _requested_isolation(settings: CodeSettings) -> str:
-    """Return the level that programs should have: `auto` means the best one."""
-    if settings.sandbox == "fusion":
-        return "fusion"
-    return FALLBACK_ORDER[0] if settings.isolation == "auto" else settings.isolation
+class _Metrics(Collector):
+    """How programs are isolated, what disturbs them, and what their verdicts tell."""
+
+    def __init__(self, scorer: CodeScorer, sandbox: Sandbox, settings: CodeSettings) -> None:
+        self._scorer = scorer
+        self._sandbox = sandbox
+        # `auto` requests the best level.
+        requested = FALLBACK_ORDER[0] if settings.isolation == "auto" else settings.isolation
+        self._requested = "fusion" if settings.sandbox == "fusion" else requested
+
+    def collect(self) -> Iterable[Metric]:
+        isolation = GaugeMetricFamily(
+            "rewardfleet_isolation",
+            "1 for the isolation level of programs. --isolation auto requests bubblewrap.",
+            labels=("level", "requested"),
+        )
+        isolation.add_metric((self._scorer.isolation, self._requested), 1)
+        yield isolation
+        for name, description, count in (
+            (
+                "jail_restarts",
+                "Jails started again because one died or could not be cleaned.",
+                self._sandbox.restarts,
+            ),
+            (
+                "missing_modules",
+                "Programs that failed a test because they import a module that is not installed.",
+                self._scorer.missing_modules,
+            ),
+            (
+                "program_decisions",
+                "Tests that passed, and that the program could have decided: verdicts by `jail`.",
+                self._scorer.program_decisions,
+            ),
+            (
+                "program_kills",
+                "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
+                self._sandbox.kills,
+            ),
+            (
+                "memory_waits",
+                "Submissions that waited for the memory of others.",
+                self._sandbox.memory_waits,
+            ),
+        ):
+            yield CounterMetricFamily(f"rewardfleet_{name}", description, count)
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

@@ -45,7 +45,6 @@ class ParsedAssert:
             `inside`: the program's process does.
         source: The case, or the expression to be compared with the literal.
         expected: The literal that is expected, in a tuple; None for a complete case.
-        entry_point: What its tests call, if it does not name it.
         fails_alone: Whether it is known to fail without a program.
         is_sensitive: Whether it may notice which objects are in another process.
         asks_identity: Whether it asks for the identity of values, which do not keep theirs: `is`
@@ -55,7 +54,6 @@ class ParsedAssert:
     kind: Literal["eval", "value", "assert", "inside"]
     source: str
     expected: tuple[Any] | None = None
-    entry_point: str = ""
     fails_alone: bool = False
     is_sensitive: bool = False
     asks_identity: Literal["", "is", "is not"] = ""
@@ -72,27 +70,22 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     given.discard(tests.entry_point.partition(".")[0].removesuffix("()"))
     classes = {each.name for each in setup if isinstance(each, ast.ClassDef)}
     checks = has_check(setup, functions_of(ast.Module(setup, [])))
-    context = _Context(given, _shared_state(setup), classes, tests.entry_point, checks)
-    return [_parsed(case, f"tests.cases.{n}", context) for n, case in enumerate(tests.cases)]
-
-
-@dataclass(frozen=True)
-class _Context:
-    """What the cases of a request share.
-
-    Attributes:
-        given: Names that the setup binds.
-        shared: Variables of the setup that the program may change.
-        classes: Classes of the setup.
-        entry_point: What tests call.
-        has_check: Whether the setup has a check.
-    """
-
-    given: AbstractSet[str]
-    shared: AbstractSet[str]
-    classes: AbstractSet[str]
-    entry_point: str
-    has_check: bool
+    shared = _shared_state(setup)
+    parsed = []
+    for number, case in enumerate(tests.cases):
+        field_name = f"tests.cases.{number}"
+        body = parse(case, field_name)
+        if not checks and not has_check(body, functions_of(ast.Module(body, []))):
+            raise InvalidRequest(
+                f"{field_name}: give one assert statement, or a script with asserts: "
+                "it has no check"
+            )
+        names = _identifiers(body)
+        if _looks_inside(names) or _changes_inside(body, shared, classes):
+            parsed.append(ParsedAssert("inside", case))
+        else:
+            parsed.append(_parsed(case, body, names, given))
+    return parsed
 
 
 def parse(source: str, field_name: str) -> list[ast.stmt]:
@@ -107,17 +100,9 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
         raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
 
 
-def _parsed(case: str, field_name: str, context: _Context) -> ParsedAssert:
-    statements = parse(case, field_name)
-    own = functions_of(ast.Module(statements, []))
-    if not context.has_check and not has_check(statements, own):
-        raise InvalidRequest(
-            f"{field_name}: give one assert statement, or a script with asserts: it has no check"
-        )
-    names = _identifiers(statements)
-    entry = context.entry_point
-    if _looks_inside(names) or _changes_inside(statements, context.shared, context.classes):
-        return ParsedAssert("inside", case, entry_point=entry)
+def _parsed(
+    case: str, statements: Sequence[ast.stmt], names: AbstractSet[str], given: AbstractSet[str]
+) -> ParsedAssert:
     identity = _identity(statements)
     kind: Literal["eval", "value", "assert"] = "assert"
     source, expected = case, None
@@ -126,14 +111,13 @@ def _parsed(case: str, field_name: str, context: _Context) -> ParsedAssert:
         expression, literal = compared
         segment = ast.get_source_segment(case, expression)
         if segment is not None:
-            kind = "eval" if _is_call(expression, context.given) else "value"
+            kind = "eval" if _is_call(expression, given) else "value"
             source, expected = f"({segment}\n)", (literal,)
     return ParsedAssert(
         kind,
         source,
         expected,
-        entry,
-        fails_alone=kind == "eval" or _fails_alone(statements, context.given),
+        fails_alone=kind == "eval" or _fails_alone(statements, given),
         is_sensitive=bool(names & _SENSITIVE or identity),
         asks_identity=identity,
     )
@@ -250,8 +234,10 @@ def _changes_inside(
 ) -> bool:
     """Return whether a test replaces parts of modules, or uses state that a setup shares."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and _is_stored(node)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
     for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute, ctx=ast.Store()):
@@ -262,10 +248,6 @@ def _changes_inside(
             case ast.Attribute(value=ast.Name(id=name)) if name in classes:
                 return True  # an attribute of a class of the setup, which the program may change
     return False
-
-
-def _is_stored(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Store)
 
 
 def _compared_with_literal(statements: Sequence[ast.stmt]) -> tuple[ast.expr, Any] | None:

@@ -137,10 +137,8 @@ def store_policy(
     # Of an original program, only that it passed is sure not to depend on the machine's load.
     right = score.components.get("judgment_correct")
     is_brief |= with_original and (right is None or (right == 1) != (score.judgment == "correct"))
-    # A jail may also die for reasons other than the program.
-    is_brief |= any(SANDBOX_DIED in each for each in score.suspicions)
-    # The failure of a checker may be due to its limits.
-    is_brief |= any(CHECKER_FAILED in each for each in score.suspicions)
+    # A jail may also die for reasons other than the program, and a checker fail due to its limits.
+    is_brief |= any(SANDBOX_DIED in each or CHECKER_FAILED in each for each in score.suspicions)
     return f"{key}:{'all' if complete else 'first'}", _SHORT_TTL_S if is_brief else None
 
 

@@ -31,7 +31,6 @@ _NO_CODE = re.compile(r"[ \t]*(?:#|$)")
 _RETURNS = re.compile(r"[ \t]*(?:return|yield)\b")
 _DEFINES = re.compile(r"^(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,6 @@ class Prompt:
     stub: str = ""
     indent: str = ""
     names: frozenset[str] = frozenset()
-
-
-def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
-    """Take a prompt apart; return None if it is not valid Python.
-
-    Args:
-        prompt: The prompt. It may end within a function that has no body yet.
-        entry_point: What the tests call, which the setup must not define.
-    """
-    return _read(prompt, entry_point) if prompt.strip() else Prompt("")
 
 
 def with_setup(tests: PlainTests) -> PlainTests:
@@ -103,7 +92,15 @@ def _prompt_of(tests: PlainTests) -> Prompt | None:
 
 
 @lru_cache(_MAX_PROMPTS)
-def _read(prompt: str, entry_point: str) -> Prompt | None:
+def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
+    """Take a prompt apart; return None if it is not valid Python.
+
+    Args:
+        prompt: The prompt. It may end within a function that has no body yet.
+        entry_point: What the tests call, which the setup must not define.
+    """
+    if not prompt.strip():
+        return Prompt("")
     prompt = prompt.replace("\r\n", "\n").replace("\r", "\n")
     # Methods may be called through `Solution()`, or by their own name.
     called = re.findall(r"\w+", entry_point)
@@ -136,7 +133,7 @@ def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:
 
 def _unfinished(statement: ast.stmt) -> list[_Definition]:
     """Return a function without a body, after the classes around it; nothing if it has one."""
-    if not isinstance(statement, _DEFINITIONS):
+    if not isinstance(statement, _Definition):
         return []
     if isinstance(statement, ast.ClassDef):
         inner = _unfinished(statement.body[-1])
@@ -178,7 +175,7 @@ def _without(lines: Sequence[str], body: Sequence[ast.stmt], names: set[str]) ->
     """Return source code without the definitions of some names, on as many lines."""
     kept = list(lines)
     for statement in body:
-        if isinstance(statement, _DEFINITIONS) and statement.name in names:
+        if isinstance(statement, _Definition) and statement.name in names:
             last = statement.end_lineno or statement.lineno
             kept[_first_line(statement) : last] = [""] * (last - _first_line(statement))
     return "\n".join(kept).rstrip()
@@ -193,11 +190,11 @@ def _first_line(definition: _Definition) -> int:
 
 def _is_body(program: str, names: frozenset[str]) -> bool:
     """Return whether a program continues a function, rather than define one of these names."""
-    if _first_of(program.split("\n"))[1][:1] in {" ", "\t"}:
+    lines = program.split("\n")
+    if _first_of(lines)[1][:1] in {" ", "\t"}:
         return True
     if _binds(program, names, indented=False):
         return False
-    lines = program.split("\n")
     if _returns(lines) or _lost_indentation(lines):
         return True
     return not (_DEFINES.search(program) or _binds(program, names, indented=True))

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rewardfleet.wire.code import Limits
-from rewardfleet.wire.score import Timing
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
 from .checkers.compiler import find_compiler
 from .packages import BUILD_COMMAND, environment_of, jail_python
-from .sandboxes import Job, ProgramRun, RunLimits, RunResult
+from .sandboxes import Job, ProgramRun, RunLimits, run_once
 from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
 from .sandboxes.jail.memory import run_bytes
 from .sandboxes.jail.pool import JailPool, build, check_memory
@@ -143,14 +142,8 @@ def _fix(level: IsolationLevel) -> str:
 
 async def _package_checks(pool: JailPool, python: str) -> list[Diagnosis]:
     """Run a program that prints the packages that it can import."""
-    results: list[RunResult] = []
-
-    def on_result(result: RunResult) -> bool:
-        results.append(result)
-        return False
-
-    await pool.run(Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS), on_result, Timing())
-    packages = results[0].stdout.decode(errors="replace").strip() or "none"
+    result = await run_once(pool, Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS))
+    packages = result.stdout.decode(errors="replace").strip() or "none"
     what = f"code: packages in the jail (Python at {python}): {packages[:300]}"
     if "numpy" in packages.split(", "):
         return [Diagnosis("ok", what)]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
-from .tolerance import Tolerance
+from .values import Tolerance
 
 #: Without alternatives that overlap, so that a long word that is not a number takes linear time.
 _NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")

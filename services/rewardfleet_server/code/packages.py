@@ -213,9 +213,8 @@ def _installer(python: str) -> list[str]:
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
         options = ["--no-input", "--quiet", "--only-binary", ":all:"]
         return [*pip, "install", *options, "--root-user-action", "ignore"]
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.defpath}") or shutil.which(
-        "uv"
-    )
+    beside = f"{Path(sys.executable).parent}:{os.defpath}"
+    uv = shutil.which("uv", path=beside) or shutil.which("uv")
     if uv is None:
         raise ValueError("--packages: neither pip nor uv is installed here")
     # Copies, as links would share the permissions of uv's cache.

@@ -16,12 +16,11 @@ from functools import partial
 
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
-from .packages import how_to_add
+from .packages import how_to_add, last_error
 from .parser import parse_source
-from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox
+from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .sandboxes.jail.guest.names import PROGRAM_MODULES
 from .sandboxes.jail.guest.scripts import has_check
 from .settings import CodeSettings
@@ -47,8 +46,7 @@ _GUARDS = re.compile(r"version|platform|TYPE_CHECKING|find_spec|hasattr|__name__
 #: Contexts in which an import may fail.
 _EXPECTS_FAILURE = re.compile(r"(?i)raises|suppress")
 
-#: The last line of a traceback, where the failure is, and the module that is missing.
-_ERROR = re.compile(r"(?m)^(\w[\w.]*(?:Error|Exception|Exit|Interrupt|Warning)\b.*)$")
+#: In a traceback: where the failure is, and the module that is missing.
 _PLACE = re.compile(r'File "(tests\.[\w.]+)", line \d+')
 _IMPORT_ERROR = re.compile(r"(?m)^(?:ModuleNotFoundError|ImportError): ?(.*)$")
 _MODULE = re.compile(r"No module named '([^'.]+)")
@@ -127,24 +125,17 @@ class Preflight:
         return left_out
 
     async def _result(self, job: Job) -> RunResult:
-        results: list[RunResult] = []
-
-        def on_result(result: RunResult) -> bool:
-            results.append(result)
-            return False
-
-        await self._sandbox.run(job, on_result, Timing())
-        if results[0].stopped == "died":  # the machine may have no memory left
+        result = await run_once(self._sandbox, job)
+        if result.stopped == "died":  # the machine may have no memory left
             raise Unavailable("tests: the jail died without the program", retry_after=1)
-        return results[0]
+        return result
 
     def _explain(self, result: RunResult, failed: str) -> str:
         stderr = result.stderr.decode(errors="replace")
         import_errors = _IMPORT_ERROR.findall(stderr)
         if not import_errors:
-            errors, places = _ERROR.findall(stderr), _PLACE.findall(stderr)
-            where = places[-1] if places else "tests.setup"
-            error = errors[-1][:_MAX_REASON] if errors else failed
+            where = (_PLACE.findall(stderr) or ["tests.setup"])[-1]
+            error = last_error(stderr)[:_MAX_REASON] or failed
             return f"{where}: fails without the program: {error}"
         message = f"tests: an import fails: {import_errors[-1][:_MAX_REASON] or 'ImportError'}"
         module = _MODULE.search(message)
@@ -213,7 +204,9 @@ def _prepare(
         if alone is None
         else [f"{c.kind} {c.source} {c.entry_point}" for c in alone[0].run.checks]
     )
-    expected = [] if alone is None else [repr(alone[0].expected), repr(alone[1]), str(len(cases))]
+    expected = (
+        [] if alone is None else [repr((alone[0].expected, alone[0].rule, alone[1], len(cases)))]
+    )
     digest = hashlib.sha256(f"{limits} {len(stdin)} {len(setup)}".encode())
     for part in (stdin, encoded(setup), encoded(script), *map(encoded, (*checks, *expected))):
         digest.update(part + b"\0")

@@ -13,12 +13,11 @@ from dataclasses import asdict
 
 from rewardfleet.wire.code import Outcome, PlainTests, Verdict
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet.wire.score import Timing
 from rewardfleet_server.cache.single_flight import SingleFlight
 
 from .packages import how_to_add, last_error, missing_module
 from .preflight import import_statements
-from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
+from .sandboxes import Job, ProgramRun, RunLimits, Sandbox, run_once
 from .settings import CodeSettings
 from .submission import SHORT_TEXT, SubmissionRun
 from .verdict import SANDBOX_DIED
@@ -87,16 +86,10 @@ class References:
         await self._running.do(digest, checked)
 
     async def _import(self, script: str, limits: RunLimits) -> None:
-        results: list[RunResult] = []
-
-        def on_result(result: RunResult) -> bool:
-            results.append(result)
-            return False
-
-        await self._sandbox.run(Job(script, [ProgramRun()], limits), on_result, Timing())
-        if results[0].stopped == "died":  # the machine may have no memory left
+        result = await run_once(self._sandbox, Job(script, [ProgramRun()], limits))
+        if result.stopped == "died":  # the machine may have no memory left
             raise Unavailable("tests.row: the jail died", retry_after=1)
-        module = missing_module(results[0].stderr.decode(errors="replace"))
+        module = missing_module(result.stderr.decode(errors="replace"))
         if module:
             raise InvalidRequest(f"tests.row: its solution imports {self._missing(module)}")
 

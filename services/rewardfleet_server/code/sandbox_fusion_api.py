@@ -21,15 +21,14 @@ from rewardfleet.wire.fusion import (
     StdioTest,
     SubmitRequest,
 )
-from rewardfleet.wire.score import Timing
 from rewardfleet.wire.validation import format_validation_error, validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.telemetry import RequestContext
 
-from .datasets.encoding import RowError, decode_column
+from .datasets.columns import RowError, decode_column
 from .datasets.rows import CODE_CONTESTS_RULE
-from .sandboxes import Job, ProgramRun, RunResult, Sandbox
+from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .scorer import CodeScorer
 from .settings import CodeSettings
 from .verdict import failure
@@ -94,15 +93,9 @@ class SandboxFusionApi:
         """
         limits = self._scorer.run_limits(self._limits(request.run_timeout, request.memory_limit_MB))
         run = ProgramRun(stdin=(request.stdin or "").encode())
-        responses: list[RunCodeResponse] = []
-
-        def on_result(result: RunResult) -> bool:
-            responses.append(_run_response(result, failure(result, limits)))
-            return False
-
         async with self._engine.permit(context):
-            await self._sandbox.run(Job(request.code, [run], limits), on_result, Timing())
-        return responses[0]
+            result = await run_once(self._sandbox, Job(request.code, [run], limits))
+        return await asyncio.to_thread(_run_response, result, limits)
 
     async def submit(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
         """Score a completion on the tests in its request.
@@ -122,7 +115,11 @@ class SandboxFusionApi:
         except InvalidRequest as error:  # counted like an invalid item of any other route
             item = error
         score = await self._engine.score_item(item, context)
-        tests = _test_results(score, cases, request) if is_oj else [_overall_result(score)]
+        if is_oj:
+            tests = _test_results(score, cases, request)
+        else:  # one entry for all tests, as in SandboxFusion: its users take the mean over entries
+            last = _verdict_response(_until_failure(score.verdicts)[-1])
+            tests = [EvalTestCase(passed=score.pass_rate == 1, exec_info=last)]
         return EvalResult(
             id=request.id,
             accepted=score.pass_rate == 1,
@@ -156,12 +153,9 @@ class SandboxFusionApi:
             raise InvalidRequest(
                 f"run_timeout: this service allows at most {ceiling:g} s (got {seconds:g})"
             )
-        limits = Limits(
-            cpu_s=seconds, wall_s=min(seconds * _WALL_FACTOR, self._settings.max_wall_s)
-        )
-        if memory_mb <= 0:
-            return limits
-        return limits.model_copy(update={"memory_mb": memory_mb})
+        wall_s = min(seconds * _WALL_FACTOR, self._settings.max_wall_s)
+        limits = Limits(cpu_s=seconds, wall_s=wall_s)
+        return limits.model_copy(update={"memory_mb": memory_mb}) if memory_mb > 0 else limits
 
 
 def _cases(tests: Any) -> list[StdioTest]:
@@ -208,12 +202,6 @@ def _test_results(
     ]
 
 
-def _overall_result(score: CodeScore) -> EvalTestCase:
-    """Return one entry for all tests, as in SandboxFusion: its users take the mean over entries."""
-    last = _until_failure(score.verdicts)[-1]
-    return EvalTestCase(passed=score.pass_rate == 1, exec_info=_verdict_response(last))
-
-
 def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
     for count, verdict in enumerate(verdicts, 1):
         if verdict.verdict not in {Outcome.ACCEPTED, Outcome.LEFT_OUT}:
@@ -221,7 +209,8 @@ def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
     return verdicts
 
 
-def _run_response(result: RunResult, failed: Outcome | None) -> RunCodeResponse:
+def _run_response(result: RunResult, limits: RunLimits) -> RunCodeResponse:
+    failed = failure(result, limits)
     return_code = None if failed is Outcome.TIME_LIMIT else result.exit_code
     if failed is Outcome.OUTPUT_LIMIT:
         return_code = return_code or _OUTPUT_LIMIT_CODE

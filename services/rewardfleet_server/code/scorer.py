@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -29,7 +28,6 @@ from .cache_key import CacheKeys, lookup_keys, store_policy
 from .checkers.runner import Checker, Checkers
 from .completion import complete, with_setup
 from .datasets.rows import DatasetRow, read_row
-from .metrics import VERDICT_COUNTS
 from .packages import missing_module
 from .preflight import Preflight
 from .references import References
@@ -48,22 +46,6 @@ _RETRY_AFTER_S = 5
 _MAX_SUSPICIONS = 20
 
 
-class _Prepared(NamedTuple):
-    """What is run for a request.
-
-    Attributes:
-        tests: The tests, with their prompt in the setup.
-        limits: The limits of one run.
-        program: The program, continued from the prompt.
-        original_program: The program that the critique judged, continued from the prompt.
-    """
-
-    tests: PlainTests
-    limits: RunLimits
-    program: str
-    original_program: str | None
-
-
 class CodeScorer:
     """Scores programs in a sandbox.
 
@@ -73,7 +55,9 @@ class CodeScorer:
         settings: Has the ceilings of limits.
 
     Attributes:
-        verdict_counts: See `metrics.VERDICT_COUNTS`.
+        missing_modules: How many programs failed a test because they import a module that is not
+            installed.
+        program_decisions: How many tests passed that the program could have decided.
     """
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -83,7 +67,8 @@ class CodeScorer:
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
         self._references = References(sandbox, settings, self._run_until_failure)
-        self.verdict_counts = dict.fromkeys(VERDICT_COUNTS, 0)
+        self.missing_modules = 0
+        self.program_decisions = 0
         ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
         self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
@@ -178,13 +163,26 @@ class CodeScorer:
         counted, planned, left_out = await self._counted(tests, limits)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
-            return self._invalid_critique(submission.program, len(tests.cases))
+            return CodeScore(
+                score=0.0,
+                status=Status.OK,
+                backend=self._name,
+                verdicts=[Verdict(verdict=Outcome.SKIPPED)] * len(tests.cases),
+                code=submission.program,
+                critique_valid=False,
+                isolation=self.isolation,
+            )
+        # A program that uses up its budget must get its score before the call ends. How much of the
+        # call is over already is not the program's fault.
+        max_seconds = self._settings.max_submission_s
+        if call_timeout_s is not None:
+            max_seconds = min(max_seconds, call_timeout_s / 2)
         run = SubmissionRun(
             planned,
             limits,
             numbers=_numbers(tests, left_out),
             stop_at_failure=request.mode == "all_pass",
-            max_seconds=self._max_seconds(call_timeout_s),
+            max_seconds=max_seconds,
         )
         if submission.no_program is None:
             await self._execute(program, run, checker)
@@ -207,19 +205,14 @@ class CodeScorer:
                 score.components["judgment_correct"] = float(right)
         return score
 
-    def _max_seconds(self, call_timeout_s: float | None) -> float:
-        """Return the budget of a submission; see `SubmissionRun`.
-
-        A program that uses it up must get its score before the call ends. How much of the call is
-        over already is not the program's fault.
-        """
-        longest = self._settings.max_submission_s
-        return longest if call_timeout_s is None else min(longest, call_timeout_s / 2)
-
     async def _prepare(
         self, request: CodeRequest, submission: Submission, limits: RunLimits
-    ) -> _Prepared:
+    ) -> tuple[PlainTests, RunLimits, str, str | None]:
         """Read a dataset row as tests, and check its solution; complete programs with the prompt.
+
+        Returns:
+            The tests, with their prompt in the setup; the limits of one run; the program and the
+            original program, continued from the prompt.
 
         Raises:
             InvalidRequest: The row or the prompt cannot be used.
@@ -241,7 +234,7 @@ class CodeScorer:
             await self._references.check_imports(solution, limits)
             if isinstance(request.tests, DatasetTests) and request.tests.check_reference:
                 await self._references.check(solution, plain, limits)
-        return _Prepared(plain, limits, program, original)
+        return plain, limits, program, original
 
     def _limits_of_row(self, given: Limits, row: DatasetRow, limits: RunLimits) -> RunLimits:
         """Return the limits with the time limit of a row, unless the request gives one."""
@@ -324,24 +317,11 @@ class CodeScorer:
             max_seconds=seconds,
         )
         await self._execute(original_program, run, checker)
-        failures = {each.verdict for each in run.verdicts} - {Outcome.ACCEPTED}
         if run.was_cut:
             return None
-        if failures:
+        if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
             return False
         return True if len(run.verdicts) == len(tests.cases) else None
-
-    def _invalid_critique(self, program: str, count: int) -> CodeScore:
-        """Return the score for a critique without exactly one judgment."""
-        return CodeScore(
-            score=0.0,
-            status=Status.OK,
-            backend=self._name,
-            verdicts=[Verdict(verdict=Outcome.SKIPPED)] * count,
-            code=program,
-            critique_valid=False,
-            isolation=self.isolation,
-        )
 
     def _verdicts(self, run: SubmissionRun, mode: str, count: int) -> CodeScore:
         verdicts = run.verdicts
@@ -352,8 +332,8 @@ class CodeScorer:
         for verdict in verdicts:
             if verdict.verdict is Outcome.RUNTIME_ERROR:
                 verdict.missing_module = missing_module(verdict.stderr)
-        self.verdict_counts["missing_modules"] += any(each.missing_module for each in verdicts)
-        self.verdict_counts["program_decisions"] += sum(
+        self.missing_modules += any(each.missing_module for each in verdicts)
+        self.program_decisions += sum(
             each.verdict is Outcome.ACCEPTED and each.verdict_by == "jail" for each in verdicts
         )
         verdicts += [rest] * (count - len(verdicts))

@@ -16,10 +16,9 @@ from rewardfleet.wire.code import CritiqueJudgment
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
-from .critique import overall_judgment
-from .extract import extract_program, has_fence
+from .extract import has_fence
 from .normal_form import LARGEST
-from .text_tasks import Visibility, encode_form, form_digest, run_task
+from .text_tasks import TASKS, Visibility, encode_form, form_digest, run_task
 
 T = TypeVar("T")
 
@@ -60,9 +59,7 @@ class TextParser:
             Unavailable: The process that parses it failed.
         """
         ms = len(text) / (_FENCES_SPEED if has_fence(text) else _PLAIN_SPEED)
-        if ms > _NOW_MS:
-            return await self._parsed("program", text, ms)
-        return await self._now(ms, lambda: extract_program(text))
+        return await self._parsed("program", text, ms)
 
     async def judgment(self, critique: str) -> CritiqueJudgment | None:
         """Return the judgment of a critique; see `overall_judgment`.
@@ -70,10 +67,8 @@ class TextParser:
         Raises:
             Unavailable: The process that parses it failed.
         """
-        ms = len(critique) / _JUDGMENT_SPEED
-        if ms <= _NOW_MS:
-            return await self._now(ms, lambda: overall_judgment(critique))
-        return cast(CritiqueJudgment | None, await self._parsed("judgment", critique, ms) or None)
+        found = await self._parsed("judgment", critique, len(critique) / _JUDGMENT_SPEED)
+        return cast(CritiqueJudgment | None, found or None)
 
     async def form(self, program: str, visibility: Visibility) -> tuple[str, bool]:
         """Return `form_digest`, and whether it is that; else it is that of the text."""
@@ -106,6 +101,8 @@ class TextParser:
         return done
 
     async def _parsed(self, task: Literal["program", "judgment"], text: str, ms: float) -> str:
+        if ms <= _NOW_MS:
+            return await self._now(ms, lambda: TASKS[task](text))
         try:
             return await self._lane(ms).run(task, text.encode(errors="surrogatepass"), ms)
         except TaskTooLarge:

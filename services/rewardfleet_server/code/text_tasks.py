@@ -51,7 +51,8 @@ def _judgment(text: str) -> str:
     return overall_judgment(text) or ""
 
 
-_TASKS = {"program": extract_program, "judgment": _judgment, "form": _form_digest}
+#: What is computed of a text, by the name of the task.
+TASKS = {"program": extract_program, "judgment": _judgment, "form": _form_digest}
 
 
 def run_task(task: Literal["program", "judgment", "form"], source: int, result: int) -> None:
@@ -66,4 +67,4 @@ def run_task(task: Literal["program", "judgment", "form"], source: int, result: 
         file.seek(0)
         text = file.read().decode(errors="surrogatepass")
     with open(result, "wb", closefd=False) as file:
-        file.write(_TASKS[task](text).encode(errors="surrogatepass"))
+        file.write(TASKS[task](text).encode(errors="surrogatepass"))

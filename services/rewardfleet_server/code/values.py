@@ -11,19 +11,55 @@ different types are equal if Python says so.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
-
-from .tolerance import Tolerance
 
 #: A number of any type that a program can return.
 Number = int | float | complex | Fraction | Decimal
 
 #: Digits of a fraction, and of a decimal number that is converted to one.
 _MAX_DIGITS = 5_000
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a floating-point number may be from the expected one.
+
+    Attributes:
+        absolute: Largest difference, 0 or more.
+        relative: If given, this share of the expected number is added to `absolute`, as in
+            `numpy.isclose`. None: `absolute` is relative to an expected number above 1.
+    """
+
+    absolute: float = 0.0
+    relative: float | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether only equal numbers are accepted."""
+        return not (self.absolute or self.relative)
+
+    def accepts(self, number: complex, expected: float) -> bool:
+        """Return whether a number is close enough to a finite expected one.
+
+        The tolerance depends on the expected number only, so that a huge number is not close to
+        anything.
+        """
+        if not math.isfinite(expected):
+            return False
+        if self.relative is None:
+            allowed = self.absolute * max(1.0, abs(expected))
+        else:
+            allowed = self.absolute + self.relative * abs(expected)
+        try:
+            return abs(number - expected) <= allowed
+        except OverflowError:  # an integer too large for a float
+            return False
 
 
 @dataclass(frozen=True)
@@ -37,7 +73,7 @@ class Equality:
         bool_is_int: Whether True equals 1 and False equals 0, as in Python.
     """
 
-    tolerance: Tolerance = Tolerance()  # noqa: RUF009 - frozen
+    tolerance: Tolerance = Tolerance()
     as_json: bool = False
     bool_is_int: bool = False
 
@@ -190,8 +226,9 @@ def _key_of_number(number: Number) -> str:
     if isinstance(number, Fraction) and number.denominator == 1:
         number = number.numerator
     elif isinstance(number, Fraction):
-        as_float = _float(number)
-        number = as_float if as_float is not None and as_float == number else number
+        with suppress(OverflowError):
+            as_float = float(number)
+            number = as_float if as_float == number else number
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, int):
@@ -201,13 +238,6 @@ def _key_of_number(number: Number) -> str:
     if isinstance(number, Fraction):
         return f"{number.numerator:x}/{number.denominator:x}"
     return str(number) if isinstance(number, Decimal) else repr(number)
-
-
-def _float(number: Fraction) -> float | None:
-    try:
-        return float(number)
-    except OverflowError:
-        return None
 
 
 def _key_of_items(kind: str, keys: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import secrets
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
@@ -26,8 +26,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from .asserts import ParsedAssert, parse, parsed_asserts
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
-from .tolerance import Tolerance
-from .values import Equality, is_plain
+from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
@@ -86,17 +85,7 @@ class RunVerdicts:
     again: "TestRun | None" = None
 
 
-class TestRun(Protocol):
-    """A run of the program for one or more tests, with what is expected of it."""
-
-    @property
-    def run(self) -> ProgramRun: ...
-
-    def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
-        """Return the verdicts of the run's tests."""
-
-
-def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
+def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
     """Return the runs that the tests require, in order.
 
     Raises:
@@ -115,10 +104,14 @@ def plan_runs(tests: PlainTests) -> Sequence[TestRun]:
         rule = _equality(tests, as_json=True)
         return [
             CallRun(
-                ProgramRun(setup=tests.setup, checks=(_call_check(tests, index),)),
-                (ExpectedValue(case.expected, rule),),
+                ProgramRun(
+                    setup=tests.setup,
+                    checks=(Check("call", tests.fn_name, secrets.token_hex(16), tuple(case.args)),),
+                ),
+                ((case.expected,),),
+                rule,
             )
-            for index, case in enumerate(tests.cases)
+            for case in tests.cases
         ]
     asserts = parsed_asserts(tests)
     groups = [asserts] if tests.single_run else [[each] for each in asserts]
@@ -134,18 +127,18 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
             "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
             secrets.token_hex(16),
-            entry_point=each.entry_point,
+            entry_point=tests.entry_point,
         )
         for each in asserts
     )
-    expected = tuple(
-        None if each.expected is None else ExpectedValue(each.expected[0], rule) for each in asserts
-    )
+    expected = tuple(each.expected for each in asserts)
     run = ProgramRun(setup=tests.setup, checks=checks)
-    return CallRun(run, expected, tests.strict, tuple(asserts))
+    return CallRun(run, expected, rule, tests.strict, tuple(asserts))
 
 
-def run_alone(tests: AssertTests, planned: Sequence[TestRun]) -> tuple["CallRun", list[int]] | None:
+def run_alone(
+    tests: AssertTests, planned: Sequence["TestRun"]
+) -> tuple["CallRun", list[int]] | None:
     """Return a run of the cases that may pass without a program, and their indexes.
 
     None if all of them fail without one.
@@ -167,11 +160,6 @@ def _equality(tests: FunctionalTests | AssertTests, *, as_json: bool) -> Equalit
     return Equality(tolerance, as_json=as_json, bool_is_int=tests.bool_is_int)
 
 
-def _call_check(tests: FunctionalTests, index: int) -> Check:
-    args = tuple(tests.cases[index].args)
-    return Check("call", tests.fn_name, secrets.token_hex(16), args)
-
-
 # Runs that read and print
 
 
@@ -184,6 +172,7 @@ class StdioRun:
     tests: StdioTests
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
+        """Return the verdict of the run's test."""
         outcome = failure(result, limits)
         # Without checks, the supervisor reports nothing but a failure.
         forged = any(not _FAILED.fullmatch(line) for line in _lines(result.report))
@@ -195,32 +184,21 @@ class StdioRun:
                 CheckerFiles(self.run.stdin, result.stdout, self.expected),
             )
         if outcome is None:
-            right = self._is_right(result.stdout)
+            tolerance = Tolerance(self.tests.tolerance, self.tests.relative_tolerance)
+            right = output_equals(
+                result.stdout,
+                self.expected,
+                self.tests.checker,
+                tolerance,
+                ignore_case=self.tests.ignore_case,
+            )
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
         verdict = _verdict(outcome, result, checks=checks)
         return RunVerdicts([verdict], _suspicions(outcome, result, forged))
 
-    def _is_right(self, printed: bytes) -> bool:
-        tests = self.tests
-        return output_equals(
-            printed,
-            self.expected,
-            tests.checker,
-            Tolerance(tests.tolerance, tests.relative_tolerance),
-            ignore_case=tests.ignore_case,
-        )
-
 
 # Runs that answer checks
-
-
-@dataclass(frozen=True)
-class ExpectedValue:
-    """The expected answer to a check, and the rule of comparison."""
-
-    expected: Any
-    rule: Equality
 
 
 @dataclass(frozen=True)
@@ -229,19 +207,23 @@ class CallRun:
 
     Attributes:
         run: The run, with its checks.
-        expected: One per check; None if the complete assert is evaluated in the jail.
+        expected: The value per check, in a tuple; None if the complete assert is evaluated in the
+            jail.
+        rule: How values are compared.
         strict: Whether a pass that the program could decide is a wrong answer.
         asserts: What the checks were made of. One per check.
         known: Verdicts that an earlier run has found. One per check.
     """
 
     run: ProgramRun
-    expected: tuple[ExpectedValue | None, ...]
+    expected: tuple[tuple[Any] | None, ...]
+    rule: Equality
     strict: bool = False
     asserts: tuple[ParsedAssert, ...] = ()
     known: tuple[Verdict | None, ...] = ()
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:
+        """Return the verdicts of the run's tests."""
         nonces = {check.nonce for check in self.run.checks}
         answers, forged = _answers(result.report, nonces)
         if result.test_report is not None:  # the program has no answer to give
@@ -255,7 +237,7 @@ class CallRun:
         verdicts, suspicions = [], _suspicions(unanswered, result, forged)
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
-            outcome = unanswered if answer is None else _outcome(answer, expected)
+            outcome = unanswered if answer is None else _outcome(answer, expected, self.rule)
             checks = 0 if answer is None else _checks_of(answer)
             inside = _decided_inside(answer, expected, result)
             if self.known:
@@ -292,7 +274,7 @@ class CallRun:
             answer = answers.get(check.nonce, {"raised": ""})
             if answer.get("raised") == "UnsupportedTest":
                 raise InvalidRequest(f"tests: {str(answer.get('message'))[:300]}")
-            passed = _outcome(answer, expected) is Outcome.ACCEPTED
+            passed = _outcome(answer, expected, self.rule) is Outcome.ACCEPTED
             found.append(_checks_of(answer) if passed else None)
         return found
 
@@ -322,7 +304,12 @@ class CallRun:
             replace(check, kind="eval" if check.kind == "value" else "inside")
             for check in self.run.checks
         )
-        return CallRun(replace(self.run, checks=checks), self.expected, known=tuple(known))
+        run = replace(self.run, checks=checks)
+        return CallRun(run, self.expected, self.rule, known=tuple(known))
+
+
+#: A run of the program for one or more tests, with what is expected of it.
+TestRun = StdioRun | CallRun
 
 
 def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]], bool]:
@@ -340,7 +327,7 @@ def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]]
 
 
 def _decided_inside(
-    answer: dict[str, Any] | None, expected: ExpectedValue | None, result: RunResult
+    answer: dict[str, Any] | None, expected: tuple[Any] | None, result: RunResult
 ) -> str | None:
     """Return what in the program's process decided on a test; None if nothing did."""
     if answer is None:
@@ -358,7 +345,7 @@ def _checks_of(answer: dict[str, Any]) -> int:
     return checks if isinstance(checks, int) and 0 <= checks <= _MAX_CHECKS else 0
 
 
-def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:
+def _outcome(answer: dict[str, Any], expected: tuple[Any] | None, rule: Equality) -> Outcome:
     if "raised" in answer:
         return _RAISED.get(str(answer["raised"]), Outcome.RUNTIME_ERROR)
     if "too_large" in answer:
@@ -368,7 +355,7 @@ def _outcome(answer: dict[str, Any], expected: ExpectedValue | None) -> Outcome:
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
     try:
-        right = expected.rule.equal(answer["value"], expected.expected)
+        right = rule.equal(answer["value"], expected[0])
     except (RecursionError, ArithmeticError, ValueError):  # a forged or an extreme value
         right = False
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER

@@ -21,7 +21,7 @@ from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code import cache_key
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.cache_key import lookup_keys, store_policy
-from rewardfleet_server.code.datasets import preludes
+from rewardfleet_server.code.datasets.scripts import PRELUDE
 from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings
@@ -426,7 +426,7 @@ USUAL_TESTS = [
         "assert out.getvalue() == '3'"
     ],
     ["import numpy as np\nassert np.allclose(f([1]), [1.0], atol=1e-6)"],
-    [preludes.PRELUDE],
+    [PRELUDE],
 ]
 
 TESTS_THAT_OBSERVE = [
@@ -459,8 +459,8 @@ def test_tests_that_may_observe_more_make_the_key_the_text(sources: list[str]):
     ("sources", "program"),
     [
         (["import sys as s", "assert f(1)"], "def f(x):\n    y = s.exc_info()\n    return y"),
-        ([preludes.PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
-        ([preludes.PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
+        ([PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
+        ([PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
         (["assert s.exc_info()"], "import sys as s\ndef f(x):\n    y = 1\n    return y"),
         (
             ["", "def g(c):\n    return c.__name__\nassert f(1) == 'y'"],

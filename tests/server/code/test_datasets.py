@@ -10,7 +10,7 @@ import pytest
 
 from rewardfleet.wire.code import AssertTests, DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.datasets.encoding import MAX_DECOMPRESSED
+from rewardfleet_server.code.datasets.columns import MAX_DECOMPRESSED
 from rewardfleet_server.code.datasets.rows import read_row
 
 from ...measure import CpuStopwatch

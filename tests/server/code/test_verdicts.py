@@ -13,9 +13,8 @@ from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail.guest.answers import plain
-from rewardfleet_server.code.tolerance import Tolerance
-from rewardfleet_server.code.values import Equality
-from rewardfleet_server.code.verdict import CallRun, ExpectedValue, failure, plan_runs
+from rewardfleet_server.code.values import Equality, Tolerance
+from rewardfleet_server.code.verdict import CallRun, failure, plan_runs
 
 from ...measure import CpuStopwatch
 
@@ -256,7 +255,7 @@ lines = st.fixed_dictionaries(
 @given(st.lists(lines | json_values, max_size=4), st.booleans(), st.integers(0, 1))
 def test_any_forged_report_can_be_read(written: list[object], compared: bool, exit_code: int):
     run = ProgramRun(checks=(Check("eval", "f()", "n"),))
-    test_run = CallRun(run, (ExpectedValue([1, {2}], Equality()) if compared else None,))
+    test_run = CallRun(run, (([1, {2}],) if compared else None,), Equality())
     report = b"\n".join(json.dumps(line).encode() for line in written)
     judged = test_run.judge(RunResult(exit_code=exit_code, report=report), LIMITS)
     assert len(judged.verdicts) == 1
@@ -315,7 +314,8 @@ def test_values_with_the_same_hash_take_little_time(make: Callable[[], object], 
 def test_forged_values_that_are_deeply_nested(kind: str):
     test_run = CallRun(
         ProgramRun(checks=(Check("call", "f", "n"),)),
-        (ExpectedValue({"a": 1}, Equality(as_json=True)),),
+        (({"a": 1},),),
+        Equality(as_json=True),
     )
     for depth in range(100, 600):
         value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
@@ -337,12 +337,12 @@ def test_the_answer_of_a_run_that_exceeded_a_limit_is_ignored(fields: dict, verd
     """The supervisor of a busy machine may notice late that a limit is exceeded."""
     report = b'{"nonce": "n", "value": 1}\n'
     one, other = Check("call", "f", "n"), Check("call", "f", "m")
-    value = ExpectedValue(1, Equality(as_json=True))
-    judged = CallRun(ProgramRun(checks=(one,)), (value,)).judge(
+    value, rule = (1,), Equality(as_json=True)
+    judged = CallRun(ProgramRun(checks=(one,)), (value,), rule).judge(
         RunResult(report=report, **fields), LIMITS
     )
     assert [each.verdict for each in judged.verdicts] == [verdict]
-    single_run = CallRun(ProgramRun(checks=(one, other)), (value, value))
+    single_run = CallRun(ProgramRun(checks=(one, other)), (value, value), rule)
     judged = single_run.judge(RunResult(report=report, **fields), LIMITS)
     assert judged.verdicts[0].verdict == "accepted"  # answered before the limit was exceeded
     assert judged.verdicts[1].verdict == (verdict if fields else "exited_early")

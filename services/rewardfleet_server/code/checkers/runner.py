@@ -19,7 +19,7 @@ from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code.asserts import parse
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
-from rewardfleet_server.code.settings import MAX_OUTPUT_KB, CodeSettings
+from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.code.submission import SubmissionRun
 from rewardfleet_server.code.verdict import CheckerFiles, encoded
 from rewardfleet_server.observe.tracing import stage
@@ -76,7 +76,7 @@ class Checkers:
             min(_CPU_S, settings.max_cpu_s),
             min(_WALL_S, settings.max_wall_s),
             min(_MEMORY_MB, settings.max_memory_mb) * 2**20,
-            min(_OUTPUT_KB, MAX_OUTPUT_KB) * 2**10,
+            _OUTPUT_KB * 2**10,
         )
         self._tried: OrderedDict[str, None] = OrderedDict()
         self._trials: SingleFlight[None] = SingleFlight()
@@ -151,11 +151,7 @@ class Checkers:
         fail. Then only errors count that no output can cause.
         """
         failed = decision(result, self._limits).failed
-        if (
-            failed is None
-            or files.answer.strip()
-            or failed == Outcome.COMPILE_ERROR.replace("_", " ")
-        ):
+        if files.answer.strip() or failed == Outcome.COMPILE_ERROR.replace("_", " "):
             return failed
         if failed != EXCEPTION:
             return None

@@ -1,6 +1,13 @@
-"""Columns of rows: values that may be JSON text, and code that surrounds programs and tests."""
+"""Columns of rows: values, and code that surrounds programs and tests.
+
+A value may be JSON as an object or as text, or JSON compressed as LiveCodeBench does it.
+"""
 
 import ast
+import base64
+import json
+import pickletools
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +16,113 @@ from pydantic import JsonValue
 from rewardfleet_server.code.completion import read_prompt
 from rewardfleet_server.code.parser import parse_source
 
-from .encoding import RowError, json_of
-
 Row = dict[str, JsonValue]
+
+#: Maximum bytes of a compressed column after decompression.
+MAX_DECOMPRESSED = 32 * 2**20
+
+#: The opcodes of a pickled string, and of a dictionary of strings.
+_TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+_DICT = {"EMPTY_DICT", "MARK", "SETITEM", "SETITEMS"}
+_FRAMING = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 #: Where a row has the code that precedes the program: BigCodeBench (`code_prompt` has no
 #: docstring); HumanEval and LeetCodeDataset; SandboxFusion.
 _PROMPTS = ("code_prompt", "complete_prompt", "prompt", "content")
 #: Source code has one of these statements. A question in English may be valid Python as well.
 _CODE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class RowError(Exception):
+    """A row cannot be read. The message begins with the name of the column."""
+
+
+def json_of(value: Any, column: str) -> Any:
+    """Parse JSON if it is text; return any other value unchanged.
+
+    Raises:
+        RowError: The text is not valid JSON.
+    """
+    return read_json(value, column) if isinstance(value, str) else value
+
+
+def read_json(text: Any, column: str) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        RowError: It is not valid JSON, or not text.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RowError(f"{column}: not valid JSON: {str(error)[:100]}") from None
+
+
+def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> Any:
+    """Decode a column.
+
+    Args:
+        value: JSON as an object or as text; or base64 of a zlib-compressed pickle of JSON text, as
+            in LiveCodeBench.
+        column: The name of the column, for error messages.
+        may_be_object: Whether the pickle may be a flat dictionary of strings, as in SandboxFusion.
+
+    Raises:
+        RowError: It is neither, or larger than `MAX_DECOMPRESSED`.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
+        return json_of(value, column)
+    texts, is_dict = _pickled_texts(decompress(value, column), column)
+    if is_dict and may_be_object and len(texts) % 2 == 0:
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+    if is_dict or len(texts) != 1:
+        raise RowError(f"{column}: the pickle is not exactly one string")
+    return read_json(texts[0], column)
+
+
+def decompress(text: Any, column: str) -> bytes:
+    """Return what was compressed by zlib and encoded in base64.
+
+    Raises:
+        RowError: It cannot be read, or is larger than `MAX_DECOMPRESSED`.
+    """
+    if not isinstance(text, str):
+        raise RowError(f"{column}: must be text")
+    try:
+        compressed = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise RowError(f"{column}: neither JSON nor base64") from None
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(compressed, MAX_DECOMPRESSED + 1)
+    except zlib.error as error:
+        raise RowError(f"{column}: not compressed by zlib: {error}") from None
+    if len(content) > MAX_DECOMPRESSED:
+        raise RowError(f"{column}: larger than {MAX_DECOMPRESSED >> 20} MiB when decompressed")
+    if not decompressor.eof:
+        raise RowError(f"{column}: the compressed data is truncated")
+    return content
+
+
+def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
+    """Return the strings of a pickle, and whether they are in a dictionary. Nothing is unpickled.
+
+    The opcodes are read, but not executed: Python's own unpickler can be made to take all memory,
+    even if it is allowed no classes.
+    """
+    texts: list[str] = []
+    is_dict = False
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name in _TEXT:
+                texts.append(str(argument))
+            elif opcode.name in _DICT:
+                is_dict = True
+            elif opcode.name not in _FRAMING:
+                raise RowError(f"{column}: the pickle is not exactly one string ({opcode.name})")
+    except (ValueError, IndexError, OverflowError, MemoryError) as error:
+        raise RowError(f"{column}: not a valid pickle: {str(error)[:100]}") from None
+    return texts, is_dict
 
 
 def first_of(row: Row, *columns: str) -> tuple[str, JsonValue]:
@@ -72,15 +177,6 @@ def entry_point_of(row: Row) -> str:
         case [{"function_name": str(name)}]:
             return name
     return ""
-
-
-def is_imports(source: str) -> bool:
-    """Return whether source code only imports.
-
-    Raises:
-        RowError: It is not valid Python.
-    """
-    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements_of(source))
 
 
 def statements_of(source: str) -> Sequence[ast.stmt]:

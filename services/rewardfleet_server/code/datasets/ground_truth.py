@@ -30,8 +30,7 @@ from rewardfleet.wire.code import CodeRequest, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from .columns import Row
-from .encoding import RowError, decompress, json_of, read_json
+from .columns import Row, RowError, decompress, json_of, read_json
 from .solutions import SOLUTIONS
 
 _ACCEPTED = (
@@ -128,7 +127,8 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
     if "test_cases" in value:
         if value.get("checker"):
             return "code_contests", value  # CodeContests+
-        _check_language(value.get("language"))
+        if (language := value.get("language")) not in {None, "python", "python3"}:
+            raise RowError(f"language: must be 'python' (got {json.dumps(language)[:40]})")
         return _of_list(json_of(value["test_cases"], "test_cases"), "test_cases")
     for column, dataset in _COLUMNS.items():
         if value.get(column) is not None:
@@ -204,8 +204,3 @@ def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
     return validate(
         CodeRequest, {**given, "revision": response, "tests": tests}, prefix="ground_truth: "
     )
-
-
-def _check_language(language: JsonValue) -> None:
-    if language not in {None, "python", "python3"}:
-        raise RowError(f"language: must be 'python' (got {json.dumps(language)[:40]})")

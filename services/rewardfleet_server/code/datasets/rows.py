@@ -29,7 +29,7 @@ Otherwise, tests mean what they mean in CTRL with SandboxFusion, except:
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rewardfleet.wire.code import (
@@ -43,11 +43,19 @@ from rewardfleet.wire.code import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from .columns import Row, first_of, labels_of, list_of, prompt_of
-from .encoding import RowError, decode_column, json_of, read_json
+from .columns import (
+    Row,
+    RowError,
+    decode_column,
+    first_of,
+    json_of,
+    labels_of,
+    list_of,
+    prompt_of,
+    read_json,
+)
 from .ground_truth import recognize
-from .preludes import PRELUDE
-from .scripts import read_tests
+from .scripts import PRELUDE, read_tests
 from .solutions import first_solution_of, solution_of
 
 #: The rules of comparison, as fields of `StdioTests`.
@@ -60,11 +68,8 @@ CODE_CONTESTS_RULE: dict[str, Any] = {
 _LIVECODEBENCH_RULE = {"checker": "decimal_lines"}
 _APPS_RULE = {"checker": "float", "tolerance": 1e-8, "relative_tolerance": 1e-5}
 
-#: The fields of `DatasetTests` that override the rule of the dataset.
-_OVERRIDES = (
-    "checker", "tolerance", "relative_tolerance", "ignore_case", "bool_is_int", "strict",
-    "checker_program",
-)  # fmt: skip
+#: The fields of `DatasetTests` that do not override the rule of the dataset.
+_NOT_RULES = {"kind", "dataset", "row", "first", "check_reference"}
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
 
@@ -106,7 +111,7 @@ def read_row(tests: DatasetTests) -> DatasetRow:
     return DatasetRow(plain, time_limit, solution)
 
 
-_KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
+_KINDS: dict[str, type[PlainTests]] = {
     "stdio": StdioTests,
     "functional": FunctionalTests,
     "asserts": AssertTests,
@@ -115,8 +120,7 @@ _KINDS: dict[str, type[StdioTests | FunctionalTests | AssertTests]] = {
 
 def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
     """Return the rule that the request gives in place of the dataset's."""
-    given = {name: getattr(tests, name) for name in _OVERRIDES}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = tests.model_dump(exclude=_NOT_RULES, exclude_none=True)
     for name in given.keys() - _KINDS[kind].model_fields.keys():
         raise RowError(f"`{name}` does not apply: the row becomes {kind} tests")
     if kind == "stdio" and {"tolerance", "relative_tolerance"} & given.keys():
@@ -165,9 +169,17 @@ def _time_limit(row: Row) -> float | None:
 
 
 def _code_contests(row: Row) -> dict[str, Any]:
-    _, tests = first_of(row, "test_cases")
-    if tests is not None:  # CodeContests+
-        return {**_stdio(_test_cases(tests)), **CODE_CONTESTS_RULE, **_row_checker(row)}
+    if (tests := row.get("test_cases")) is not None:  # CodeContests+
+        pairs = []
+        for index, test in enumerate(list_of(tests, "test_cases")):
+            if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
+                raise RowError(f"test_cases.{index}: must have `input` and `output`")
+            pairs.append((test["input"], test["output"]))
+        fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
+        if source := row.get("checker"):  # in C++ with testlib
+            fields["checker"] = "tokens"
+            fields["checker_program"] = {"language": "cpp", "source": source}
+        return fields
     column, tests = first_of(row, "selected_uts", "all_uts", "test")
     if tests is not None:
         pairs = [
@@ -184,8 +196,8 @@ def _code_contests(row: Row) -> dict[str, Any]:
 
 
 def _livecodebench(row: Row) -> dict[str, Any]:
-    column, encoded = first_of(row, "test")
-    if encoded is not None:
+    column = "test"
+    if (encoded := row.get(column)) is not None:
         tests = decode_column(encoded, column, may_be_object=True)
         if not isinstance(tests, dict) or "input_output" not in tests:
             raise RowError("test: `input_output` is missing")
@@ -193,17 +205,18 @@ def _livecodebench(row: Row) -> dict[str, Any]:
     else:
         listed = [
             test
-            for column in ("public_test_cases", "private_test_cases")
-            for test in list_of(decode_column(row.get(column) or [], column), column)
+            for name in ("public_test_cases", "private_test_cases")
+            for test in list_of(decode_column(row.get(name) or [], name), name)
         ]
+        column = "public_test_cases, private_test_cases"
         if not all(isinstance(test, dict) for test in listed):
-            raise RowError("public_test_cases, private_test_cases: each test must be an object")
+            raise RowError(f"{column}: each test must be an object")
         inputs, outputs = ([test.get(key) for test in listed] for key in ("input", "output"))
         metadata = json_of(row.get("metadata") or {}, "metadata")
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if not fn_name and any(test.get("testtype") == "functional" for test in listed):
             raise RowError("metadata: `func_name` is missing, and a test is functional")
-    pairs = _zip(inputs, outputs, column or "public_test_cases, private_test_cases")
+    pairs = _zip(inputs, outputs, column)
     if not fn_name:
         return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": PRELUDE}
     cases = [
@@ -238,22 +251,6 @@ _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "mbppplus": read_tests,
     "apps": _apps,
 }
-
-
-def _test_cases(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the inputs and outputs of CodeContests+."""
-    for index, test in enumerate(list_of(value, "test_cases")):
-        if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
-            raise RowError(f"test_cases.{index}: must have `input` and `output`")
-        yield test["input"], test["output"]
-
-
-def _row_checker(row: Row) -> dict[str, Any]:
-    """Return the checker of CodeContests+, which is in C++ with testlib."""
-    source = row.get("checker")
-    if not source:
-        return {}
-    return {"checker": "tokens", "checker_program": {"language": "cpp", "source": source}}
 
 
 # Columns

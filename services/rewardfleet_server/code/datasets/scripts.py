@@ -10,16 +10,73 @@ from typing import Any
 
 from .columns import (
     Row,
+    RowError,
     entry_point_of,
     first_of,
-    is_imports,
     labels_of,
     list_of,
     prompt_of,
     statements_of,
 )
-from .encoding import RowError
-from .preludes import prelude_of
+
+#: Modules that LiveCodeBench and APPS import for each program.
+_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools "
+    "operator io sys json"
+)
+PRELUDE = "".join(
+    f"from {module} import *\n" for module in f"{_MODULES} builtins typing".split()
+) + (f"import {_MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n")
+
+#: The lists and trees of LeetCode, as the runners of LeetCodeDataset in code-r1 and DeepCoder
+#: define them: constructors, conversions from lists (level by level), and comparisons.
+_LEETCODE = """
+class ListNode:
+    def __init__(self, val=0, next=None):
+        self.val, self.next = val, next
+
+
+def list_node(values):
+    head = None
+    for value in reversed(values):
+        head = ListNode(value, head)
+    return head
+
+
+def is_same_list(a, b):
+    while a and b and a.val == b.val:
+        a, b = a.next, b.next
+    return a is None and b is None
+
+
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None):
+        self.val, self.left, self.right = val, left, right
+
+
+def tree_node(values):
+    nodes = [None if value is None else TreeNode(value) for value in values]
+    children = iter(nodes[1:])
+    for node in nodes:
+        if node is not None:
+            node.left, node.right = next(children, None), next(children, None)
+    return nodes[0] if nodes else None
+
+
+def is_same_tree(a, b):
+    pairs = [(a, b)]
+    while pairs:
+        a, b = pairs.pop()
+        if a is None or b is None or a.val != b.val:
+            if a is not None or b is not None:
+                return False
+        else:
+            pairs += [(a.left, b.left), (a.right, b.right)]
+    return True
+"""
+_OF_LEETCODE = re.compile(
+    r"\b(?:ListNode|list_node|is_same_list|TreeNode|tree_node|is_same_tree)\b"
+)
 
 #: Tolerance of EvalPlus for expected floating-point numbers.
 _TOLERANCE = {"tolerance": 1e-6, "relative_tolerance": 1e-7}
@@ -44,9 +101,16 @@ def read_tests(row: Row) -> dict[str, Any]:
     if tests is None:
         raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
     entry_point = entry_point_of(row)
-    imports, preparation = _setups(row)
+    imports = [str(each) for each in list_of(row.get("test_imports") or [], "test_imports")]
+    # What must run before each test, with the program's classes, unless it only imports.
+    preparation = row.get("test_setup_code") or labels_of(row).get("test_setup_code") or ""
+    if not isinstance(preparation, str):
+        raise RowError("test_setup_code: must be text")
+    if all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements_of(preparation)):
+        imports.append(preparation)
+        preparation = ""
     if isinstance(script := row.get("functional"), str):
-        imports.append(prelude_of(script))
+        imports.append(PRELUDE + _LEETCODE if _OF_LEETCODE.search(script) else PRELUDE)
     fields: dict[str, Any] = {
         "kind": "asserts",
         "setup": "\n".join(["from math import inf", *imports]),
@@ -61,15 +125,6 @@ def read_tests(row: Row) -> dict[str, Any]:
     if preparation:
         fields["cases"] = [f"{preparation}\n{case}" for case in fields["cases"]]
     return fields
-
-
-def _setups(row: Row) -> tuple[list[str], str]:
-    """Return imports of tests, and what must run before each test, with the program's classes."""
-    imports = [str(each) for each in list_of(row.get("test_imports") or [], "test_imports")]
-    code = row.get("test_setup_code") or labels_of(row).get("test_setup_code") or ""
-    if not isinstance(code, str):
-        raise RowError("test_setup_code: must be text")
-    return (imports, code) if not is_imports(code) else ([*imports, code], "")
 
 
 def _read_script(source: str) -> dict[str, Any]:

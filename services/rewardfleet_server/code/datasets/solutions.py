@@ -1,12 +1,12 @@
 """The solutions that rows bring along."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from rewardfleet_server.code.extract import extract_program
 
-from .columns import Row, statements_of
-from .encoding import RowError, json_of
+from .columns import Row, RowError, json_of, statements_of
 
 #: Columns with one solution: HumanEval and BigCodeBench, LeetCodeDataset, ClassEval, MBPP, KodCode,
 #: and others. A `completion` is one only in a row that says what is called.
@@ -47,8 +47,10 @@ def first_solution_of(row: Row) -> str:
         return only
     programs = (extract_program(text) for name in _SEVERAL for text in _texts(row.get(name), name))
     for _, program in zip(range(_MAX_TRIED), programs, strict=False):
-        if program.strip() and _is_python(program):
-            return program
+        if program.strip():
+            with suppress(RowError):  # not Python
+                statements_of(program)
+                return program
     raise RowError("check_reference: the row has no solution in Python")
 
 
@@ -76,11 +78,3 @@ def _texts(value: Any, column: str) -> Iterator[str]:
             text = each
         if isinstance(text, str):
             yield text
-
-
-def _is_python(program: str) -> bool:
-    try:
-        statements_of(program)
-    except RowError:
-        return False
-    return True

@@ -181,3 +181,19 @@ class Sandbox(Protocol):
 
     async def aclose(self) -> None:
         """End every process."""
+
+
+async def run_once(sandbox: Sandbox, job: Job) -> RunResult:
+    """Return the result of the first run of a job.
+
+    Raises:
+        Unavailable, BackendFailed: See `Sandbox.run`.
+    """
+    results: list[RunResult] = []
+
+    def on_result(result: RunResult) -> bool:
+        results.append(result)
+        return False
+
+    await sandbox.run(job, on_result, Timing())
+    return results[0]

@@ -109,21 +109,12 @@ def build(settings: CodeSettings) -> "Fusion":
     client = importlib.import_module("sandbox_fusion")
     # It logs complete programs when it gives up. Failures are logged in this module instead.
     logging.getLogger("sandbox_fusion").setLevel(logging.CRITICAL)
-    return Fusion(
-        str(settings.fusion_url),
-        settings.workers,
-        client.run_code_async,
-        client.RunCodeRequest,
-    )
+    url = str(settings.fusion_url)
+    return Fusion(url, settings.workers, client.run_code_async, client.RunCodeRequest)
 
 
 class Fusion:
     """A SandboxFusion server.
-
-    Attributes:
-        restarts: See `Sandbox`; there are no jails here.
-        kills: See `Sandbox`; the server does not report them.
-        memory_waits: See `Sandbox`; the server has its own limits.
 
     Args:
         url: Base URL of the server.
@@ -132,6 +123,7 @@ class Fusion:
         request_type: The client's model of a request.
     """
 
+    #: There are no jails here; the server reports no kills, and has limits of its own.
     restarts = kills = memory_waits = 0
 
     def __init__(
