@@ -2,7 +2,8 @@
 
 Tests whose setup fails, that do not compile, or whose own imports fail say nothing about the
 program, so they are invalid. So are tests that pass without a program. Both are found out without
-it, as its failures are always judged.
+it, as its failures are always judged. A row whose own solution fails is invalid, too, and one whose
+solution imports what programs cannot.
 """
 
 import ast
@@ -10,25 +11,32 @@ import asyncio
 import hashlib
 import re
 import secrets
+import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
-from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
+from rewardfleet.wire.code import AssertTests, Outcome, PlainTests, StdioTests, Verdict
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 
-from .packages import how_to_add, last_error
+from .packages import how_to_add, last_error, missing_module
 from .parser import parse_source
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .sandboxes.jail.guest.names import PROGRAM_MODULES
 from .sandboxes.jail.guest.scripts import has_check
 from .settings import CodeSettings
-from .submission import SHORT_TEXT
-from .verdict import CallRun, TestRun, encoded, failure, run_alone
+from .submission import SHORT_TEXT, SubmissionRun
+from .verdict import SANDBOX_DIED, CallRun, TestRun, encoded, failure, run_alone
 
-#: Tests that worked, whose digests are held in memory.
-_MAX_CHECKED = 4096
+#: Runs a program on tests.
+Run = Callable[[str, PlainTests, RunLimits], Awaitable[SubmissionRun]]
+
+#: Tests and imports that worked, whose digests are held in memory.
+_MAX_CHECKED = 8192
+#: The modules that lines of a program may import.
+_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 #: Words of tests that may be valid Python and yet not compile, or import something.
 _WORDS = re.compile(
@@ -54,7 +62,7 @@ _MAX_REASON = 200
 
 
 class Preflight:
-    """Checks tests by themselves, once for all equal ones.
+    """Checks tests by themselves, and solutions of rows, once for all equal ones.
 
     Args:
         sandbox: Where they run.
@@ -91,22 +99,63 @@ class Preflight:
             key, script = await asyncio.to_thread(prepare)
         if not key:
             return {}
-        found = self._checked.get(key)
-        if found is None:
-            if isinstance(tests, StdioTests):
-                job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
-            else:  # checks make the program a module, which the setup may depend on
-                check = Check("assert", script or "pass", secrets.token_hex(16))
-                job = Job("", [ProgramRun(setup=tests.setup, checks=(check,))], limits)
-            found = await self._running.do(key, lambda: self._run(key, cases, job, alone))
-        return found
+        if isinstance(tests, StdioTests):
+            job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
+        else:  # checks make the program a module, which the setup may depend on
+            check = Check("assert", script or "pass", secrets.token_hex(16))
+            job = Job("", [ProgramRun(setup=tests.setup, checks=(check,))], limits)
+        return await self._once(key, lambda: self._run(cases, job, alone))
+
+    async def check_imports(self, solution: str, limits: RunLimits) -> None:
+        """Check that programs can import the packages that a solution imports.
+
+        Raises:
+            InvalidRequest: One is missing.
+            Unavailable: Their jail died.
+        """
+        if not set(_IMPORT.findall(solution)) - sys.stdlib_module_names:
+            return
+        if len(solution) <= SHORT_TEXT:
+            script = import_statements([solution])
+        else:
+            script = await asyncio.to_thread(import_statements, [solution])
+        digest = _digest(f"imports {limits} {script}")
+        await self._once(digest, lambda: self._import(script, limits))
+
+    async def check_solution(
+        self, solution: str, tests: PlainTests, limits: RunLimits, run: Run
+    ) -> None:
+        """Check that a solution passes the tests.
+
+        Args:
+            solution: The solution of a row.
+            tests: The tests of the row.
+            limits: The limits of one run.
+            run: Runs a program on all tests, until one fails.
+
+        Raises:
+            InvalidRequest: It does not.
+            Unavailable: Its jail died.
+        """
+        key = f"{asdict(limits)} {tests.model_dump_json()} {solution}"
+        await self._once(_digest(key), lambda: self._try(solution, tests, limits, run))
+
+    async def _once(
+        self, digest: str, check: Callable[[], Awaitable[Mapping[int, str]]]
+    ) -> Mapping[int, str]:
+        """Make a check once for all equal tests. One that fails is made again."""
+
+        async def checked() -> Mapping[int, str]:
+            found = self._checked[digest] = await check()
+            if len(self._checked) > _MAX_CHECKED:
+                self._checked.popitem(last=False)
+            return found
+
+        found = self._checked.get(digest)
+        return await self._running.do(digest, checked) if found is None else found
 
     async def _run(
-        self,
-        key: str,
-        cases: Sequence[str],
-        job: Job,
-        alone: tuple[CallRun, list[int]] | None,
+        self, cases: Sequence[str], job: Job, alone: tuple[CallRun, list[int]] | None
     ) -> Mapping[int, str]:
         result = await self._result(job)
         failed = failure(result, job.limits)
@@ -114,15 +163,11 @@ class Preflight:
         has_held = b'"held"' in (result.test_report or result.report)
         if failed is not None or (has_checks and not has_held):
             raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
-        left_out: Mapping[int, str] = {}
-        if alone is not None:
-            call_run, indexes = alone
-            result = await self._result(Job("", [call_run.run], job.limits))
-            left_out = _left_out(cases, indexes, call_run.checks_alone(result))
-        self._checked[key] = left_out
-        if len(self._checked) > _MAX_CHECKED:
-            self._checked.popitem(last=False)
-        return left_out
+        if alone is None:
+            return {}
+        call_run, indexes = alone
+        result = await self._result(Job("", [call_run.run], job.limits))
+        return _left_out(cases, indexes, call_run.checks_alone(result))
 
     async def _result(self, job: Job) -> RunResult:
         result = await run_once(self._sandbox, job)
@@ -142,6 +187,47 @@ class Preflight:
         if module is None:
             return message
         return f"{message}; to add a package: {how_to_add(self._settings, module[1])}"
+
+    async def _import(self, script: str, limits: RunLimits) -> Mapping[int, str]:
+        result = await run_once(self._sandbox, Job(script, [ProgramRun()], limits))
+        if result.stopped == "died":  # the machine may have no memory left
+            raise Unavailable("tests.row: the jail died", retry_after=1)
+        module = missing_module(result.stderr.decode(errors="replace"))
+        if module:
+            raise InvalidRequest(f"tests.row: its solution imports {self._missing(module)}")
+        return {}
+
+    async def _try(
+        self, solution: str, tests: PlainTests, limits: RunLimits, run: Run
+    ) -> Mapping[int, str]:
+        done = await run(solution, tests, limits)
+        if any(SANDBOX_DIED in each for each in done.suspicions):
+            raise Unavailable("tests.row: the jail of the row's solution died", retry_after=1)
+        for number, verdict in zip(done.numbers, done.verdicts, strict=False):
+            if verdict.verdict is not Outcome.ACCEPTED:
+                reason = self._reason(verdict)
+                raise InvalidRequest(f"tests.row: its own solution fails test {number}: {reason}")
+        if len(done.verdicts) < len(done.numbers):
+            longest = self._settings.max_submission_s
+            raise InvalidRequest(
+                f"tests.row: its own solution takes more than --max-submission-s ({longest:g} s)"
+            )
+        return {}
+
+    def _reason(self, verdict: Verdict) -> str:
+        outcome = str(verdict.verdict).replace("_", " ")
+        if module := missing_module(verdict.stderr):
+            return f"{outcome}: it imports {self._missing(module)}"
+        error = last_error(verdict.stderr)
+        return f"{outcome}: {error}" if error else outcome
+
+    def _missing(self, module: str) -> str:
+        how = how_to_add(self._settings, module)
+        return f"{module!r}, which programs cannot import; to add it: {how}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(encoded(text)).hexdigest()
 
 
 def _left_out(

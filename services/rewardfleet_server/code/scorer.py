@@ -30,7 +30,6 @@ from .completion import complete, with_setup
 from .datasets.rows import DatasetRow, read_row
 from .packages import missing_module
 from .preflight import Preflight
-from .references import References
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import MAX_OUTPUT_KB, CodeSettings
 from .submission import Submission, SubmissionRun, why_no_program
@@ -66,7 +65,6 @@ class CodeScorer:
         self._settings = settings
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
-        self._references = References(sandbox, settings, self._run_until_failure)
         self.missing_modules = 0
         self.program_decisions = 0
         ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
@@ -231,9 +229,10 @@ class CodeScorer:
         plain = with_setup(tests)
         if row is not None and row.solution is not None:
             solution = await _completed(row.solution, tests)
-            await self._references.check_imports(solution, limits)
+            await self._preflight.check_imports(solution, limits)
             if isinstance(request.tests, DatasetTests) and request.tests.check_reference:
-                await self._references.check(solution, plain, limits)
+                run = self._run_until_failure
+                await self._preflight.check_solution(solution, plain, limits, run)
         return plain, limits, program, original
 
     def _limits_of_row(self, given: Limits, row: DatasetRow, limits: RunLimits) -> RunLimits:
