@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES, load_attribute
@@ -33,7 +32,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     if sandbox is None:
         sandbox = load_attribute(SANDBOXES[settings.sandbox])(settings)
     assert sandbox is not None  # noqa: S101 - a sandbox's `build` returns one
-    return create_reward_app(code_service(settings, sandbox), settings)
+    return RewardApp(code_service(settings, sandbox), settings)
 
 
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
