@@ -7,61 +7,22 @@ otherwise.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.settings import traces_configured
 from rewardfleet_server.system.optional_imports import install_command
 
+if TYPE_CHECKING:
+    from .otel import Span, Tracer
+
 log = logging.getLogger(__name__)
 
-#: A value of an attribute of a span. None of them contains payload.
-Attribute = str | int | float | bool
 
-
-class Span(Protocol):
-    """A span of a trace."""
-
-    def child(self, name: str) -> "Span":
-        """Begin a span below this one."""
-
-    def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Set attributes."""
-
-    def add_event(self, name: str, attributes: Mapping[str, Attribute]) -> None:
-        """Add an event."""
-
-    def headers(self) -> dict[str, str]:
-        """Return the HTTP headers that continue the trace below this span: `traceparent`."""
-
-    def end(self, failure: str | None = None) -> None:
-        """End the span; ending it again has no effect.
-
-        Args:
-            failure: The kind of failure; None for success.
-        """
-
-
-class Tracer(Protocol):
-    """The source of the spans of one service."""
-
-    def begin_request(self, name: str, headers: Mapping[str, str]) -> Span:
-        """Begin the span of a request, and continue the trace that its headers name.
-
-        Args:
-            name: The name of the span, e.g. `POST /score`.
-            headers: The headers of the request, with names in lower case.
-        """
-
-    async def aclose(self) -> None:
-        """Export the spans that are left, for a few seconds at most."""
-
-
-def open_tracer(service: str) -> Tracer | None:
+def open_tracer(service: str) -> "Tracer | None":
     """Return the tracer of a service, or None if traces are not configured.
 
     They are if `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Without the packages of the extra `otel`, a
@@ -70,11 +31,11 @@ def open_tracer(service: str) -> Tracer | None:
     if not traces_configured():
         return None
     try:
-        from .otel import OtelTracer  # noqa: PLC0415 - optional packages
+        from .otel import Tracer  # noqa: PLC0415 - optional packages
     except ModuleNotFoundError as error:
         log.warning("no traces: %s is not installed: %s", error.name, install_command("otel"))
         return None
-    return OtelTracer(service)
+    return Tracer(service)
 
 
 class ItemSpan:
@@ -96,7 +57,7 @@ class ItemSpan:
 
     __slots__ = ("backend", "items", "leader", "root", "since", "span", "stage")
 
-    def __init__(self, items: int = 1, span: Span | None = None) -> None:
+    def __init__(self, items: int = 1, span: "Span | None" = None) -> None:
         self.items = items
         self.backend = ""
         self.stage = "prepare"
