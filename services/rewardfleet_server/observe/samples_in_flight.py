@@ -24,7 +24,7 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
     total = 0
     samples: list[InFlightSample] = []
     for request in requests:
-        for sample in request.samples or (_before_samples(request),):
+        for sample in request.samples or (ItemSpan(stage=request.stage, since=request.started),):
             total += sample.items
             if len(samples) == MAX_LISTED:
                 continue
@@ -45,10 +45,3 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
             )
             samples.append(described)
     return InFlight(total=total, samples=samples)
-
-
-def _before_samples(request: RequestContext) -> ItemSpan:
-    """Return what stands for a request while it has no samples."""
-    sample = ItemSpan()
-    sample.stage, sample.since = request.stage, request.started
-    return sample

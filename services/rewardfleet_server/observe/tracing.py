@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -38,32 +39,30 @@ def open_tracer(service: str) -> "Tracer | None":
     return Tracer(service)
 
 
+@dataclass(slots=True, eq=False)
 class ItemSpan:
     """What happens to an item in flight, or to several that are scored as a whole.
 
-    Args:
-        items: How many items it stands for.
-        span: Its span; None without traces.
-
     Attributes:
-        items: The number of its items.
+        items: How many items it stands for.
+        root: The span of the whole item; None without traces.
         backend: What scores it; empty if that is not known yet.
         stage: What happens to it, e.g. `queue`.
         since: Time of `time.monotonic` at which the stage began.
-        root: The span of the whole item; None without traces.
         span: The innermost span that has not ended.
         leader: The item whose computation it shares; None if it has its own.
     """
 
-    __slots__ = ("backend", "items", "leader", "root", "since", "span", "stage")
+    items: int = 1
+    root: "Span | None" = None
+    backend: str = ""
+    stage: str = "prepare"
+    since: float = field(default_factory=time.monotonic)
+    span: "Span | None" = field(init=False)
+    leader: "ItemSpan | None" = None
 
-    def __init__(self, items: int = 1, span: "Span | None" = None) -> None:
-        self.items = items
-        self.backend = ""
-        self.stage = "prepare"
-        self.since = time.monotonic()
-        self.root = self.span = span
-        self.leader: ItemSpan | None = None
+    def __post_init__(self) -> None:
+        self.span = self.root
 
 
 #: The sample on whose behalf code runs. A shared computation runs on behalf of its first sample.
