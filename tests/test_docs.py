@@ -31,7 +31,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.flags import read_settings
-from rewardfleet_server.http.app import create_app
+from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ENV_PREFIX, OTHER_VARIABLES, ServerSettings
@@ -204,7 +204,7 @@ def test_every_row_of_a_reference_table_has_a_description(page: str):
 
 def test_openapi_documents_are_valid(services: dict[str, Service[Any, Any]]):
     for service in services.values():
-        document = create_app(service, ServerSettings()).openapi()
+        document = RewardApp(service, ServerSettings()).openapi()
         OpenAPI.model_validate(document)
         text = json.dumps(document)
         for name in re.findall(r'"#/([^"]+)"', text):  # references, also those of discriminators
@@ -215,7 +215,7 @@ def test_openapi_documents_are_valid(services: dict[str, Service[Any, Any]]):
 
 
 def test_openapi_documents_the_form_with_a_video(services: dict[str, Service[Any, Any]]):
-    paths = create_app(services["video"], ServerSettings()).openapi()["paths"]
+    paths = RewardApp(services["video"], ServerSettings()).openapi()["paths"]
     content = paths["/score"]["post"]["requestBody"]["content"]
     form = content["multipart/form-data"]["schema"]
     assert form["properties"]["video"]["format"] == "binary"

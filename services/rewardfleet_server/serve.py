@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 from types import FrameType
-from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -44,22 +43,12 @@ _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 CANNOT_BE_BOUND = "cannot be bound"
 
 
-class Address(Protocol):
-    """Where a server listens."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-
-
-def bind(address: Address) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Bind the address of a server. No connection is accepted until the server listens.
 
     Raises:
         ValueError: The address cannot be bound.
     """
-    host, port = address.host, address.port
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -108,7 +97,7 @@ class Server(GracefulServer):
         super().__init__(app, grace_s=_CANCEL_GRACE_SECONDS)
         self._app = app
         self._settings = settings
-        self._listener = listener or bind(settings)
+        self._listener = listener or bind(settings.host, settings.port)
         self._draining: asyncio.Task[None] | None = None
         self._exits = False
         self.failure: str | None = None
@@ -269,7 +258,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         log.warning(warning)
-    listener = bind(settings)
+    listener = bind(settings.host, settings.port)
     with listener:
         server = Server(entry.load_app()(settings), settings, listener)
         server.run()

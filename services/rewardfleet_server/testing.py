@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import uvicorn
@@ -26,44 +27,32 @@ _START_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 75
 
 
+@dataclass(eq=False)
 class FakeJudge:
     """A judge that gives every clip the same score.
 
-    Args:
+    Attributes:
         score: The score; None to abstain.
         wait_s: Seconds that every judgment takes.
         error: An error to raise instead.
         deterministic: Whether its judgments may be cached.
-
-    Attributes:
         seen: The sampled indices of each clip so far, in order.
         cancelled: Number of judgments that were cancelled.
         failure: Set it to make the service end.
     """
 
-    def __init__(
-        self,
-        score: float | None = 1.0,
-        *,
-        wait_s: float = 0.0,
-        error: Exception | None = None,
-        deterministic: bool = True,
-    ) -> None:
-        self._score = score
-        self._wait_s = wait_s
-        self._error = error
-        self._deterministic = deterministic
-        self.seen: list[tuple[int, ...]] = []
-        self.cancelled = 0
-        self.failure: str | None = None
+    score: float | None = 1.0
+    _: KW_ONLY
+    wait_s: float = 0.0
+    error: Exception | None = None
+    deterministic: bool = True
+    seen: list[tuple[int, ...]] = field(default_factory=list, init=False)
+    cancelled: int = field(default=0, init=False)
+    failure: str | None = field(default=None, init=False)
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
-        return {"judge": "fake", "score": self._score}
-
-    @property
-    def deterministic(self) -> bool:
-        return self._deterministic
+        return {"judge": "fake", "score": self.score}
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         if backend_kwargs:
@@ -74,44 +63,39 @@ class FakeJudge:
     ) -> Judgment:
         self.seen.append(clip.indices)
         try:
-            await asyncio.sleep(self._wait_s)
+            await asyncio.sleep(self.wait_s)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        if self._error is not None:
-            raise self._error
-        return Judgment(self._score, f"fake judgment of {len(clip.frames)} frames")
+        if self.error is not None:
+            raise self.error
+        return Judgment(self.score, f"fake judgment of {len(clip.frames)} frames")
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         yield
 
 
+@dataclass(eq=False)
 class FakeSandbox:
     """A sandbox in which every program prints what it reads, and answers no checks.
 
-    Args:
+    Attributes:
         result: The result of every run instead.
         wait_s: Seconds that every run takes.
         error: An error to raise instead.
-
-    Attributes:
         jobs: The jobs so far, in order.
         restarts, kills, memory_waits: As a sandbox reports them.
     """
 
-    def __init__(
-        self,
-        result: RunResult | None = None,
-        *,
-        wait_s: float = 0.0,
-        error: Exception | None = None,
-    ) -> None:
-        self._result = result
-        self._wait_s = wait_s
-        self._error = error
-        self.jobs: list[Job] = []
-        self.restarts = self.kills = self.memory_waits = 0
+    result: RunResult | None = None
+    _: KW_ONLY
+    wait_s: float = 0.0
+    error: Exception | None = None
+    jobs: list[Job] = field(default_factory=list, init=False)
+    restarts: int = field(default=0, init=False)
+    kills: int = field(default=0, init=False)
+    memory_waits: int = field(default=0, init=False)
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -125,10 +109,10 @@ class FakeSandbox:
     ) -> None:
         self.jobs.append(job)
         for run in job.runs:
-            await asyncio.sleep(self._wait_s)
-            if self._error is not None:
-                raise self._error
-            result = self._result or RunResult(stdout=run.stdin)
+            await asyncio.sleep(self.wait_s)
+            if self.error is not None:
+                raise self.error
+            result = self.result or RunResult(stdout=run.stdin)
             if not await asyncio.to_thread(on_result, result):
                 break
 

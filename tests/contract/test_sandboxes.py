@@ -97,7 +97,7 @@ def test_concurrent_jobs_are_all_completed(sandbox: Sandbox):
 def test_a_cancelled_job_ends_at_once(sandbox: Sandbox):
     """Whatever its program does. The next job gets its own results only."""
     if isinstance(sandbox, FakeSandbox):
-        sandbox._wait_s = 0.2
+        sandbox.wait_s = 0.2
     seen: list[bytes] = []
 
     async def cancel_and_run() -> None:

@@ -20,7 +20,7 @@ from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.engine import CachePolicy, Engine, ScoringPlan
 from rewardfleet_server.http import app as http_app
-from rewardfleet_server.http.app import create_app
+from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Route, Service
 from rewardfleet_server.observe.logs import RequestIdFilter
 from rewardfleet_server.observe.telemetry import REQUEST_ID, RequestContext, Telemetry
@@ -193,7 +193,7 @@ def serve_scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ht
         def start(audit_rate: float = 0, **settings: object) -> httpx.Client:
             monkeypatch.setattr(http_app, "_AUDIT_RATE", audit_rate)
             service = Service("test", "For tests.", ScriptedScorer(), Item, Score, routes=routes)
-            url = stack.enter_context(serving(create_app(service, CacheSettings(**settings))))
+            url = stack.enter_context(serving(RewardApp(service, CacheSettings(**settings))))
             return stack.enter_context(
                 httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30)
             )

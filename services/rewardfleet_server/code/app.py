@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES, load_attribute
@@ -34,7 +33,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
         ValueError: The sandbox cannot be started, e.g. without isolation on this machine.
     """
     used = sandbox or load_attribute(SANDBOXES[settings.sandbox])(settings)
-    return create_reward_app(code_service(settings, used), settings)
+    return RewardApp(code_service(settings, used), settings)
 
 
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:

@@ -14,10 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
+from pydantic import BaseModel
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -32,77 +33,61 @@ _STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 _CALLERS = 8
 _THRESHOLD = 0.5
 _TASK_WIDTH = 27
+_NEXT = """
+What to try next:
+  .venv/bin/rewardfleet up
+and, in a second terminal,
+  .venv/bin/rewardfleet status
+  .venv/bin/rewardfleet score video CLIP "the task"
+or read the HTTP reference at http://127.0.0.1:18000/video/docs; add your own tasks with
+  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success"""
 
 
-@dataclass(frozen=True)
-class Rollout:
+class Rollout(BaseModel):
     """One line of the manifest.
 
     Attributes:
-        path: The video file.
+        file: The video file, in the folder of the manifest.
         task_text: The task.
         success: Whether the task was done at the end.
         failure_kind: How it failed, in the simulator's terms; empty for a success.
     """
 
-    path: Path
+    file: str
     task_text: str
     success: bool
-    failure_kind: str
+    failure_kind: str | None = None
 
 
-@dataclass(frozen=True)
-class ScoredRollout:
-    """A rollout that was scored twice.
-
-    Attributes:
-        rollout: The rollout.
-        score: The response to the first request.
-        first_ms: Milliseconds of the first request.
-        again_ms: Milliseconds of the repeated request.
-        again_cached: Whether the repeated request was answered from the cache.
-    """
+class Scored(NamedTuple):
+    """The scores of a rollout for the first and the repeated request, and their milliseconds."""
 
     rollout: Rollout
     score: VideoScore
     first_ms: float
+    again: VideoScore
     again_ms: float
-    again_cached: bool
 
 
 def main(folder: Path) -> int:
     """Score every rollout of `folder` with a new fleet; print scores and their accuracy."""
-    console = Console()
-    rollouts = _read_manifest(folder)
+    console = Console(highlight=False)
+    lines = (folder / "manifest.jsonl").read_text().splitlines()
+    rollouts = [Rollout.model_validate_json(line) for line in lines]
     console.print("Starting the services: rewardfleet up …")
     try:
         with _fleet(folder) as url:
-            console.print(
-                f"They are below {url}; the video judge is `reference`.\n", highlight=False
-            )
-            results, others = asyncio.run(_score_all(url, rollouts, console))
+            console.print(f"They are below {url}; the video judge is `reference`.\n")
+            results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts, console))
     except RewardFleetError as error:
         console.print(f"[red]A service failed:[/red] {escape(str(error))}")
         return 1
     console.print(_table(results))
-    _print_summary(console, results)
+    console.print(_summary(results))
     for name, (what, score) in others.items():
-        console.print(f"{name:8} {what:40} {score.score:.2f}", highlight=False)
-    _print_next(console)
+        console.print(f"{name:8} {what:40} {score.score:.2f}")
+    console.print(_NEXT)
     return 0
-
-
-def _read_manifest(folder: Path) -> list[Rollout]:
-    lines = (folder / "manifest.jsonl").read_text().splitlines()
-    return [
-        Rollout(
-            folder.resolve() / entry["file"],
-            entry["task_text"],
-            entry["success"],
-            entry.get("failure_kind") or "",
-        )
-        for entry in map(json.loads, lines)
-    ]
 
 
 @contextmanager
@@ -140,17 +125,17 @@ def _is_ready(url: str) -> bool:
 
 
 async def _score_all(
-    url: str, rollouts: Sequence[Rollout], console: Console
-) -> tuple[list[ScoredRollout], dict[str, tuple[str, Score]]]:
+    url: str, folder: Path, rollouts: Sequence[Rollout], console: Console
+) -> tuple[list[Scored], dict[str, tuple[str, Score]]]:
     """Score each rollout twice, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
-    with Progress(console=console, transient=False) as progress:
+    with Progress(console=console) as progress:
         bar = progress.add_task("Scoring", total=2 * len(rollouts))
 
         async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
             async with slots:
                 started = time.monotonic()
-                score = await fleet.video.score(rollout.task_text, rollout.path)
+                score = await fleet.video.score(rollout.task_text, folder / rollout.file)
                 progress.advance(bar)
                 return score, (time.monotonic() - started) * 1000
 
@@ -158,13 +143,8 @@ async def _score_all(
             first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
             again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
             others = await _score_others(fleet)
-    results = [
-        ScoredRollout(rollout, score, first_ms, again_ms, repeated.cached)
-        for rollout, (score, first_ms), (repeated, again_ms) in zip(
-            rollouts, first, again, strict=True
-        )
-    ]
-    return results, others
+    triples = zip(rollouts, first, again, strict=True)
+    return [Scored(rollout, *once, *twice) for rollout, once, twice in triples], others
 
 
 async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
@@ -181,30 +161,25 @@ async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
     }
 
 
-def _table(results: Sequence[ScoredRollout]) -> Table:
-    table = Table(
-        title="Times in milliseconds; a repeated request is answered from the cache",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("task", no_wrap=True)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("simulator said", no_wrap=True)
-    table.add_column("first", justify="right", no_wrap=True)
-    table.add_column("again", justify="right", no_wrap=True)
-    table.add_column("cached", no_wrap=True)
-    for each in sorted(results, key=lambda each: each.rollout.task_text):
-        score, rollout = each.score.score, each.rollout
+def _table(results: Sequence[Scored]) -> Table:
+    title = "Times in milliseconds; a repeated request is answered from the cache"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("task", "score", "simulator said", "first", "again", "cached"):
+        is_number = name in {"score", "first", "again"}
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for rollout, judged, first_ms, again, again_ms in sorted(
+        results, key=lambda each: each.rollout.task_text
+    ):
+        score = judged.score
         wrong = score is not None and (score >= _THRESHOLD) != rollout.success
         shown = "none" if score is None else f"{score:.2f}"
         table.add_row(
             _shortened(rollout.task_text),
             f"[red]{shown}[/red]" if wrong else shown,
             "[green]success[/green]" if rollout.success else rollout.failure_kind or "failure",
-            f"{each.first_ms:.0f}",
-            f"{each.again_ms:.1f}",
-            "yes" if each.again_cached else "no",
+            f"{first_ms:.0f}",
+            f"{again_ms:.1f}",
+            "yes" if again.cached else "no",
         )
     return table
 
@@ -217,33 +192,19 @@ def _shortened(task_text: str) -> str:
     return f"{task_text[:half]}…{task_text[-half:]}"
 
 
-def _print_summary(console: Console, results: Sequence[ScoredRollout]) -> None:
-    scored = [
-        (each.score.score, each.rollout.success) for each in results if each.score.score is not None
-    ]
-    successes = [score for score, success in scored if success]
-    failures = [score for score, success in scored if not success]
-    called = sum(score >= _THRESHOLD for score in failures)
-    found = sum(score >= _THRESHOLD for score in successes)
-    console.print(
+def _summary(results: Sequence[Scored]) -> str:
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for each in results:
+        if each.score.score is not None:
+            scores[each.rollout.success].append(each.score.score)
+    successes, failures = scores[True], scores[False]
+    called, found = (sum(score >= _THRESHOLD for score in each) for each in (failures, successes))
+    abstained = len(results) - len(successes) - len(failures)
+    return (
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
-        f"{len(failures)} failures; {len(results) - len(scored)} abstained.\n"
+        f"{len(failures)} failures; {abstained} abstained.\n"
         f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
-        f"Successes found: {found} of {len(successes)}.\n",
-        highlight=False,
-    )
-
-
-def _print_next(console: Console) -> None:
-    console.print(
-        "\nWhat to try next:\n"
-        "  .venv/bin/rewardfleet up\n"
-        "and, in a second terminal,\n"
-        "  .venv/bin/rewardfleet status\n"
-        '  .venv/bin/rewardfleet score video CLIP "the task"\n'
-        "or read the HTTP reference at http://127.0.0.1:18000/video/docs; add your own tasks with\n"
-        '  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success',
-        highlight=False,
+        f"Successes found: {found} of {len(successes)}.\n"
     )
 
 

@@ -45,7 +45,7 @@ def _check_port(name: str, settings: ServerSettings) -> Diagnosis:
     """Check whether the address can be bound; if not, find out which service listens there."""
     address = f"{settings.host}:{settings.port}"
     try:
-        bind(settings).close()
+        bind(settings.host, settings.port).close()
     except ValueError as error:
         found = _service_at(settings.host, settings.port)
         if found == name:

@@ -2,7 +2,7 @@
 
 import click
 
-from rewardfleet_server.up.command import GatewayConfig, read_services, run_gateway
+from rewardfleet_server.up.command import read_services, run_gateway
 from rewardfleet_server.up.flags import network_flags
 
 
@@ -20,10 +20,16 @@ from rewardfleet_server.up.flags import network_flags
     "repeated, also for one service.",
 )
 @network_flags("the gateway", has_keys=False)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Name by which callers may address the gateway (`Host`), besides loopback names; may be "
+    "repeated, and `*` is any.",
+)
 def command(
-    services: tuple[str, ...], host: str | None, port: int | None, allowed_host: list[str] | None
+    services: tuple[str, ...], host: str | None, port: int | None, allowed_host: tuple[str, ...]
 ) -> int:
     """Run a gateway."""
     port = 18000 if port is None else port
-    names = read_services(services)
-    return run_gateway(GatewayConfig(host or "127.0.0.1", port, allowed_host or [], names))
+    return run_gateway(host or "127.0.0.1", port, allowed_host, read_services(services))

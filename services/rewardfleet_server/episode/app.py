@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
@@ -31,7 +30,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         ValueError: The run-state store cannot be opened; the message names the flag.
     """
     store = store or open_run_state(settings, SHAPES)
-    return create_reward_app(episode_service(settings, store), settings)
+    return RewardApp(episode_service(settings, store), settings)
 
 
 def episode_service(

@@ -32,12 +32,10 @@ from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.samples_in_flight import list_samples
 from rewardfleet_server.observe.telemetry import Telemetry, new_request_id
-from rewardfleet_server.observe.tracing import open_tracer
 from rewardfleet_server.settings import ServerSettings
 
 from .allowed_hosts import AllowedHosts
 from .auth import ApiKeys
-from .body import BodyReader
 from .dispatch import Dispatcher
 from .openapi import (
     KEY_PROBLEMS,
@@ -90,130 +88,137 @@ def most_waiting(settings: ServerSettings, open_files: int) -> int:
     return fitting
 
 
-def create_app(service: Service[RequestT, ScoreT], settings: ServerSettings) -> "RewardApp":
-    """Put a service together.
-
-    Raises:
-        ValueError: The key file holds no key, or the cache cannot be opened.
-        OSError: The key file cannot be read.
-    """
-    max_body_bytes = settings.max_body_mb * _MIB
-    admission = Admission(
-        max_in_flight=settings.max_in_flight,
-        max_queue_depth=settings.max_queue_depth,
-        max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
-        max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-    )
-    telemetry = Telemetry(
-        service.name,
-        admission,
-        service.collectors,
-        deadline_s=settings.deadline_s,
-        log_sample_rate=settings.log_sample_rate,
-    )
-    cache = open_cache(settings, telemetry.record_damaged_entry)
-    engine = Engine(
-        service.scorer,
-        service.score_type,
-        cache=cache,
-        admission=admission,
-        telemetry=telemetry,
-        audit_rate=_AUDIT_RATE,
-        abstention_fails=service.abstention_fails,
-    )
-    bodies = BodyReader(max_body_bytes)
-    keys = ApiKeys(settings.api_key_file)
-    tracer = open_tracer(service.name)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        try:
-            async with service.lifespan():
-                yield
-        finally:
-            bodies.close()
-            await cache.aclose()
-            if tracer is not None:
-                await tracer.aclose()
-
-    return RewardApp(
-        service,
-        routes=Routes(service, engine),
-        dispatcher=Dispatcher(
-            keys=keys,
-            admission=admission,
-            bodies=bodies,
-            telemetry=telemetry,
-            deadline_s=settings.deadline_s,
-            tracer=tracer,
-        ),
-        keys=keys,
-        admission=admission,
-        telemetry=telemetry,
-        open_metrics=settings.open_metrics,
-        hosts=AllowedHosts(
-            settings.allowed_host,
-            listens_on=settings.host,
-            has_keys=settings.api_key_file is not None,
-        ),
-        pages=FastAPIOffline(  # the pages below /docs work without a CDN
-            title=f"rewardfleet {service.name}",
-            description=service.description,
-            version=__version__,
-            lifespan=lifespan,
-            static_url="/docs/static",
-            redirect_slashes=False,  # a redirect would use the caller's own Host header
-        ),
-    )
-
-
 class RewardApp:
     """A service's ASGI application.
 
     Routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI serves the
     rest and documents all of it.
 
+    Args:
+        service: What it serves.
+        settings: The limits, the cache and the keys of the service.
+
     Attributes:
         service: What it serves.
         routes: The routes that are dispatched.
         telemetry: Its metrics.
+
+    Raises:
+        ValueError: The key file holds no key, or the cache cannot be opened.
+        OSError: The key file cannot be read.
     """
 
-    def __init__(
-        self,
-        service: Service[Any, Any],
-        *,
-        routes: Routes,
-        dispatcher: Dispatcher,
-        keys: ApiKeys,
-        admission: Admission,
-        telemetry: Telemetry,
-        open_metrics: bool,
-        hosts: AllowedHosts,
-        pages: FastAPI,
-    ) -> None:
+    def __init__(self, service: Service[RequestT, ScoreT], settings: ServerSettings) -> None:
         self.service = service
-        self.routes = routes
-        self.telemetry = telemetry
         self.failure = service.failure
-        self._dispatcher = dispatcher
-        self._admission = admission
-        self._hosts = hosts
-        self._pages = pages
+        max_body_bytes = settings.max_body_mb * _MIB
+        self._admission = Admission(
+            max_in_flight=settings.max_in_flight,
+            max_queue_depth=settings.max_queue_depth,
+            max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
+            max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        )
+        self.telemetry = Telemetry(
+            service.name,
+            self._admission,
+            service.collectors,
+            deadline_s=settings.deadline_s,
+            log_sample_rate=settings.log_sample_rate,
+        )
+        self._cache = open_cache(settings, self.telemetry.record_damaged_entry)
+        engine = Engine(
+            service.scorer,
+            service.score_type,
+            cache=self._cache,
+            admission=self._admission,
+            telemetry=self.telemetry,
+            audit_rate=_AUDIT_RATE,
+            abstention_fails=service.abstention_fails,
+        )
+        self.routes = Routes(service, engine)
+        self._keys = ApiKeys(settings.api_key_file)
+        self._dispatcher = Dispatcher(self._keys, self._admission, max_body_bytes, self.telemetry)
+        self._hosts = AllowedHosts(
+            settings.allowed_host,
+            listens_on=settings.host,
+            has_keys=settings.api_key_file is not None,
+        )
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
-        for route in routes:
-            _add_page_route(pages, route)
-        documented = {documented_path(route) for route in routes}
-        _add_health_routes(pages, service, admission)
-        _add_metrics_route(pages, telemetry, None if open_metrics else keys)
-        _add_in_flight_route(pages, service.name, dispatcher, keys)
+        self._pages = FastAPIOffline(  # the pages below /docs work without a CDN
+            title=f"rewardfleet {service.name}",
+            description=service.description,
+            version=__version__,
+            lifespan=self._lifespan,
+            static_url="/docs/static",
+            redirect_slashes=False,  # a redirect would use the caller's own Host header
+        )
+        for route in self.routes:
+            _add_page_route(self._pages, route)
+        documented = {documented_path(route) for route in self.routes}
+        self._add_pages(metrics_keys=None if settings.open_metrics else self._keys)
         self._page_routes = [
-            each for each in pages.routes if getattr(each, "path", "") not in documented
+            each for each in self._pages.routes if getattr(each, "path", "") not in documented
         ]
-        pages.add_exception_handler(RewardFleetError, _on_failure)
-        pages.add_exception_handler(HTTPException, _on_http_exception)
-        self._generate = pages.openapi
-        pages.openapi = self.openapi  # type: ignore[method-assign] # as FastAPI documents it
+        self._pages.add_exception_handler(RewardFleetError, _on_failure)
+        self._pages.add_exception_handler(HTTPException, _on_http_exception)
+        self._generate = self._pages.openapi
+        self._pages.openapi = self.openapi  # type: ignore[method-assign] # as FastAPI documents it
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        try:
+            async with self.service.lifespan():
+                yield
+        finally:
+            await self._cache.aclose()
+            await self._dispatcher.aclose()
+
+    def _add_pages(self, metrics_keys: ApiKeys | None) -> None:
+        """Add the routes that only read."""
+        get, service = self._pages.get, self.service
+
+        @get("/", summary="Which service this is", responses=OPEN_PROBLEMS)
+        async def index() -> dict[str, str]:
+            return {
+                "service": service.name,
+                "version": __version__,
+                "description": service.description,
+                "documentation": "/docs",
+            }
+
+        @get("/healthz", summary="The process is alive", responses=OPEN_PROBLEMS)
+        async def healthz() -> dict[str, str]:
+            return {"status": "ok"}
+
+        unready = {**OPEN_PROBLEMS, 503: PROBLEMS[503]}
+
+        @get("/readyz", summary="The service can score now", responses=unready)
+        async def readyz() -> dict[str, str]:
+            if self._admission.draining:
+                raise Unavailable("the service is shutting down")
+            if reason := service.failure():
+                raise Unavailable(reason)
+            return {"status": "ready", **(service.scorer.check_ready() or {})}
+
+        if service.health is not None:
+            get("/health", summary="What is loaded", responses=OPEN_PROBLEMS)(service.health)
+
+        @get(
+            "/metrics",
+            summary="Prometheus metrics",
+            response_class=PlainTextResponse,
+            responses=KEY_PROBLEMS,
+        )
+        async def metrics(request: Request) -> Response:
+            if metrics_keys is not None:
+                metrics_keys.check(request.headers.get("authorization"))
+            return Response(self.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+        @get("/inflight", summary="The samples in flight, the oldest first", responses=KEY_PROBLEMS)
+        async def in_flight(request: Request) -> InFlight:
+            # Also with `--open-metrics`: request ids are not for everybody.
+            self._keys.check(request.headers.get("authorization"))
+            return list_samples(service.name, self._dispatcher.in_flight())
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document. It is generated by the first call, as that takes 0.1 s."""
@@ -312,63 +317,6 @@ def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:
         responses=PROBLEMS if route.failure_model is None else failures_of(route.failure_model),
         summary=route.description,
     )
-
-
-def _add_health_routes(pages: FastAPI, service: Service[Any, Any], admission: Admission) -> None:
-    @pages.get("/", summary="Which service this is", responses=OPEN_PROBLEMS)
-    async def index() -> dict[str, str]:
-        return {
-            "service": service.name,
-            "version": __version__,
-            "description": service.description,
-            "documentation": "/docs",
-        }
-
-    @pages.get("/healthz", summary="The process is alive", responses=OPEN_PROBLEMS)
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @pages.get(
-        "/readyz",
-        summary="The service can score now",
-        responses={**OPEN_PROBLEMS, 503: PROBLEMS[503]},
-    )
-    async def readyz() -> dict[str, str]:
-        if admission.draining:
-            raise Unavailable("the service is shutting down")
-        if reason := service.failure():
-            raise Unavailable(reason)
-        return {"status": "ready", **(service.scorer.check_ready() or {})}
-
-    if service.health is not None:
-        pages.add_api_route(
-            "/health", service.health, summary="What is loaded", responses=OPEN_PROBLEMS
-        )
-
-
-def _add_metrics_route(pages: FastAPI, telemetry: Telemetry, keys: ApiKeys | None) -> None:
-    @pages.get(
-        "/metrics",
-        summary="Prometheus metrics",
-        response_class=PlainTextResponse,
-        responses=KEY_PROBLEMS,
-    )
-    async def metrics(request: Request) -> Response:
-        if keys is not None:
-            keys.check(request.headers.get("authorization"))
-        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_in_flight_route(
-    pages: FastAPI, service: str, dispatcher: Dispatcher, keys: ApiKeys
-) -> None:
-    @pages.get(
-        "/inflight", summary="The samples in flight, the oldest first", responses=KEY_PROBLEMS
-    )
-    async def in_flight(request: Request) -> InFlight:
-        # Also with `--open-metrics`: request ids are not for everybody.
-        keys.check(request.headers.get("authorization"))
-        return list_samples(service, dispatcher.in_flight())
 
 
 async def _on_failure(_: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import InvalidRequest, Overloaded, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
@@ -30,13 +31,13 @@ from rewardfleet_server.observe.telemetry import (
     Telemetry,
     new_request_id,
 )
-from rewardfleet_server.observe.tracing import Tracer
+from rewardfleet_server.observe.tracing import open_tracer
 
 from .auth import ApiKeys
 from .body import BodyReader, media_type
 from .guard import ClientDisconnected, Guard
 from .problems import problem_response
-from .routes import FailureModel, Route
+from .routes import Route
 
 #: Bodies that are read only to be refused: so many at once, of so many bytes, in so many seconds.
 _CONCURRENT_REFUSALS, _MAX_REFUSED_BYTES, _REFUSAL_SECONDS = 8, 4 * 2**20, 15.0
@@ -48,28 +49,20 @@ class Dispatcher:
     Args:
         keys: The accepted API keys.
         admission: Limits the requests that are admitted.
-        bodies: Reads and decodes bodies.
-        telemetry: Counts requests.
-        deadline_s: Seconds for a request; a caller may ask for fewer in `X-Request-Timeout`.
-        tracer: Begins the span of each request; None without traces.
+        max_body_bytes: Limit on one body.
+        telemetry: Counts requests. It knows their deadline; a caller may ask for an earlier one
+            in `X-Request-Timeout`.
     """
 
     def __init__(
-        self,
-        *,
-        keys: ApiKeys,
-        admission: Admission,
-        bodies: BodyReader,
-        telemetry: Telemetry,
-        deadline_s: float,
-        tracer: Tracer | None = None,
+        self, keys: ApiKeys, admission: Admission, max_body_bytes: int, telemetry: Telemetry
     ) -> None:
         self._keys = keys
         self._admission = admission
-        self._bodies = bodies
+        self._bodies = BodyReader(max_body_bytes)
         self._telemetry = telemetry
-        self._deadline_s = deadline_s
-        self._tracer = tracer
+        self._deadline_s = telemetry.deadline_s
+        self._tracer = open_tracer(telemetry.service)
         self._requests: dict[asyncio.Task[Any] | None, RequestContext] = {}
         self._cancelled = False
         self._refusals = asyncio.Semaphore(_CONCURRENT_REFUSALS)
@@ -202,7 +195,7 @@ class Dispatcher:
         return place
 
     def refuse(
-        self, request: Request, error: RewardFleetError, model: type[FailureModel] | None = None
+        self, request: Request, error: RewardFleetError, model: type[ChatError] | None = None
     ) -> Response:
         """Answer a request for which there is no route, and count it.
 
@@ -230,6 +223,12 @@ class Dispatcher:
         for task in self._requests:
             if task is not None:
                 task.cancel()
+
+    async def aclose(self) -> None:
+        """End what decodes bodies, and export the last spans."""
+        self._bodies.close()
+        if self._tracer is not None:
+            await self._tracer.aclose()
 
     def _seconds(self, headers: Mapping[str, str], name: str) -> float | None:
         """Return the seconds in a header, at most the service's deadline; None without it."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import STATUS, Problem
 from rewardfleet.wire.score import MAX_NAME
 
 from .body import FILE_FIELD
 from .problems import PROBLEM_TYPE
-from .routes import FailureModel, Route, Service
+from .routes import Route, Service
 
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
 _INVALID_ITEM = "Anything else: its result has `status: error`, and the other items are scored."
@@ -29,7 +30,7 @@ OPEN_PROBLEMS: dict[int | str, dict[str, Any]] = {status: PROBLEMS[status] for s
 KEY_PROBLEMS = {401: PROBLEMS[401], **OPEN_PROBLEMS}
 
 
-def failures_of(model: type[FailureModel]) -> dict[int | str, dict[str, Any]]:
+def failures_of(model: type[ChatError]) -> dict[int | str, dict[str, Any]]:
     """Return the failures of a route that has its own format."""
     return {
         status: {"description": problem["description"], "model": model}

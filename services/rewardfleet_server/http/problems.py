@@ -5,10 +5,9 @@ from collections.abc import Collection
 
 from starlette.responses import Response
 
+from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import ErrorKind, MethodNotAllowed, NotFound, RewardFleetError
 from rewardfleet.wire.headers import REQUEST_ID_HEADER
-
-from .routes import FailureModel
 
 #: The media type of failures.
 PROBLEM_TYPE = "application/problem+json"
@@ -36,7 +35,7 @@ def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotA
 def problem_response(
     error: RewardFleetError,
     request_id: str | None = None,
-    model: type[FailureModel] | None = None,
+    model: type[ChatError] | None = None,
 ) -> Response:
     """Return a failure as a response.
 

@@ -14,7 +14,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from rewardfleet.wire.errors import InvalidRequest, Problem, RewardFleetError
+from rewardfleet.wire.chat import ChatError
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
@@ -33,17 +34,6 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 DecodedT = TypeVar("DecodedT")
-
-
-class FailureModel(Protocol):
-    """A failure in the format of another project: a pydantic model."""
-
-    @classmethod
-    def from_problem(cls, problem: Problem) -> Self:
-        """Return a failure in this format."""
-
-    def model_dump_json(self) -> str:
-        """Return it as JSON."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Route(Generic[DecodedT]):
     max_values: int = 1_000_000
     items_fail_alone: bool = False
     method: str = "POST"
-    failure_model: type[FailureModel] | None = None
+    failure_model: type[ChatError] | None = None
     refuse: Callable[[DecodedT, RewardFleetError], BaseModel] | None = None
 
 

@@ -7,6 +7,7 @@ of the formats that only one service has.
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -55,25 +56,20 @@ _NESTED = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
 _TEXTS = ("response", "completion", "code", "message")
 
 
+@dataclass(frozen=True)
 class TrainerApi(Generic[RequestT, ScoreT]):
     """Converts the requests of trainers to items of a service, and the scores back.
 
-    Args:
+    Attributes:
         engine: Scores the items.
         request_type: The model of an item.
         item_of: Makes an item from a text and a ground truth; None if the items of the service are
             not made from texts. It raises `InvalidRequest` for ground truths that it cannot read.
     """
 
-    def __init__(
-        self,
-        engine: Engine[RequestT, ScoreT],
-        request_type: type[RequestT],
-        item_of: ItemOf[RequestT] | None = None,
-    ) -> None:
-        self._engine = engine
-        self._request_type = request_type
-        self._item_of = item_of
+    engine: Engine[RequestT, ScoreT]
+    request_type: type[RequestT]
+    item_of: ItemOf[RequestT] | None = None
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes of all formats that the service can have."""
@@ -83,7 +79,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             _route("/step", "Score an action; OpenEnv's format", OpenEnvStep, OpenEnvResult,
                    self._step),
         )  # fmt: skip
-        if self._item_of is None:
+        if self.item_of is None:
             return openenv
         return (
             _route("/get_reward", "Score samples; OpenRLHF's format", OpenRlhfRequest,
@@ -163,12 +159,12 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             context.call_timeout_s = min(step.timeout_s, call)
         name = next((each for each in _TEXTS if step.action.get(each) is not None), None)
         item: RequestT | InvalidRequest
-        if self._item_of is None or name is None:
-            item = await self._attempt(partial(_item_of_action, self._request_type, step.action))
+        if self.item_of is None or name is None:
+            item = await self._attempt(partial(_item_of_action, self.request_type, step.action))
         else:
             row = {key: value for key, value in step.action.items() if key != name}
             item = await self._item((step.action[name], _ground_truth(row)))
-        score = await self._engine.score_item(item, context)
+        score = await self.engine.score_item(item, context)
         seen: dict[str, JsonValue] = {"status": score.status, "components": {**score.components}}
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
 
@@ -182,8 +178,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         """
         items = [await self._item(sample) for sample in samples]
         if len(items) == 1:
-            return [_checked(await self._engine.score_item(items[0], context))]
-        scores = await self._engine.score_batch(items, context)
+            return [_checked(await self.engine.score_item(items[0], context))]
+        scores = await self.engine.score_batch(items, context)
         return [_checked(score) for score in scores]
 
     async def _item(
@@ -192,7 +188,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         if isinstance(sample, InvalidRequest):
             return sample
         completion, ground_truth = sample
-        item_of = self._item_of
+        item_of = self.item_of
         assert item_of is not None  # noqa: S101 - else there are no such routes
         return await self._attempt(lambda: item_of(completion_text(completion), ground_truth))
 

@@ -17,35 +17,44 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from rewardfleet import __version__
 
-from .tracing import Attribute
-
+#: A value of an attribute of a span. None of them contains payload.
+Attribute = str | int | float | bool
 #: Seconds for the last export when the service ends.
 _FLUSH_SECONDS = 3.0
 
 
-class OtelSpan:
-    """A span; see `Span`."""
+class Span:
+    """A span of a trace."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
         self._span = span
 
-    def child(self, name: str) -> "OtelSpan":
+    def child(self, name: str) -> "Span":
+        """Begin a span below this one."""
         parent = trace.set_span_in_context(self._span)
-        return OtelSpan(self._tracer, self._tracer.start_span(name, parent))
+        return Span(self._tracer, self._tracer.start_span(name, parent))
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
+        """Set attributes."""
         self._span.set_attributes(dict(attributes))
 
     def add_event(self, name: str, attributes: Mapping[str, Attribute]) -> None:
+        """Add an event."""
         self._span.add_event(name, dict(attributes))
 
     def headers(self) -> dict[str, str]:
+        """Return the HTTP headers that continue the trace below this span: `traceparent`."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(self._span))
         return carrier
 
     def end(self, failure: str | None = None) -> None:
+        """End the span; ending it again has no effect.
+
+        Args:
+            failure: The kind of failure; None for success.
+        """
         if not self._span.is_recording():
             return
         if failure is not None:
@@ -54,8 +63,8 @@ class OtelSpan:
         self._span.end()
 
 
-class OtelTracer:
-    """The spans of one service; see `Tracer`. It has a provider of its own, not the global one.
+class Tracer:
+    """The source of the spans of one service. It has a provider of its own, not the global one.
 
     Args:
         service: Names it `rewardfleet-{service}`, unless `OTEL_SERVICE_NAME` is set.
@@ -70,12 +79,19 @@ class OtelTracer:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("rewardfleet", __version__)
 
-    def begin_request(self, name: str, headers: Mapping[str, str]) -> OtelSpan:
+    def begin_request(self, name: str, headers: Mapping[str, str]) -> Span:
+        """Begin the span of a request, and continue the trace that its headers name.
+
+        Args:
+            name: The name of the span, e.g. `POST /score`.
+            headers: The headers of the request, with names in lower case.
+        """
         parent = propagate.extract(headers)
         span = self._tracer.start_span(name, parent, trace.SpanKind.SERVER)
-        return OtelSpan(self._tracer, span)
+        return Span(self._tracer, span)
 
     async def aclose(self) -> None:
+        """Export the spans that are left, for a few seconds at most."""
         # A daemon: the interpreter does not wait for it at its end, as for an executor's threads.
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()

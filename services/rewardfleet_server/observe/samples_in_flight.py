@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from rewardfleet.wire.in_flight import MAX_LISTED, InFlight, InFlightSample
 
@@ -24,38 +24,24 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
     total = 0
     samples: list[InFlightSample] = []
     for request in requests:
-        for sample in _samples_of(request):
+        for sample in request.samples or (ItemSpan(stage=request.stage, since=request.started),):
             total += sample.items
-            if len(samples) < MAX_LISTED:
-                samples.append(_described(service, request, sample, now))
+            if len(samples) == MAX_LISTED:
+                continue
+            working = sample
+            for _ in range(_MAX_LEADERS):
+                working = working.leader or working
+            described = InFlightSample(
+                service=service,
+                replica=socket.gethostname(),
+                request_id=request.request_id,
+                path=request.path,
+                stage=working.stage,
+                backend=sample.backend,
+                items=sample.items,
+                age_s=round(now - request.started, 3),
+                stage_s=round(now - working.since, 3),
+                remaining_s=None if request.deadline is None else round(request.deadline - now, 3),
+            )
+            samples.append(described)
     return InFlight(total=total, samples=samples)
-
-
-def _samples_of(request: RequestContext) -> Iterator[ItemSpan]:
-    """Return the samples of a request; one for the request itself if there is none."""
-    if request.samples:
-        yield from request.samples
-        return
-    sample = ItemSpan()
-    sample.stage, sample.since = request.stage, request.started
-    yield sample
-
-
-def _described(
-    service: str, request: RequestContext, sample: ItemSpan, now: float
-) -> InFlightSample:
-    working = sample
-    for _ in range(_MAX_LEADERS):
-        working = working.leader or working
-    return InFlightSample(
-        service=service,
-        replica=socket.gethostname(),
-        request_id=request.request_id,
-        path=request.path,
-        stage=working.stage,
-        backend=sample.backend,
-        items=sample.items,
-        age_s=round(now - request.started, 3),
-        stage_s=round(now - working.since, 3),
-        remaining_s=None if request.deadline is None else round(request.deadline - now, 3),
-    )

@@ -11,11 +11,12 @@ import re
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, count
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -36,13 +36,14 @@ from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status, Timing
 from rewardfleet_server.admission import Admission
 
-from .tracing import SAMPLE, ItemSpan, Span
+from .tracing import SAMPLE, ItemSpan
+
+if TYPE_CHECKING:
+    from .otel import Span
 
 log = logging.getLogger("rewardfleet_server.request")
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # upstream; they double the series
-
-MetricT = TypeVar("MetricT", Counter, Histogram)
 
 #: Bucket bounds in seconds, from a cache hit to a long chain of thought. From a second on they are
 #: closer, to compare a quantile with a deadline; 90 s is three quarters of the default one.
@@ -114,7 +115,7 @@ class RequestContext:
     is_patient: bool = False
     samples: dict[ItemSpan, None] = field(default_factory=dict)
     fallback_rewards: int = 0
-    span: Span | None = None
+    span: "Span | None" = None
 
     def begin(self, items: int = 1) -> ItemSpan:
         """Add a sample, or several that are scored as a whole, to those in flight.
@@ -144,82 +145,82 @@ class RequestContext:
         return (time.monotonic() - self.started) * 1000
 
 
-class BulkHistogram(Collector):
-    """A histogram that can observe the items of a whole batch at once.
-
-    Args:
-        name: Its name.
-        documentation: What it counts.
-        service: The value of the label `service`.
-        label: The other label.
-        bounds: Upper bounds of the buckets.
-    """
-
-    def __init__(
-        self, name: str, documentation: str, service: str, label: str, bounds: Sequence[float]
-    ) -> None:
-        self.name = name
-        self.documentation = documentation
-        self._service = service
-        self._label = label
-        self._bounds = bounds
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
-
-    def observe(self, label: str, value: float, items: int = 1) -> None:
-        """Count a finite value, once for each item that has it."""
-        self._counts_of(label)[bisect_left(self._bounds, value)] += items
-        self._sums[label] += value * items
-
-    def observe_all(self, label: str, values: NDArray[np.float64]) -> None:
-        """Count values, `[N]`, all finite."""
-        counts = self._counts_of(label)
-        places = np.searchsorted(self._bounds, values)
-        for place, added in enumerate(np.bincount(places, minlength=len(counts)).tolist()):
-            counts[place] += added
-        self._sums[label] += float(values.sum())
-
-    def _counts_of(self, label: str) -> list[int]:
-        self._sums.setdefault(label, 0.0)
-        return self._counts.setdefault(label, [0] * (len(self._bounds) + 1))
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        labels = ("service", self._label)
-        family = HistogramMetricFamily(self.name, self.documentation, labels=labels)
-        bounds = [*map(str, self._bounds), "+Inf"]
-        for label, counts in self._counts.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric([self._service, label], buckets, self._sums[label])
-        yield family
-
-
-class _Series(dict[tuple[str, ...], MetricT]):
-    """The series of a metric by their labels. The metric's own `labels` is slow.
-
-    Args:
-        metric: Its first label is `service`.
-        service: The value of that label.
-    """
-
-    def __init__(self, metric: MetricT, service: str) -> None:
-        super().__init__()
-        self._metric: MetricT = metric
-        self._service = service
-
-    def __missing__(self, labels: tuple[str, ...]) -> MetricT:
-        series: MetricT = self._metric.labels(self._service, *labels)
-        self[labels] = series
-        return series
-
-
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A metric as the documentation lists it."""
 
     name: str
     kind: str
     labels: Sequence[str]
     documentation: str
+
+
+class BulkHistogram(Collector):
+    """A histogram that can observe the items of a whole batch at once.
+
+    Args:
+        metric: What it is. Its first label is `service`, and there may be another one.
+        service: The value of the label `service`.
+        bounds: Upper bounds of the buckets.
+    """
+
+    def __init__(self, metric: Metric, service: str, bounds: Sequence[float]) -> None:
+        self._metric = metric
+        self._service = service
+        self._bounds = bounds
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def observe(self, value: float, *labels: str, items: int = 1) -> None:
+        """Count a finite value, once for each item that has it."""
+        self._counts_of(labels)[bisect_left(self._bounds, value)] += items
+        self._sums[labels] += value * items
+
+    def observe_all(self, values: NDArray[np.float64], *labels: str) -> None:
+        """Count values, `[N]`, all finite."""
+        counts = self._counts_of(labels)
+        places = np.searchsorted(self._bounds, values)
+        for place, added in enumerate(np.bincount(places, minlength=len(counts)).tolist()):
+            counts[place] += added
+        self._sums[labels] += float(values.sum())
+
+    def _counts_of(self, labels: tuple[str, ...]) -> list[int]:
+        self._sums.setdefault(labels, 0.0)
+        return self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        name, _, labels, documentation = self._metric
+        family = HistogramMetricFamily(name, documentation, labels=labels)
+        bounds = [*map(str, self._bounds), "+Inf"]
+        for own, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric([self._service, *own], buckets, self._sums[own])
+        yield family
+
+
+class _Series(dict[tuple[str, ...], Counter]):
+    """The series of a counter by their labels besides `service`. Its own `labels` is slow."""
+
+    def __init__(self, counter: Counter, service: str) -> None:
+        super().__init__()
+        self._counter = counter
+        self._service = service
+
+    def __missing__(self, labels: tuple[str, ...]) -> Counter:
+        series = self[labels] = self._counter.labels(self._service, *labels)
+        return series
+
+
+#: The gauges of `Admission`: an attribute, the name of the metric, and what it is.
+_GAUGES = (
+    ("admitted", "admitted_requests", "Requests admitted and not answered yet."),
+    ("in_flight", "in_flight_items", "Items at the backend; --max-in-flight is the limit."),
+    ("queue_depth", "queue_depth", "Items that wait for the backend; --max-queue-depth."),
+    ("waiting", "waiting_requests", "Requests that wait in line."),
+    ("max_in_flight", "max_in_flight_items", "The limit on items at the backend, as configured."),
+    ("max_queue_depth", "max_queue_depth", "The limit on items that wait, as configured."),
+    ("max_waiting", "max_waiting_requests", "The limit on requests in line, as configured."),
+    ("oldest_seconds", "oldest_request_seconds", "Age of the oldest request without an answer."),
+)
 
 
 class Telemetry:
@@ -256,98 +257,75 @@ class Telemetry:
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        requests = self._counter(
-            "rewardfleet_requests_total",
+        self._requests = self._counter(
+            "requests_total",
             "Requests answered, by route, HTTP status and kind of error (empty: none).",
-            "route",
-            "status",
-            "kind",
+            *("route", "status", "kind"),
         )
-        self._requests = _Series(requests, service)
-        results = self._counter(
-            "rewardfleet_results_total",
+        self._results = self._counter(
+            "results_total",
             "Items with a result: ok, abstained or error. A single request is one item.",
-            "backend",
-            "status",
+            *("backend", "status"),
         )
-        self._results = _Series(results, service)
         self._scores = self._histogram(
-            "rewardfleet_score", "Scores, in tenths from 0 to 1.", "backend", _SCORE_BOUNDS
+            "score", "Scores, in tenths from 0 to 1.", _SCORE_BOUNDS, "backend"
         )
         self._stages = self._histogram(
-            "rewardfleet_stage_duration_seconds",
+            "stage_duration_seconds",
             "Time of an item by stage: queue, decode, backend, total.",
-            "stage",
             _SECONDS,
+            "stage",
         )
-        self._batches = Histogram(
-            name := "rewardfleet_batch_duration_seconds",
-            about := "Time from a batch's headers to its complete result, one per /score/batch.",
-            ("service",),
-            buckets=_BATCH_SECONDS,
-            registry=self._registry,
+        self._batches = self._histogram(
+            "batch_duration_seconds",
+            "Time from a batch's headers to its complete result, one per /score/batch.",
+            _BATCH_SECONDS,
         )
-        self._describe(name, "histogram", (), about)
         self._fallbacks = self._counter(
-            "rewardfleet_fallback_rewards_total",
+            "fallback_rewards_total",
             "Rewards that clients replaced by on_failure, reported by their next request.",
         )
-        self._fallbacks.labels(service)  # 0 from the start, so that the first one is an increase
-        lookups = self._counter(
-            "rewardfleet_cache_lookups_total", "Cache lookups, by result: hit or miss.", "result"
+        self._lookups = self._counter(
+            "cache_lookups_total", "Cache lookups, by result: hit or miss.", "result"
         )
-        self._lookups = _Series(lookups, service)
         self._audits = self._counter(
-            "rewardfleet_cache_audits_total",
+            "cache_audits_total",
             "Cached scores that were computed again, by result: agree or disagree.",
             "result",
         )
-        for result in ("agree", "disagree"):  # few are audited: the series are there before
-            self._audits.labels(service, result)
         self._damaged_entries = self._counter(
-            "rewardfleet_cache_damaged_entries_total",
+            "cache_damaged_entries_total",
             "Entries of the cache that were damaged, not signed with the key, or no score of their "
             "item. Their scores are computed again.",
         )
-        gauges = {
-            "rewardfleet_admitted_requests": "Requests admitted and not answered yet.",
-            "rewardfleet_in_flight_items": "Items at the backend; --max-in-flight is the limit.",
-            "rewardfleet_queue_depth": "Items that wait for the backend; --max-queue-depth.",
-            "rewardfleet_waiting_requests": "Requests that wait in line.",
-            "rewardfleet_max_in_flight_items": "The limit on items at the backend, as configured.",
-            "rewardfleet_max_queue_depth": "The limit on items that wait, as configured.",
-            "rewardfleet_max_waiting_requests": "The limit on requests in line, as configured.",
-            "rewardfleet_oldest_request_seconds": "Age of the oldest request without an answer.",
-        }
-        attributes = (
-            *("admitted", "in_flight", "queue_depth", "waiting"),
-            *("max_in_flight", "max_queue_depth", "max_waiting", "oldest_seconds"),
-        )
-        for (gauge, text), attribute in zip(gauges.items(), attributes, strict=True):
-            self._gauge(gauge, text, admission, attribute)
-        self._gauge(
-            "rewardfleet_deadline_seconds", "--deadline-s, as configured.", self, "deadline_s"
-        )
+        # 0 from the start, so that the first one is an increase.
+        for series in (self._fallbacks[()], self._audits["agree",], self._audits["disagree",]):
+            series.inc(0)
+        for attribute, name, documentation in _GAUGES:
+            self._gauge(name, documentation, partial(getattr, admission, attribute))
+        self._gauge("deadline_seconds", "--deadline-s, as configured.", lambda: deadline_s)
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        self._describe(name, "counter", labels, documentation)
-        return Counter(name, documentation, ("service", *labels), registry=self._registry)
+    def _counter(self, name: str, documentation: str, *labels: str) -> _Series:
+        name, _, names, _ = self._metric(name, "counter", documentation, *labels)
+        return _Series(Counter(name, documentation, names, registry=self._registry), self.service)
 
     def _histogram(
-        self, name: str, documentation: str, label: str, bounds: Sequence[float]
+        self, name: str, documentation: str, bounds: Sequence[float], *labels: str
     ) -> BulkHistogram:
-        self._describe(name, "histogram", (label,), documentation)
-        histogram = BulkHistogram(name, documentation, self.service, label, bounds)
+        metric = self._metric(name, "histogram", documentation, *labels)
+        histogram = BulkHistogram(metric, self.service, bounds)
         self._registry.register(histogram)
         return histogram
 
-    def _gauge(self, name: str, documentation: str, source: object, attribute: str) -> None:
-        self._describe(name, "gauge", (), documentation)
-        gauge = Gauge(name, documentation, ("service",), registry=self._registry)
-        gauge.labels(self.service).set_function(lambda: getattr(source, attribute))
+    def _gauge(self, name: str, documentation: str, value: Callable[[], float]) -> None:
+        name, _, names, _ = self._metric(name, "gauge", documentation)
+        gauge = Gauge(name, documentation, names, registry=self._registry)
+        gauge.labels(self.service).set_function(value)
 
-    def _describe(self, name: str, kind: str, labels: Sequence[str], documentation: str) -> None:
-        self.metrics.append(Metric(name, kind, ("service", *labels), documentation))
+    def _metric(self, name: str, kind: str, documentation: str, *labels: str) -> Metric:
+        metric = Metric(f"rewardfleet_{name}", kind, ("service", *labels), documentation)
+        self.metrics.append(metric)
+        return metric
 
     def record_lookup(self, *, hit: bool) -> None:
         """Count one cache lookup."""
@@ -355,13 +333,15 @@ class Telemetry:
 
     def record_damaged_entry(self) -> None:
         """Count an entry of the cache that cannot be used."""
-        self._damaged_entries.labels(self.service).inc()
+        self._damaged_entries[()].inc()
 
     def record_audit(self, *, agrees: bool) -> None:
         """Count one audit."""
-        self._audits.labels(self.service, "agree" if agrees else "disagree").inc()
+        self._audits["agree" if agrees else "disagree",].inc()
 
-    def record_score(self, context: RequestContext, score: Score, span: Span | None = None) -> None:
+    def record_score(
+        self, context: RequestContext, score: Score, span: "Span | None" = None
+    ) -> None:
         """Count the result of one item and the time of its stages, and end its span."""
         context.items += 1
         context.cached += score.cached
@@ -370,13 +350,13 @@ class Telemetry:
             context.backends.add(score.backend)
         self._results[score.backend, score.status].inc()
         if score.score is not None:
-            self._scores.observe(score.backend, score.score)
+            self._scores.observe(score.score, score.backend)
         is_computed = not score.cached and score.status is not Status.ERROR
         self._observe_stages(score.timing_ms, _STAGES if is_computed else ("total",))
         if span is not None:
             self._end_sample_span(span, score)
 
-    def _end_sample_span(self, span: Span, score: Score) -> None:
+    def _end_sample_span(self, span: "Span", score: Score) -> None:
         span.set(
             {
                 "rewardfleet.backend": score.backend,
@@ -405,7 +385,7 @@ class Telemetry:
 
     def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
         for name in names:
-            self._stages.observe(name, getattr(timing, name) / 1000)
+            self._stages.observe(getattr(timing, name) / 1000, name)
 
     def record_batch(
         self,
@@ -435,13 +415,13 @@ class Telemetry:
         context.backends.add(backend)
         for status, count_of in statuses.items():
             self._results[backend, status].inc(count_of)
-        self._scores.observe_all(backend, scores)
+        self._scores.observe_all(scores, backend)
         if items:
-            self._stages.observe("total", timing.total / 1000, items)
+            self._stages.observe(timing.total / 1000, "total", items=items)
         if computed:
-            self._stages.observe("queue", timing.queue / 1000, computed)
+            self._stages.observe(timing.queue / 1000, "queue", items=computed)
             for name in ("decode", "backend"):
-                self._stages.observe(name, getattr(timing, name) / 1000 / computed, computed)
+                self._stages.observe(getattr(timing, name) / 1000 / computed, name, items=computed)
 
     def record_response(
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""
@@ -450,9 +430,9 @@ class Telemetry:
         self._requests[context.path, str(status), kind or ""].inc()
         if status == 200:
             if context.path == _BATCH_PATH:
-                self._batches.labels(self.service).observe(context.elapsed_ms / 1000)
+                self._batches.observe(context.elapsed_ms / 1000)
             if context.fallback_rewards:
-                self._fallbacks.labels(self.service).inc(context.fallback_rewards)
+                self._fallbacks[()].inc(context.fallback_rewards)
         if context.span is not None:
             self._end_span(context, context.span, status, kind)
         has_failed = status != 200 or context.failed > 0
@@ -475,7 +455,7 @@ class Telemetry:
         )
 
     def _end_span(
-        self, context: RequestContext, span: Span, status: int, kind: ErrorKind | None
+        self, context: RequestContext, span: "Span", status: int, kind: ErrorKind | None
     ) -> None:
         span.set(
             {

@@ -7,61 +7,23 @@ otherwise.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.settings import traces_configured
 from rewardfleet_server.system.optional_imports import install_command
 
+if TYPE_CHECKING:
+    from .otel import Span, Tracer
+
 log = logging.getLogger(__name__)
 
-#: A value of an attribute of a span. None of them contains payload.
-Attribute = str | int | float | bool
 
-
-class Span(Protocol):
-    """A span of a trace."""
-
-    def child(self, name: str) -> "Span":
-        """Begin a span below this one."""
-
-    def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Set attributes."""
-
-    def add_event(self, name: str, attributes: Mapping[str, Attribute]) -> None:
-        """Add an event."""
-
-    def headers(self) -> dict[str, str]:
-        """Return the HTTP headers that continue the trace below this span: `traceparent`."""
-
-    def end(self, failure: str | None = None) -> None:
-        """End the span; ending it again has no effect.
-
-        Args:
-            failure: The kind of failure; None for success.
-        """
-
-
-class Tracer(Protocol):
-    """The source of the spans of one service."""
-
-    def begin_request(self, name: str, headers: Mapping[str, str]) -> Span:
-        """Begin the span of a request, and continue the trace that its headers name.
-
-        Args:
-            name: The name of the span, e.g. `POST /score`.
-            headers: The headers of the request, with names in lower case.
-        """
-
-    async def aclose(self) -> None:
-        """Export the spans that are left, for a few seconds at most."""
-
-
-def open_tracer(service: str) -> Tracer | None:
+def open_tracer(service: str) -> "Tracer | None":
     """Return the tracer of a service, or None if traces are not configured.
 
     They are if `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Without the packages of the extra `otel`, a
@@ -70,39 +32,37 @@ def open_tracer(service: str) -> Tracer | None:
     if not traces_configured():
         return None
     try:
-        from .otel import OtelTracer  # noqa: PLC0415 - optional packages
+        from .otel import Tracer  # noqa: PLC0415 - optional packages
     except ModuleNotFoundError as error:
         log.warning("no traces: %s is not installed: %s", error.name, install_command("otel"))
         return None
-    return OtelTracer(service)
+    return Tracer(service)
 
 
+@dataclass(slots=True, eq=False)
 class ItemSpan:
     """What happens to an item in flight, or to several that are scored as a whole.
 
-    Args:
-        items: How many items it stands for.
-        span: Its span; None without traces.
-
     Attributes:
-        items: The number of its items.
+        items: How many items it stands for.
+        root: The span of the whole item; None without traces.
         backend: What scores it; empty if that is not known yet.
         stage: What happens to it, e.g. `queue`.
         since: Time of `time.monotonic` at which the stage began.
-        root: The span of the whole item; None without traces.
         span: The innermost span that has not ended.
         leader: The item whose computation it shares; None if it has its own.
     """
 
-    __slots__ = ("backend", "items", "leader", "root", "since", "span", "stage")
+    items: int = 1
+    root: "Span | None" = None
+    backend: str = ""
+    stage: str = "prepare"
+    since: float = field(default_factory=time.monotonic)
+    span: "Span | None" = field(init=False)
+    leader: "ItemSpan | None" = None
 
-    def __init__(self, items: int = 1, span: Span | None = None) -> None:
-        self.items = items
-        self.backend = ""
-        self.stage = "prepare"
-        self.since = time.monotonic()
-        self.root = self.span = span
-        self.leader: ItemSpan | None = None
+    def __post_init__(self) -> None:
+        self.span = self.root
 
 
 #: The sample on whose behalf code runs. A shared computation runs on behalf of its first sample.

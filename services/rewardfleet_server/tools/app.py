@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
@@ -32,7 +31,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         ValueError: The file of tool families, or the run-state store, cannot be used.
     """
     store = store or open_run_state(settings, {"budget": SHAPE})
-    return create_reward_app(tools_service(settings, store), settings)
+    return RewardApp(tools_service(settings, store), settings)
 
 
 def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequest, ToolsScore]:

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
@@ -21,24 +21,6 @@ log = logging.getLogger(__name__)
 
 #: Replicas for which open files are kept free.
 _REPLICAS = 64
-
-
-@dataclass(frozen=True)
-class GatewayConfig:
-    """Where the gateway listens, and what is behind it.
-
-    Attributes:
-        host: Its address.
-        port: Its port.
-        allowed_host: Names by which callers may address it, besides loopback names and, beyond
-            loopback, IP addresses; `*` is any.
-        services: The base URLs of each service by its name.
-    """
-
-    host: str
-    port: int
-    allowed_host: Sequence[str]
-    services: Mapping[str, Sequence[str]]
 
 
 def read_services(given: Sequence[str]) -> dict[str, list[str]]:
@@ -82,21 +64,32 @@ def _is_base_url(text: str) -> bool:
     )
 
 
-def run_gateway(config: GatewayConfig) -> int:
+def run_gateway(
+    host: str, port: int, allowed_host: Sequence[str], services: Mapping[str, Sequence[str]]
+) -> int:
     """Run the gateway until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        host: Its address.
+        port: Its port.
+        allowed_host: Names by which callers may address it, besides loopback names and, beyond
+            loopback, IP addresses; `*` is any.
+        services: The base URLs of each service by its name.
 
     Raises:
         ValueError: Its address cannot be bound.
     """
     configure_logging("info")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    return asyncio.run(_run(config))
+    listener = bind(host, port)
+    hosts = AllowedHosts(allowed_host, listens_on=host, has_keys=False)
+    return asyncio.run(_run(listener, hosts, services))
 
 
-async def _run(config: GatewayConfig) -> int:
-    listener = bind(config)
-    hosts = AllowedHosts(config.allowed_host, listens_on=config.host, has_keys=False)
-    fleet: dict[str, list[Replica]] = {name: [] for name in config.services}
+async def _run(
+    listener: socket.socket, hosts: AllowedHosts, services: Mapping[str, Sequence[str]]
+) -> int:
+    fleet: dict[str, list[Replica]] = {name: [] for name in services}
     max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
     # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
@@ -109,8 +102,7 @@ async def _run(config: GatewayConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     following = [
-        asyncio.create_task(follow(name, urls, fleet[name]))
-        for name, urls in config.services.items()
+        asyncio.create_task(follow(name, urls, fleet[name])) for name, urls in services.items()
     ]
     serving = asyncio.create_task(server.serve([listener]))
     log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))

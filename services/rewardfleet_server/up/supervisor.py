@@ -48,7 +48,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     width = None if sys.stderr.isatty() else _LOG_WIDTH
     console = Console(stderr=True, highlight=False, soft_wrap=True, width=width)
-    listener = bind(config)  # first, so that no replica is given its port
+    listener = bind(config.host, config.port)  # first, so that no replica is given its port
     replicas = plan(config)
     if not _works(replicas, console):
         return 1
@@ -105,7 +105,7 @@ def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
 def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
     for replica in replicas:
         try:
-            bind(replica.settings).close()
+            bind(replica.settings.host, replica.settings.port).close()
         except ValueError as error:
             yield Diagnosis("failed", f"{replica.name}: {error}", "end what listens there")
         if replica.number == 0:

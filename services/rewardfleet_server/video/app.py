@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rewardfleet.wire.video import FILE_REPLACES, VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.app import create_app as create_reward_app
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
@@ -37,7 +36,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     Raises:
         ValueError: The settings name a judge that does not exist or cannot be loaded.
     """
-    return create_reward_app(video_service(settings, judges or load_judges(settings)), settings)
+    return RewardApp(video_service(settings, judges or load_judges(settings)), settings)
 
 
 def video_service(

@@ -226,7 +226,7 @@ def test_an_audit_runs_cached_programs_again_and_counts_disagreements(
 
         assert (score(), score()) == (1.0, 1.0)
         wait_until(lambda: counts() == {"agree": "1.0", "disagree": "0.0"})
-        sandbox._result = RunResult(stdout=b"2")
+        sandbox.result = RunResult(stdout=b"2")
         assert score() == 1.0, "an audit delays no answer"
         wait_until(lambda: counts() == {"agree": "1.0", "disagree": "1.0"})
         wait_until(lambda: not service.score("print(1)", stdio(("1", "1")))["cached"])

@@ -254,7 +254,7 @@ async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then
         async def run(self, job, on_result, timing):
             stderr = b"ModuleNotFoundError: No module named 'rf_absent'\n"
             held = RunResult(test_report=b'{"held": true}')
-            self._result = held if ready else RunResult(exit_code=1, stderr=stderr)
+            self.result = held if ready else RunResult(exit_code=1, stderr=stderr)
             await super().run(job, on_result, timing)
 
     check = Preflight(Sandbox(), CodeSettings())

@@ -24,7 +24,7 @@ async def test_the_next_request_reports_replaced_rewards_once(serve: Serve):
         assert fallbacks(client) == 0
         assert await fleet.video.reward("another", [IMAGE_BYTES]) == -1.0
         assert fallbacks(client) == 5
-        judge._score = 1.0
+        judge.score = 1.0
         assert await fleet.video.rewards(requests) == [1.0] * 5
         assert await fleet.video.rewards(requests) == [1.0] * 5
         assert fallbacks(client) == 6
@@ -38,7 +38,7 @@ async def test_a_request_that_fails_leaves_the_report_to_the_next_one(serve: Ser
         for number in range(2):
             assert await fleet.video.reward(f"task {number}", [IMAGE_BYTES]) == 0.0
         assert fallbacks(client) == 0
-        judge._error = None
+        judge.error = None
         assert await fleet.video.reward("task 2", [IMAGE_BYTES]) == 1.0
         assert fallbacks(client) == 2
 

@@ -25,7 +25,6 @@ from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up import discovery
 from rewardfleet_server.up import replicas as replicas_module
-from rewardfleet_server.up.command import GatewayConfig
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.line import fitting_line
 from rewardfleet_server.up.settings import free_port
@@ -321,8 +320,7 @@ async def test_a_gateway_can_be_started_again_at_once():
     """Connections that it has closed do not keep its address."""
     port = 0
     for _ in range(2):
-        config = GatewayConfig("127.0.0.1", port, [], {})
-        listener = bind(config)
+        listener = bind("127.0.0.1", port)
         port = listener.getsockname()[1]
         hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
         server = GracefulServer(Gateway({}, hosts), handles_signals=False)
