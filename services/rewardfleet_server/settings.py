@@ -56,7 +56,7 @@ def setting(
         group: The heading under which the command's help lists it.
         shown: The default as documentation shows it, if that is not its value.
         metavar: The name of its value in help, if neither its type nor its name gives one.
-        constraints: Of `pydantic.Field`.
+        constraints: Arguments of `pydantic.Field`.
     """
     extra: dict[str, Any] = {"group": group, "shown": shown, "metavar": metavar}
     if "default_factory" in constraints:

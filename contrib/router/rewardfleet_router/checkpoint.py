@@ -41,7 +41,7 @@ class Manifest:
 
     Attributes:
         step: Completed steps.
-        total_steps: Of the run.
+        total_steps: The number of steps of the run.
         run: Name of its budget.
         multiplier: λ of the next step.
         budget: The `checkpoint` of the budget: controller, its averages, and the step.
@@ -49,8 +49,8 @@ class Manifest:
         rows_digest: SHA-256 of their indices, prompts and ground truths.
         critic: None: GRPO has no critic.
         config: The configuration by dotted keys.
-        versions: Of the packages.
-        format: Of the layout.
+        versions: The versions of the packages.
+        format: The version of the layout.
     """
 
     step: int
@@ -127,7 +127,7 @@ def save_checkpoint(
     incomplete.
 
     Args:
-        folder: Of the run.
+        folder: The folder of the run.
         manifest: See `Manifest`.
         model: The actor, a model of transformers.
         tokenizer: Its tokenizer.

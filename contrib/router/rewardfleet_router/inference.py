@@ -48,7 +48,7 @@ class RoutedPrompt:
 
     Attributes:
         route: The route.
-        probabilities: Of all routes; the sum is 1.
+        probabilities: The probabilities of all routes; the sum is 1.
         messages: The prompt, rewritten for the route.
     """
 

@@ -50,7 +50,7 @@ def update_weights(
 
     Args:
         loss: A scalar.
-        optimizers: Those of `build_optimizers`.
+        optimizers: The result of `build_optimizers`.
         config: The configuration of the run.
         step: Counted from 0.
         total: Steps of the run.

@@ -77,7 +77,7 @@ class RouterTrainer:
     Attributes:
         actor: The actor with its head.
         step: Completed steps.
-        total_steps: Of the run.
+        total_steps: The number of steps of the run.
         multiplier: λ.
         train_rows: Training rows.
         val_rows: Held-out rows.

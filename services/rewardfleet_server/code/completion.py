@@ -34,7 +34,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
-class Prompt:
+class CodePrompt:
     """A prompt, taken apart.
 
     Attributes:
@@ -75,7 +75,7 @@ def complete(program: str, tests: PlainTests) -> str:
     return f"{prompt.stub}\n{_indented(program, prompt.indent)}"
 
 
-def _prompt_of(tests: PlainTests) -> Prompt | None:
+def _prompt_of(tests: PlainTests) -> CodePrompt | None:
     match tests:
         case AssertTests(prompt=text, entry_point=entry_point) if text:
             prompt = read_prompt(text, entry_point)
@@ -92,7 +92,7 @@ def _prompt_of(tests: PlainTests) -> Prompt | None:
 
 
 @lru_cache(_MAX_PROMPTS)
-def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
+def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     """Take a prompt apart; return None if it is not valid Python.
 
     Args:
@@ -100,7 +100,7 @@ def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
         entry_point: What the tests call, which the setup must not define.
     """
     if not prompt.strip():
-        return Prompt("")
+        return CodePrompt("")
     prompt = prompt.replace("\r\n", "\n").replace("\r", "\n")
     # Methods may be called through `Solution()`, or by their own name.
     called = re.findall(r"\w+", entry_point)
@@ -113,8 +113,8 @@ def read_prompt(prompt: str, entry_point: str) -> Prompt | None:
         stub, indent = _stub(lines, unfinished)
         names = {*called[:1], *called[-1:], *(each.name for each in unfinished)}
         setup = _without(lines, body, {*called[:1], unfinished[0].name})
-        return Prompt(setup, stub, indent, frozenset(names))
-    return Prompt(_without(lines, body, set(called[:1])))
+        return CodePrompt(setup, stub, indent, frozenset(names))
+    return CodePrompt(_without(lines, body, set(called[:1])))
 
 
 def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:

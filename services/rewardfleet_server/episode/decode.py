@@ -47,7 +47,7 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     visual_success: float | dict[str, Any] | None = None
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     items: Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MAX_EPISODES)]
     # The model of the header decodes these.
     options: msgspec.Raw = msgspec.Raw(b"{}")
@@ -65,7 +65,7 @@ def _array(_: type, value: Any) -> _Array:
     return np.array(msgspec.convert(value, list[list[float]] if has_rows else list[float]), float)
 
 
-_DECODER = msgspec.json.Decoder(_Body, dec_hook=_array)
+_DECODER = msgspec.json.Decoder(_BatchBody, dec_hook=_array)
 
 
 @dataclass(frozen=True)

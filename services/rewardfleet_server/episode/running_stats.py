@@ -26,7 +26,7 @@ class _Moments(BaseModel):
     m2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
-class _State(BaseModel):
+class _StatsState(BaseModel):
     """What is stored of a run.
 
     Attributes:
@@ -65,7 +65,7 @@ class _State(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_State), TypeAdapter(_Moments))
+SHAPE = Shape(TypeAdapter(_StatsState), TypeAdapter(_Moments))
 
 
 class RunningStatsStore:
@@ -99,8 +99,8 @@ class RunningStatsStore:
             if counts
         }
 
-        def transition(state: _State | None) -> tuple[_State, _Moments]:
-            state = state or _State(moments=_Moments(), seen={}, deleted=[])
+        def transition(state: _StatsState | None) -> tuple[_StatsState, _Moments]:
+            state = state or _StatsState(moments=_Moments(), seen={}, deleted=[])
             return state, state.count(step, counted)
 
         uid = _digest("\0".join(sorted(counted)))

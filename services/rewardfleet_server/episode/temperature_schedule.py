@@ -18,7 +18,7 @@ from rewardfleet.wire.episode import (
 from rewardfleet_server.run_state import RunState, Scope, Shape
 
 
-class _Schedule(BaseModel):
+class _TemperatureState(BaseModel):
     """The fields of `TemperatureSchedule`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -28,7 +28,7 @@ class _Schedule(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_Schedule), TypeAdapter(_Schedule))
+SHAPE = Shape(TypeAdapter(_TemperatureState), TypeAdapter(_TemperatureState))
 
 
 class TemperatureScheduler:
@@ -60,10 +60,12 @@ class TemperatureScheduler:
     async def _adapted(
         self, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
     ) -> TemperatureSchedule:
-        def transition(state: _Schedule | None) -> tuple[_Schedule, _Schedule]:
+        def transition(
+            state: _TemperatureState | None,
+        ) -> tuple[_TemperatureState, _TemperatureState]:
             before = initial if state is None else TemperatureSchedule(state.base, state.width)
             after = before.after(_signal(adaptation))
-            adapted = _Schedule(base=after.base, width=after.width)
+            adapted = _TemperatureState(base=after.base, width=after.width)
             return adapted, adapted
 
         scope = Scope(adaptation.run, "temperatures")

@@ -60,7 +60,7 @@ class OpenEnvSocket:
         if not scope["path"].endswith("/ws"):
             return False
         timeout = (b"x-request-timeout", b"%d" % _HANDSHAKE_SECONDS)
-        request = _Request(self._app, scope, "/reset", b"{}", timeout)
+        request = _InnerRequest(self._app, scope, "/reset", b"{}", timeout)
         await request.run(asyncio.Event())
         return request.status == 200 or request.status >= 429
 
@@ -100,7 +100,7 @@ class OpenEnvSocket:
                 disconnected.set()
 
         incoming.add_done_callback(on_incoming)
-        request = _Request(self._app, scope, path, body.encode())
+        request = _InnerRequest(self._app, scope, path, body.encode())
         await request.run(disconnected)
         answer = request.body.decode()
         if request.status == 200:
@@ -113,7 +113,7 @@ class OpenEnvSocket:
         return _error(_CODES.get(kind, "EXECUTION_ERROR"), f"{kind}: {detail}")
 
 
-class _Request:
+class _InnerRequest:
     """A request of the application on behalf of a message.
 
     Attributes:

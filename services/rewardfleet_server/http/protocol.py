@@ -332,7 +332,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
     """A `BoundedHttpProtocol` that is given little more than the headers until they are complete.
 
     Args:
-        arguments: Of uvicorn.
+        arguments: The arguments of uvicorn's protocol.
     """
 
     _buffer = _Buffer()

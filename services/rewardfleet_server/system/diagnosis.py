@@ -55,7 +55,7 @@ def check_redis_servers(
     """Check whether each Redis server of some services answers.
 
     Args:
-        settings: Those of the services.
+        settings: The settings of the services.
         unreachable: The status if it does not: services start, and replicas share nothing.
     """
     urls = {

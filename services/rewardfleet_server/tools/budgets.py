@@ -34,7 +34,7 @@ _WHOLE_STEP = "step"
 _FAR = 1000
 
 
-class _State(BaseModel):
+class _BudgetState(BaseModel):
     """What is stored of a run.
 
     Attributes:
@@ -161,7 +161,7 @@ class _State(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_State), TypeAdapter(BudgetUpdate))
+SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate))
 
 
 class Price(NamedTuple):
@@ -212,7 +212,7 @@ class Budgets:
             Unavailable: The store cannot be written now.
         """
 
-        def transition(stored: _State | None) -> tuple[_State, Budget]:
+        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Budget]:
             state = _changed(stored, request).limited()
             return state, state.budget(run)
 
@@ -232,7 +232,7 @@ class Budgets:
             Unavailable: The store cannot be written now.
         """
 
-        def transition(stored: _State | None) -> tuple[_State, BudgetUpdate]:
+        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, BudgetUpdate]:
             state = _existing(stored, run)
             is_closed = state.count(request)
             return state, state.answer(run, request.step, closed=is_closed)
@@ -248,27 +248,27 @@ def _scope(run: str) -> Scope:
     return Scope(run, "budget")
 
 
-def _existing(stored: _State | None, run: str) -> _State:
+def _existing(stored: _BudgetState | None, run: str) -> _BudgetState:
     if stored is None:
         raise NotFound(f"run {run[:100]!r} has no budget: create it by PUT /budgets/{run[:100]}")
     return stored
 
 
-def _changed(stored: _State | None, request: BudgetRequest) -> _State:
+def _changed(stored: _BudgetState | None, request: BudgetRequest) -> _BudgetState:
     """Return the state after `PUT`."""
     options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
     if request.checkpoint is not None:
         closed = _closed_at(stored, request.checkpoint.step)
-        return _State(options=options, checkpoint=request.checkpoint, closed=closed)
+        return _BudgetState(options=options, checkpoint=request.checkpoint, closed=closed)
     if stored is None:
         multiplier = asdict(MultiplierState.initial(request.initial_lambda))
         checkpoint = BudgetCheckpoint.model_validate({"multiplier": multiplier})
-        return _State(options=options, checkpoint=checkpoint)
+        return _BudgetState(options=options, checkpoint=checkpoint)
     stored.options = options
     return stored
 
 
-def _closed_at(stored: _State | None, last: int | None) -> Ranges:
+def _closed_at(stored: _BudgetState | None, last: int | None) -> Ranges:
     """Return the closed steps of a run that resumes after a step."""
     if last is None:
         return []

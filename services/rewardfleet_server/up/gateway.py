@@ -40,8 +40,8 @@ from .metrics import METRICS_TYPE, GatewayMetrics
 from .proxy import (
     CallerDisconnected,
     Headers,
+    ProxiedRequest,
     Refusal,
-    Request,
     Upstream,
     UpstreamFailed,
     failure_of,
@@ -135,7 +135,7 @@ class Gateway:
         if not service:
             services = ", ".join(f"/{each}" for each in self._fleet)
             raise NotFound(f"no service at {'/' + path[:99]!r}; the services are at {services}")
-        request = Request(scope, receive, service, self._upstream, waits_at("/" + rest))
+        request = ProxiedRequest(scope, receive, service, self._upstream, waits_at("/" + rest))
         await self._forward(service, request, send)
 
     async def _send_page(self, scope: Message, send: Send, service: str) -> None:
@@ -233,7 +233,7 @@ class Gateway:
             sample.replica = url
         return answer
 
-    async def _forward(self, service: str, request: Request, send: Send) -> None:
+    async def _forward(self, service: str, request: ProxiedRequest, send: Send) -> None:
         """Count a request while it is answered.
 
         Raises:
@@ -258,7 +258,7 @@ class Gateway:
             self._patient -= waits is not None
             request.body.end()
 
-    async def _try_replicas(self, service: str, request: Request, send: Send) -> None:
+    async def _try_replicas(self, service: str, request: ProxiedRequest, send: Send) -> None:
         """Send a request to one replica after another, until one answers other than 429 or 503.
 
         If it may wait, it does so while there is none, and then begins again.
@@ -303,7 +303,9 @@ class Gateway:
             return
         raise self._unavailable(service, tried)
 
-    async def _send_to(self, replica: Replica, request: Request, send: Send) -> Refusal | None:
+    async def _send_to(
+        self, replica: Replica, request: ProxiedRequest, send: Send
+    ) -> Refusal | None:
         replica.outstanding += 1
         try:
             return await request.send_to(replica, send)
@@ -311,14 +313,14 @@ class Gateway:
             replica.outstanding -= 1
             self._lines[replica.service].advance()
 
-    async def _wait_in_line(self, service: str, request: Request, *, at_front: bool) -> bool:
+    async def _wait_in_line(self, service: str, request: ProxiedRequest, *, at_front: bool) -> bool:
         """Return whether a request should be tried again, after it has waited for its turn."""
         if request.waits is None:
             return False
         seconds = min(request.waits.in_line_s or _WAIT_SECONDS, request.given_s)
         return await self._lines[service].wait(request.started + seconds, at_front=at_front)
 
-    def _choose(self, service: str, tried: set[Replica], request: Request) -> Replica | None:
+    def _choose(self, service: str, tried: set[Replica], request: ProxiedRequest) -> Replica | None:
         """Return a replica that may be sent a request; of equally busy ones, each in turn."""
         replicas, now = self._fleet[service], time.monotonic()
         self._turn += 1

@@ -166,11 +166,11 @@ class Attempt:
         self.end(UpstreamFailed(reason))
 
 
-class Body(aiohttp.Payload):
+class RequestBody(aiohttp.Payload):
     """The body of a request, which is read when a replica wants it and stored if it is small.
 
     Args:
-        receive: Of ASGI.
+        receive: ASGI's `receive`.
         upstream: Counts what is stored.
 
     Attributes:
@@ -259,18 +259,18 @@ class Body(aiohttp.Payload):
             self._watching.cancel()
 
 
-class Request:
+class ProxiedRequest:
     """A caller's request, which is sent to one replica or more.
 
     Args:
-        scope: Of ASGI.
-        receive: Of ASGI.
+        scope: ASGI's `scope`.
+        receive: ASGI's `receive`.
         service: The service whose prefix the path has.
         upstream: What it is sent by.
         waits: How long it may wait in line; None if it may not.
 
     Attributes:
-        waits: As above.
+        waits: How long it may wait in line; None if it may not.
         body: Its body.
         started: Time of the event loop's clock at which its headers arrived.
         given_s: Seconds that the caller waits for the response; infinite if it does not say.
@@ -288,7 +288,7 @@ class Request:
         headers = dict(scope["headers"])
         self._upstream = upstream
         self.waits = waits
-        self.body = Body(receive, upstream)
+        self.body = RequestBody(receive, upstream)
         self.started = asyncio.get_running_loop().time()
         self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
         # A service gets a little longer to report that it is too late.

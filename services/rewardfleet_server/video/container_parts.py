@@ -16,7 +16,7 @@ class DamagedError(Exception):
     """The parts of the file, or the fields of its header, contradict each other."""
 
 
-class OpenFile:
+class DescriptorReader:
     """The content of an open file. Reads are limited: it may consist of millions of parts."""
 
     def __init__(self, fd: int) -> None:
@@ -52,7 +52,7 @@ class Part(NamedTuple):
         is_sized: Whether the file states it.
     """
 
-    source: bytes | OpenFile
+    source: bytes | DescriptorReader
     name: bytes
     start: int
     content: int
@@ -95,7 +95,7 @@ class Part(NamedTuple):
             raise DamagedError("a part is longer than the part that contains it")
 
 
-def whole(source: bytes | OpenFile) -> Part:
+def whole(source: bytes | DescriptorReader) -> Part:
     """Return a whole file as a part."""
     return Part(source, b"", 0, 0, len(source))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 
-from .container_parts import DamagedError, OpenFile, Part, TruncatedError, boxes, whole
+from .container_parts import DamagedError, DescriptorReader, Part, TruncatedError, boxes, whole
 from .mp4_header import check_header, frame_sizes
 
 #: The advice in error messages about files of another type.
@@ -43,7 +43,7 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
         )
     if not head:
         raise InvalidRequest(f"{label} is empty; {ACCEPTED}")
-    file = whole(OpenFile(fd))
+    file = whole(DescriptorReader(fd))
     try:
         if head[4:8] in _FIRST_BOXES:
             _check_mp4(file)
@@ -63,7 +63,7 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
 def stated_frame_sizes(path: str) -> set[tuple[int, int]]:
     """Return the width and the height of each video track of a checked mp4 or mov file."""
     with open(path, "rb") as content:
-        file = whole(OpenFile(content.fileno()))
+        file = whole(DescriptorReader(content.fileno()))
         return frame_sizes(_header(next(box for box in boxes(file) if box.name == b"moov")))
 
 

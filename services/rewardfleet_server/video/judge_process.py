@@ -70,12 +70,12 @@ class JudgeOrder:
     """What a judge's process is to run.
 
     Attributes:
-        name: Of the judge.
+        name: The name of the judge.
         factory: `module:function`.
         settings: The attributes of the factory's argument.
         threads: How many calls a judge without coroutines works on at the same time.
         path: Where modules are searched.
-        log_level: Of the judge's own log lines.
+        log_level: The level of the judge's own log lines.
     """
 
     name: str
@@ -86,7 +86,7 @@ class JudgeOrder:
     log_level: str
 
 
-class Answer(msgspec.Struct):
+class JudgeAnswer(msgspec.Struct):
     """A message of the judge's process: it is ready (number 0), or the result of a call."""
 
     id: int
@@ -98,7 +98,7 @@ class Answer(msgspec.Struct):
     problem: dict[str, Any] | None = None
 
 
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_answer = msgspec.json.Decoder(JudgeAnswer).decode
 
 
 class JudgeProcess:
@@ -120,7 +120,7 @@ class JudgeProcess:
         self._order = order
         self._label = f"judge {order.name}"
         started = time.monotonic()
-        self._child = _Child(order)
+        self._child = _JudgeChild(order)
         ready = self._child.started(None)
         first_start_s = time.monotonic() - started
         self._max_restart_s = max(_RESTART_FACTOR * first_start_s, _MIN_RESTART_SECONDS)
@@ -128,7 +128,7 @@ class JudgeProcess:
         self._slots = asyncio.Semaphore(sys.maxsize if ready.is_async else order.threads)
         self._problem: str | None = f"{self._label} has not started"  # why it is not running
         self._writer: asyncio.StreamWriter | None = None
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, asyncio.Future[JudgeAnswer]] = {}
         self._last_number = 0
         self._longest_s = 0.0
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -147,7 +147,7 @@ class JudgeProcess:
             )
         return self._problem
 
-    async def call(self, *arguments: JsonValue) -> Answer:
+    async def call(self, *arguments: JsonValue) -> JudgeAnswer:
         """Call `score_video`.
 
         Raises:
@@ -203,11 +203,13 @@ class JudgeProcess:
         if (reason := self.outage) is not None:
             raise Unavailable(reason, retry_after=1)
 
-    def _send_call(self, arguments: tuple[JsonValue, ...]) -> tuple[int, asyncio.Future[Answer]]:
+    def _send_call(
+        self, arguments: tuple[JsonValue, ...]
+    ) -> tuple[int, asyncio.Future[JudgeAnswer]]:
         self._last_number += 1
         number = self._last_number
         self._send({"id": number, "arguments": arguments})
-        call: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call: asyncio.Future[JudgeAnswer] = asyncio.get_running_loop().create_future()
         self._calls[number] = call
         return number, call
 
@@ -220,7 +222,7 @@ class JudgeProcess:
 
     # Abandoned calls
 
-    def _abandon(self, number: int, call: asyncio.Future[Answer]) -> None:
+    def _abandon(self, number: int, call: asyncio.Future[JudgeAnswer]) -> None:
         self._count_abandoned(1)
         call.add_done_callback(lambda _: self._count_abandoned(-1))
         if self._problem is None:
@@ -268,7 +270,7 @@ class JudgeProcess:
                 self.restarts += 1
                 started = time.monotonic()
                 try:
-                    self._child = _Child(self._order)
+                    self._child = _JudgeChild(self._order)
                     # If this is cancelled, the process is killed, which ends the thread's wait.
                     await asyncio.to_thread(self._child.started, self._max_restart_s)
                     reader = await self._connect()
@@ -330,7 +332,7 @@ class JudgeProcess:
         return exited.result() if done else None
 
 
-class _Child:
+class _JudgeChild:
     """One process. It ends when this object does.
 
     Attributes:
@@ -367,7 +369,7 @@ class _Child:
         with contextlib.suppress(OSError):  # it has ended already
             self.connection.sendall(LENGTH.pack(len(content)) + content)
 
-    def started(self, timeout_s: float | None) -> Answer:
+    def started(self, timeout_s: float | None) -> JudgeAnswer:
         """Wait until it is ready for calls. Blocks.
 
         Raises:
@@ -437,7 +439,7 @@ def _log_line(label: str, line: bytes) -> None:
         _output.info("%s: %s", label, text)
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> Answer:
+async def _read_answer(reader: asyncio.StreamReader) -> JudgeAnswer:
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if size > MAX_ANSWER_BYTES:
         raise ValueError("not a message of a judge")

@@ -91,7 +91,7 @@ class _Track:
         edits: For each part that the edit list shows: its length in ticks of the movie, and where
             it starts; -1 for an empty part.
         decoded: When each sample is decoded.
-        lengths: Of each sample.
+        lengths: The length of each sample.
         offsets: From the time when a sample is decoded until it is shown, as `[runs, 2]`: a number
             of samples, and their offset.
     """

@@ -145,7 +145,7 @@ class RewardStats:
 
 
 @dataclass
-class _Environment:
+class _EnvironmentState:
     """The current episode of one environment."""
 
     task: Any  #: as it was given
@@ -225,7 +225,7 @@ class LiberoRewards:
         self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
         suites = self.config.task_suite_name if suites is None else suites
         self._environments = [
-            _Environment(task, problem, EpisodeRecorder(self.config.nframes))
+            _EnvironmentState(task, problem, EpisodeRecorder(self.config.nframes))
             for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
         ]
         keeps_videos = self.config.keep_temp_video
@@ -292,7 +292,7 @@ class LiberoRewards:
 
         Args:
             frames: A list, an array or a torch tensor of images; see `upright_image`.
-            environments: Those of the frames, in the same order.
+            environments: The environments of the frames, in the same order.
 
         Raises:
             ValueError: There is another number of frames, or an index is out of range.

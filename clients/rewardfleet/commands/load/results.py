@@ -24,14 +24,14 @@ ALL = "all"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
-class _Answer(BaseModel):
+class _LoadAnswer(BaseModel):
     """The fields of a score, a batch or a problem that matter here."""
 
     status: str | int | None = None
     score: float | None = None
     cached: bool = False
-    error: "_Answer | None" = None
-    results: "list[_Answer] | None" = None
+    error: "_LoadAnswer | None" = None
+    results: "list[_LoadAnswer] | None" = None
     kind: str = ""
     detail: str = ""
 
@@ -39,7 +39,7 @@ class _Answer(BaseModel):
 def outcome_of(request: LoadRequest, status: int, body: bytes) -> tuple[str, str]:
     """Return what an answer means: one of `ANSWERED` or a kind of failure, and a message."""
     try:
-        answer = _Answer.model_validate_json(body)
+        answer = _LoadAnswer.model_validate_json(body)
     except ValidationError:  # of a proxy
         return f"HTTP {status}", "not an answer of rewardfleet"
     if status != 200:

@@ -30,7 +30,7 @@ async def compute_score(
         ground_truth: A correct answer; see the tools service.
         extra_info: `tool_families` of the row, where it has them.
         url: The tools service.
-        options: Of the tools service: `variant`, `cost`, `cost_weights`.
+        options: Options of the tools service: `variant`, `cost`, `cost_weights`.
         timeout_s: Seconds for a call, with retries.
 
     Returns:

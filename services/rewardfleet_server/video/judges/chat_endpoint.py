@@ -79,7 +79,7 @@ class Choice(BaseModel):
     logprobs: Logprobs | None = None
 
 
-class _Completion(BaseModel):
+class _ChatCompletion(BaseModel):
     choices: list[Choice] = Field(min_length=1)
 
 
@@ -95,7 +95,7 @@ class ChatEndpoint:
 
     Attributes:
         url: Where requests are sent.
-        model: As above.
+        model: The model to request there.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ChatEndpoint:
         async with self._slots:
             response = await self._post(body)
         try:
-            return _Completion.model_validate_json(response.content).choices[0]
+            return _ChatCompletion.model_validate_json(response.content).choices[0]
         except ValidationError:
             raise BackendFailed(
                 f"the endpoint of {self.model} did not return a valid chat completion"

@@ -68,7 +68,7 @@ class Comparison:
     """The result of a comparison.
 
     Attributes:
-        probability: Of success, in [0, 1]; None if there is nothing to compare with.
+        probability: The probability of success, in [0, 1]; None if nothing can be compared.
         progress: In [0, 1]; None if there is nothing to compare with.
         text: What was compared, or why nothing was.
     """

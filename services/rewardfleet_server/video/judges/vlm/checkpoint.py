@@ -50,7 +50,7 @@ class Checkpoint:
     Args:
         path: A folder with the checkpoint, or its name on a hub.
         config: Its `config.json`, see `read_config`.
-        geometry: That of its family.
+        geometry: The geometry of its family.
         max_model_len: Tokens of prompt, frames and answer together.
 
     Attributes:

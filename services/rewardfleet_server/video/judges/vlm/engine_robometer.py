@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLModel, Qwen3VLPreTrainedModel
 
 from . import Conversation
-from .engine_transformers import BatchingEngine, Job
+from .engine_transformers import BatchingEngine, QueuedPrompt
 from .families.robometer import PARAMS, FrameScores
 from .families.robometer_checkpoint import UNUSED_WEIGHTS, RobometerCheckpoint
 
@@ -22,7 +22,7 @@ class RobometerModel(Qwen3VLPreTrainedModel):  # type: ignore[misc] # no types i
     The names of its weights are those of the published checkpoint.
 
     Args:
-        config: That of the Qwen3-VL.
+        config: The configuration of the Qwen3-VL.
         bins: The bins into which progress is divided.
     """
 
@@ -79,7 +79,7 @@ class RobometerEngine(BatchingEngine[FrameScores]):
                 raise ValueError(f"{problem.replace('_', ' ')}: {sorted(report[problem])[:3]}")
         return model
 
-    def _run_batch(self, batch: list[Job[FrameScores]]) -> list[FrameScores]:
+    def _run_batch(self, batch: list[QueuedPrompt[FrameScores]]) -> list[FrameScores]:
         with torch.inference_mode():
             scores = self._model(self._checkpoint.progress_token, **self._inputs(batch))
         return [

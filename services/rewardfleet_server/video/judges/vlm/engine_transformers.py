@@ -38,7 +38,7 @@ _FATAL_ERRORS = getattr(torch, "AcceleratorError", ())
 
 
 @dataclass(eq=False)
-class Job(Generic[T]):
+class QueuedPrompt(Generic[T]):
     """A waiting conversation and the future of its result.
 
     Attributes:
@@ -75,7 +75,7 @@ class BatchingEngine(Generic[T]):
     def __init__(self, checkpoint: Checkpoint, *, device: str, batch_size: int) -> None:
         self._checkpoint = checkpoint
         self._batch_size = batch_size
-        self._waiting: deque[Job[T]] = deque()
+        self._waiting: deque[QueuedPrompt[T]] = deque()
         self._arrived = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self.passes = 0
@@ -106,13 +106,15 @@ class BatchingEngine(Generic[T]):
         """Load the model, on the CPU."""
         raise NotImplementedError
 
-    def _run_batch(self, batch: list[Job[T]]) -> list[T]:
+    def _run_batch(self, batch: list[QueuedPrompt[T]]) -> list[T]:
         """Return the result of each conversation. Runs in a thread."""
         raise NotImplementedError
 
     async def _submit(self, conversation: Conversation, prompt: str, params: GenerationParams) -> T:
         """Put a conversation into a batch and wait for its result."""
-        job = Job[T](conversation, prompt, params, asyncio.get_running_loop().create_future())
+        job = QueuedPrompt[T](
+            conversation, prompt, params, asyncio.get_running_loop().create_future()
+        )
         self._waiting.append(job)
         self._arrived.set()
         if self._running is None or self._running.done():
@@ -155,7 +157,7 @@ class BatchingEngine(Generic[T]):
             except TimeoutError:
                 return
 
-    def _outcomes(self, batch: list[Job[T]]) -> list[T | BackendFailed]:
+    def _outcomes(self, batch: list[QueuedPrompt[T]]) -> list[T | BackendFailed]:
         """Run a batch. Failures are returned: StopIteration cannot be raised out of a thread."""
         if not batch:
             return []
@@ -170,10 +172,10 @@ class BatchingEngine(Generic[T]):
             failed = f"the model failed: {type(error).__name__}: {error}"[:_MAX_REASON]
             return [BackendFailed(failed) for _ in batch]
 
-    def _next_batch(self) -> list[Job[T]]:
+    def _next_batch(self) -> list[QueuedPrompt[T]]:
         """Take the conversations with the oldest one's parameters, without cancelled ones."""
-        batch: list[Job[T]] = []
-        others: deque[Job[T]] = deque()
+        batch: list[QueuedPrompt[T]] = []
+        others: deque[QueuedPrompt[T]] = deque()
         while self._waiting:
             job = self._waiting.popleft()
             if job.result.done():
@@ -187,7 +189,7 @@ class BatchingEngine(Generic[T]):
     def _count(self, *_: object) -> None:
         self.passes += 1
 
-    def _inputs(self, batch: list[Job[T]]) -> Any:
+    def _inputs(self, batch: list[QueuedPrompt[T]]) -> Any:
         parts = [part for job in batch for part in job.conversation.parts]
         images = [part.frame for part in parts if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
@@ -229,7 +231,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
     def _load(self) -> Any:
         return AutoModelForImageTextToText.from_pretrained(self._checkpoint.path, dtype="auto")
 
-    def _run_batch(self, batch: list[Job[list[Completion]]]) -> list[list[Completion]]:
+    def _run_batch(self, batch: list[QueuedPrompt[list[Completion]]]) -> list[list[Completion]]:
         inputs = self._inputs(batch)
         with torch.inference_mode():
             if batch[0].params.labels:
@@ -246,7 +248,9 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             for text, row in zip(texts, label_logprobs, strict=True)
         ]
 
-    def _texts(self, inputs: Any, batch: list[Job[list[Completion]]]) -> list[list[Completion]]:
+    def _texts(
+        self, inputs: Any, batch: list[QueuedPrompt[list[Completion]]]
+    ) -> list[list[Completion]]:
         params = batch[0].params
         start = inputs["input_ids"].shape[1]
         sampling = (
@@ -289,7 +293,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
 class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has no types here
     """Ends a generation when every conversation of its batch is cancelled."""
 
-    def __init__(self, batch: list[Job[list[Completion]]]) -> None:
+    def __init__(self, batch: list[QueuedPrompt[list[Completion]]]) -> None:
         self._batch = batch
 
     def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

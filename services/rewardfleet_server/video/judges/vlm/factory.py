@@ -33,7 +33,7 @@ def build(
 
     Args:
         own: The settings of the judge.
-        service: Those of the service, with its GPUs.
+        service: The settings of the service, with its GPUs.
         checkpoint: The model.
         spec: How the model is used.
         judge_type: The class of the judge.

@@ -270,7 +270,7 @@ def with_curve(
     rise, -1 if they always fall. It is left out if the values are all equal.
 
     Args:
-        judgment: That of the complete clip.
+        judgment: The judgment of the complete clip.
         frames: The source's index of the last frame of each prefix; the last is the complete clip.
         values: The value of each prefix, in [0, 1]; None if there is none.
     """

@@ -88,7 +88,7 @@ class Gone(BaseException):
     """The process on the other side has ended; with arguments, it sent what is not valid."""
 
 
-class TooLarge(MemoryError):
+class ValueTooLarge(MemoryError):
     """A message is too large."""
 
 
@@ -152,7 +152,7 @@ class Side:
         """Send a message."""
         text = json.dumps(message).encode()
         if len(text) > _MAX_MESSAGE_BYTES:
-            raise TooLarge("a value is too large to be sent")
+            raise ValueTooLarge("a value is too large to be sent")
         try:
             self._socket.sendall(b"".join((_LENGTH.pack(len(text)), text)))
         except OSError:

@@ -27,7 +27,7 @@ def load_checkpoint(
         own: The settings of the judge.
         judge: Its name.
         max_tokens: The most tokens of an answer.
-        model_type: That of its checkpoints; None for any of the family.
+        model_type: The type of its checkpoints; None for any of the family.
         max_pixels: The most pixels of a frame of a video, whatever requests allow.
 
     Raises:

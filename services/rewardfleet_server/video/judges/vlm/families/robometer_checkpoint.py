@@ -70,7 +70,7 @@ class RobometerCheckpoint(Checkpoint):
     Args:
         path: A folder with the checkpoint, or its name on a hub.
         config: Its `config.json`.
-        layout: That of its files, see `read_layout`.
+        layout: The layout of its files, see `read_layout`.
         geometry: Resizes the frames.
         max_model_len: Tokens of prompt and frames together.
 
