@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,8 +52,12 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ended]:
 
 
 async def ask(url: str) -> str:
-    """Send one request on a connection of its own; return its status, or how it failed."""
-    address = urlsplit(url)
+    """Send one request on a connection of its own; return its status, or how it failed.
+
+    A server that ends waits for at most a second for the request of a connection, so one that is
+    reset later than that says that the machine is busy, and nothing about the server.
+    """
+    address, began = urlsplit(url), time.monotonic()
     try:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
     except ConnectionRefusedError:
@@ -62,7 +67,7 @@ async def ask(url: str) -> str:
         start = await reader.readline()
         return start.split()[1].decode() if start else "closed"
     except ConnectionResetError:
-        return "reset"
+        return "reset" if time.monotonic() < began + 1 else "late"
     finally:
         writer.close()
 
@@ -78,7 +83,8 @@ async def test_no_connection_is_reset_that_was_accepted(server: Ended):
         await asyncio.sleep(0.002 if is_burst else 0.05)
     outcomes = Counter(await asyncio.gather(*calls))
     assert process.returncode == 0
-    assert outcomes.keys() <= {"200", "404", "503", "refused"} and outcomes.total() > 500, outcomes
+    allowed = {"200", "404", "503", "refused", "late"}
+    assert outcomes.keys() <= allowed and outcomes.total() > 500, outcomes
 
 
 def test_connections_that_are_idle_get_one_more_answer_and_end(server: Ended):
