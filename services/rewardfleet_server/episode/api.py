@@ -44,8 +44,8 @@ from rewardfleet_server.system.threads import run_in_thread
 from . import encode
 from .decode import DecodedBatch, decode_batch
 from .group_collector import GroupCollector
-from .running_stats import RunningStatsStore
-from .temperature_schedule import TemperatureScheduler
+from .running_stats import count_rewards
+from .temperature_schedule import sample_temperatures
 
 T = TypeVar("T")
 
@@ -103,9 +103,8 @@ class EpisodeApi:
         thread: ThreadPoolExecutor,
     ) -> None:
         self._engine = engine
-        self._running_stats = RunningStatsStore(store)
+        self._store = store
         self._groups = GroupCollector(store.groups, metrics.observe)
-        self._temperatures = TemperatureScheduler(store)
         self._metrics = metrics
         self._thread = thread
 
@@ -174,7 +173,7 @@ class EpisodeApi:
         if options.normalize != "running":
             return await self._in_thread(batch, lambda: encoded(compute()))
         rewards = await self._in_thread(batch, compute)
-        running = await self._running_stats.update(batch.header, rewards)
+        running = await count_rewards(self._store, batch.header, rewards)
         return await self._in_thread(batch, lambda: encoded(rewards, running))
 
     def _encode(
@@ -225,7 +224,7 @@ class EpisodeApi:
             RewardFleetError: The step is too old, or the run state cannot be written now.
         """
         async with self._engine.permit(context):
-            return await self._temperatures.temperatures(request)
+            return await sample_temperatures(self._store, request)
 
 
 def _compute(batch: DecodedBatch) -> Rewards:

@@ -72,9 +72,8 @@ class GroupCollector:
                 missing = _missing(group)
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
             await self._release(key, group, request_id)
-            group, score = await self._groups.add(
-                key, request.item.uid, item, new
-            )  # which is stored already
+            # The member is stored already: this returns its result.
+            group, score = await self._groups.add(key, request.item.uid, item, new)
         _check(key, EpisodeScore, score)
         if group.stats is not None:
             _check(key, GroupStats, group.stats)

@@ -68,44 +68,38 @@ class _StatsState(BaseModel):
 SHAPE = Shape(TypeAdapter(_StatsState), TypeAdapter(_Moments))
 
 
-class RunningStatsStore:
-    """Counts each episode of a run once, by (run, step, uid).
+async def count_rewards(
+    store: RunState, header: EpisodeBatchHeader, rewards: Rewards
+) -> RunningMeanStd:
+    """Count the rewards of a batch; return the statistics of the run, these included.
 
-    Args:
-        store: Where statistics are stored.
+    Each episode of a run is counted once, by (run, step, uid). A batch that is sent again gets the
+    statistics it got the first time. Of a batch that overlaps others of its step, only the new
+    episodes are counted.
+
+    Raises:
+        InvalidRequest: The step is so old that its counted episodes are no longer stored.
+        Unavailable: The run state cannot be written now.
     """
+    assert header.run is not None  # noqa: S101 - the model ensures both
+    assert header.step is not None  # noqa: S101
+    batch, step = rewards.batch, header.step
+    digests = [_digest(str(item.uid)) for item in batch.columns.items]
+    counted = {
+        digest: reward
+        for digest, reward, counts in zip(
+            digests, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True
+        )
+        if counts
+    }
 
-    def __init__(self, store: RunState) -> None:
-        self._store = store
+    def transition(state: _StatsState | None) -> tuple[_StatsState, _Moments]:
+        state = state or _StatsState(moments=_Moments(), seen={}, deleted=[])
+        return state, state.count(step, counted)
 
-    async def update(self, header: EpisodeBatchHeader, rewards: Rewards) -> RunningMeanStd:
-        """Count the rewards of a batch; return the statistics of the run, these included.
-
-        A batch that is sent again gets the statistics it got the first time. Of a batch that
-        overlaps others of its step, only the new episodes are counted.
-
-        Raises:
-            InvalidRequest: The step is so old that its counted episodes are no longer stored.
-        """
-        assert header.run is not None  # noqa: S101 - the model ensures both
-        assert header.step is not None  # noqa: S101
-        batch, step = rewards.batch, header.step
-        digests = [_digest(str(item.uid)) for item in batch.columns.items]
-        counted = {
-            digest: reward
-            for digest, reward, counts in zip(
-                digests, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True
-            )
-            if counts
-        }
-
-        def transition(state: _StatsState | None) -> tuple[_StatsState, _Moments]:
-            state = state or _StatsState(moments=_Moments(), seen={}, deleted=[])
-            return state, state.count(step, counted)
-
-        uid = _digest("\0".join(sorted(counted)))
-        scope = Scope(header.run, "running_stats")
-        return RunningMeanStd(**vars(await self._store.apply_once(scope, step, uid, transition)))
+    uid = _digest("\0".join(sorted(counted)))
+    scope = Scope(header.run, "running_stats")
+    return RunningMeanStd(**vars(await store.apply_once(scope, step, uid, transition)))
 
 
 def _digest(text: str) -> str:

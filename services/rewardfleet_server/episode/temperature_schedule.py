@@ -31,46 +31,41 @@ class _TemperatureState(BaseModel):
 SHAPE = Shape(TypeAdapter(_TemperatureState), TypeAdapter(_TemperatureState))
 
 
-class TemperatureScheduler:
-    """Stores the schedule of each run, which each step moves once.
+async def sample_temperatures(
+    store: RunState, request: TemperaturesRequest
+) -> TemperaturesResponse:
+    """Return the temperatures of n samples, adapted to the step's outcome if it is given.
 
-    Args:
-        store: The state of training runs.
+    The store has the schedule of each run, which each step moves once.
+
+    Raises:
+        InvalidRequest: The step is so old that it is unknown whether it was applied.
+        Unavailable: The run state cannot be written now.
     """
+    schedule = TemperatureSchedule(request.base_temperature, request.temperature_range)
+    if request.adapt is not None:
+        schedule = await _adapted(store, schedule, request.adapt)
+    return TemperaturesResponse(
+        temperatures=spread_temperatures(request.n, schedule.base, schedule.width).tolist(),
+        base_temperature=schedule.base,
+        temperature_range=schedule.width,
+    )
 
-    def __init__(self, store: RunState) -> None:
-        self._store = store
 
-    async def temperatures(self, request: TemperaturesRequest) -> TemperaturesResponse:
-        """Return the temperatures of n samples, adapted to the step's outcome if it is given.
+async def _adapted(
+    store: RunState, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
+) -> TemperatureSchedule:
+    def transition(
+        state: _TemperatureState | None,
+    ) -> tuple[_TemperatureState, _TemperatureState]:
+        before = initial if state is None else TemperatureSchedule(state.base, state.width)
+        after = before.after(_signal(adaptation))
+        adapted = _TemperatureState(base=after.base, width=after.width)
+        return adapted, adapted
 
-        Raises:
-            InvalidRequest: The step is so old that it is unknown whether it was applied.
-            Unavailable: The run state cannot be written now.
-        """
-        schedule = TemperatureSchedule(request.base_temperature, request.temperature_range)
-        if request.adapt is not None:
-            schedule = await self._adapted(schedule, request.adapt)
-        return TemperaturesResponse(
-            temperatures=spread_temperatures(request.n, schedule.base, schedule.width).tolist(),
-            base_temperature=schedule.base,
-            temperature_range=schedule.width,
-        )
-
-    async def _adapted(
-        self, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
-    ) -> TemperatureSchedule:
-        def transition(
-            state: _TemperatureState | None,
-        ) -> tuple[_TemperatureState, _TemperatureState]:
-            before = initial if state is None else TemperatureSchedule(state.base, state.width)
-            after = before.after(_signal(adaptation))
-            adapted = _TemperatureState(base=after.base, width=after.width)
-            return adapted, adapted
-
-        scope = Scope(adaptation.run, "temperatures")
-        outcome = await self._store.apply_once(scope, adaptation.step, "schedule", transition)
-        return TemperatureSchedule(outcome.base, outcome.width)
+    scope = Scope(adaptation.run, "temperatures")
+    outcome = await store.apply_once(scope, adaptation.step, "schedule", transition)
+    return TemperatureSchedule(outcome.base, outcome.width)
 
 
 def _signal(adaptation: TemperatureAdaptation) -> float:
