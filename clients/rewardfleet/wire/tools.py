@@ -355,7 +355,7 @@ class BudgetUpdateRequest(Request):
         return self
 
 
-class _BudgetState(Response):
+class _BudgetMeans(Response):
     # `lambda` is a keyword of Python.
     model_config = ConfigDict(
         validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -368,14 +368,14 @@ class _BudgetState(Response):
     violation: float | None = Field(None, description="The mean cost minus the budget.")
 
 
-class BudgetUpdate(_BudgetState):
+class BudgetUpdate(_BudgetMeans):
     """The budget after an update."""
 
     step: Step = Field(description="The step of the request.")
     closed: bool = Field(description="Whether the step is closed.")
 
 
-class Budget(_BudgetState):
+class Budget(_BudgetMeans):
     """A budget: `GET /budgets/{run}`."""
 
     step: Step | None = Field(None, description="The last closed step.")

@@ -52,7 +52,7 @@ _SECONDS = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 300.0, 600.0),
 )
 _STAGES = ("queue", "decode", "backend", "total")
-#: Of the time of a complete batch: finer where training waits.
+#: Bucket bounds for the time of a complete batch in seconds: closer where training waits.
 _BATCH_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 #: The route whose requests are batches.
 _BATCH_PATH = "/score/batch"

@@ -41,11 +41,15 @@ _TABLE = """CREATE TABLE entries (
 
 #: Primary codes of errors that may pass: another process, the disk, permissions.
 _PASSING = {
-    getattr(sqlite3, f"SQLITE_{name}")
-    for name in (
-        *("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN"),
-        "PROTOCOL",
-    )
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
 }
 
 #: Seconds between two checks of the complete file after damaged values were found.
@@ -252,16 +256,16 @@ def _tables(db: sqlite3.Connection) -> list[str]:
 
 
 def _mark_lost(path: Path) -> None:
-    """Leave a note in place of a file that was deleted: a new service would begin from nothing."""
-    with suppress(OSError), path.open("xb") as file:  # it is there, or its folder is not
+    """Write a note in place of a deleted file, so that no service starts with an empty one."""
+    with suppress(OSError), path.open("xb") as file:  # the path is taken, or the folder is gone
         file.write(_LOST)
 
 
 def _refuse_lost(path: Path) -> None:
     """Refuse a file that was deleted or emptied while services used it.
 
-    A note in its place, or its write-ahead log, says so. SQLite would discard the log and create
-    an empty database.
+    There is either a note in its place (see `_mark_lost`) or a write-ahead log without the file.
+    SQLite would discard such a log and create an empty database.
 
     Raises:
         _DamagedFile: It is such a file.
@@ -277,7 +281,7 @@ def _refuse_lost(path: Path) -> None:
 
 
 def _boot() -> str:
-    """Return what names the clock since boot; something else each time if nothing does."""
+    """Return the name of this machine's clock since boot; a new name if that is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"

@@ -46,12 +46,12 @@ class Damaged(Unavailable):
         )
 
 
-#: Runs during suspension, too; all processes of the machine have the same.
+#: The clock also runs during suspension, and all processes of the machine share it.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
 
 
 def machine_seconds() -> float:
-    """Return the seconds since the machine was started, which no change of the time changes."""
+    """Return the seconds since the machine was started; setting the time does not change them."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -78,7 +78,7 @@ class Moment(NamedTuple):
 
 
 class Transaction:
-    """What a transaction has read and writes. The writes are stored together, or not at all.
+    """What a transaction has read, and what it writes. All writes are stored, or none.
 
     Args:
         look_up: Returns what is stored in entries.
@@ -88,7 +88,7 @@ class Transaction:
         now: The time.
         found: What was looked up.
         dropped: Keys of which all fields are deleted before others are written.
-        written: The new values of fields, by key; None deletes one.
+        written: The new values of fields, by key; None deletes a field.
     """
 
     def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: Moment) -> None:

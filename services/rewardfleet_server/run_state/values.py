@@ -29,18 +29,16 @@ WHOLE = ""
 class Shape(NamedTuple):
     """What a feature stores, and how transitions get and return it. Anything else is damaged.
 
-    None: any JSON.
-
     Attributes:
-        state: The state of its scopes.
-        outcome: The outcomes of its transitions.
+        state: The state of its scopes; None for any JSON.
+        outcome: The outcomes of its transitions; None for any JSON.
     """
 
     state: TypeAdapter[Any] | None
     outcome: TypeAdapter[Any] | None
 
 
-#: The shapes of features, by `Scope.name`. Others have any.
+#: The shapes of features, by `Scope.name`. Other features may store any JSON.
 Shapes = Mapping[str, Shape]
 NO_SHAPES: Shapes = {}
 

@@ -18,7 +18,7 @@ import pytest
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.episode import decode as episode_decode
-from rewardfleet_server.http import body_parser as decoding_process
+from rewardfleet_server.http import body_parser
 from rewardfleet_server.http.body_parser import (
     BodyParser,
     ComplexityLimits,
@@ -304,7 +304,7 @@ def test_a_body_that_takes_too_long_to_decode_is_invalid(
         headers={"content-type": "application/json"},
     )
     assert warm.status_code == 200
-    monkeypatch.setattr(decoding_process, "_DECODE_SECONDS", 0.05)
+    monkeypatch.setattr(body_parser, "_DECODE_SECONDS", 0.05)
     answer = post(
         str(client.base_url), "/score", options(b"[" + b",".join([NESTED] * 9_800) + b"]")
     )
@@ -317,7 +317,7 @@ def test_a_body_that_takes_too_long_to_decode_is_invalid(
 def test_what_strings_contain_is_not_counted_wherever_a_body_is_cut(
     monkeypatch: pytest.MonkeyPatch, size: int
 ):
-    monkeypatch.setattr(decoding_process, "_SLICE", size)
+    monkeypatch.setattr(body_parser, "_SLICE", size)
     choose = random.Random(0).choices
     for _ in range(200):
         outside = choose([b":", b",", b"[", b"{", b"]", b"1"], k=20)
