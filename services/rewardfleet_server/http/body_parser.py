@@ -9,7 +9,6 @@ can run code in the service.
 import dataclasses
 import enum
 import gc
-import logging
 import os
 import pickle
 import pkgutil
@@ -27,8 +26,6 @@ from rewardfleet.wire.errors import InternalError, InvalidRequest, RewardFleetEr
 from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 #: Seconds that decoding one body may take.
 _DECODE_SECONDS = 30.0
