@@ -218,7 +218,7 @@ _GAUGES = (
     ("waiting", "waiting_requests", "Requests that wait in line."),
     ("max_in_flight", "max_in_flight_items", "The limit on items at the backend, as configured."),
     ("max_queue_depth", "max_queue_depth", "The limit on items that wait, as configured."),
-    ("max_waiting", "max_waiting_requests", "The limit on requests in line, as configured."),
+    ("max_waiting", "max_waiting_requests", "The limit on requests in line."),
     ("oldest_seconds", "oldest_request_seconds", "Age of the oldest request without an answer."),
 )
 
