@@ -19,8 +19,8 @@ ENV_PREFIX = "REWARDFLEET_"
 #: Environment variables that are read, but are not settings of a service.
 OTHER_VARIABLES = frozenset({"API_KEY", "URL", "VIDEO_URL", "ENGINE_PROCESS"})
 
-#: Variables of version 0.1, and the flags that replace them. Ignoring one would change scores, or
-#: lose state that replicas share, so a service does not start with it.
+#: Variables that were read once, and the flags that replace them. Ignoring one would change scores,
+#: or lose state that replicas share, so a service does not start with it.
 _REPLACED_VARIABLES = {
     "--cache": ("CACHE_FILE", "CACHE_URL"),
     "--run-state": ("RUN_STATE_FILE", "RUN_STATE_URL"),
@@ -34,6 +34,11 @@ _REPLACED_VARIABLES = {
         "TOPREWARD_PROMPTS", "SOLE_PROMPTS", "ROBOMETER_PROMPTS",
     ),
 }  # fmt: skip
+
+#: Variables that were read once and that nothing replaces, and what holds instead.
+_REMOVED_VARIABLES = {
+    "RUN_STATE_MAX_AGE_DAYS": "a run is deleted when nothing has changed it for 30 days",
+}
 
 #: How many characters of a value an error shows.
 _MAX_SHOWN = 200
@@ -72,8 +77,16 @@ def _split_at_commas(value: object) -> object:
 NameList = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
+def _parse_store(given: object) -> str | None:
+    store = str(given) if given else None
+    # Replicas with a file of that name each would share nothing, and nobody would notice.
+    if store is not None and re.fullmatch(r"[\w.-]+:\d+(/\d*)?", store):
+        raise ValueError(f"give redis://{store} for a Redis server, or ./{store} for a file")
+    return store
+
+
 #: A SQLite file, or the URL of a Redis server; an empty text is none.
-Store = Annotated[str | None, BeforeValidator(lambda given: str(given) if given else None)]
+Store = Annotated[str | None, BeforeValidator(_parse_store)]
 
 
 class ServerSettings(BaseSettings):
@@ -213,6 +226,11 @@ def check_replaced_variables() -> None:
         f"({ENV_PREFIX}{flag[2:].replace('-', '_').upper()})"
         for flag, names in _REPLACED_VARIABLES.items()
         for name in names
+        if os.environ.get(f"{ENV_PREFIX}{name}")
+    ]
+    found += [
+        f"the environment variable {ENV_PREFIX}{name} is no longer read: {reason}"
+        for name, reason in _REMOVED_VARIABLES.items()
         if os.environ.get(f"{ENV_PREFIX}{name}")
     ]
     if found:
