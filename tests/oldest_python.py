@@ -26,6 +26,7 @@ from rewardfleet import (
     code_request,
     episode_request,
 )
+from rewardfleet.commands.main import main
 from rewardfleet.timeouts import timeout, timeout_at
 from rewardfleet.wire.errors import ErrorKind
 
@@ -129,3 +130,11 @@ def test_adapters_are_imported_without_their_trainers():
 def test_the_services_say_that_they_need_a_newer_python():
     with pytest.raises(ImportError, match=r"need Python 3\.11"):
         importlib.import_module("rewardfleet_server")
+
+
+def test_commands_of_the_client_work_and_others_say_what_they_need(capsys):
+    assert main(["status", URLS["code"]]) == 0
+    assert main(["doctor", URLS["code"]]) == 0
+    assert "the client only: the services" in capsys.readouterr().out
+    assert main(["serve", "code"]) == 2
+    assert capsys.readouterr().err.startswith("rewardfleet: the services and their commands need ")

@@ -59,3 +59,7 @@ def _server() -> Iterator[Finding]:
         )
         what = f"the client only: the server's package {error.name} is not installed"
         yield "extra", what, install_command("server")
+    except ImportError as error:
+        if error.name != "rewardfleet_server":
+            raise  # an internal error
+        yield "extra", f"the client only: {error.msg}", ""

@@ -61,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its arguments; None for those of the process.
 
     Returns:
-        Its exit status: 0 for success, 2 for invalid arguments or settings, 3 if a clip got no
-        score, 130 if it was interrupted, 1 for any other failure.
+        Its exit status: 0 for success, 1 for what a command reports, e.g. a replica that is not
+        ready, 2 if it failed, e.g. because of invalid arguments or a service that cannot be
+        reached, 3 if the judge abstained, 130 if it was interrupted.
     """
     try:
         status = command.main(argv, prog_name="rewardfleet", standalone_mode=False)
@@ -90,6 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the package {error.name} is not installed; install the packages of the server: "
             f"{install_command('server')}"
         )
+    except ImportError as error:
+        if error.name != "rewardfleet_server":
+            raise  # an internal error
+        return _fail(error.msg)  # Python is too old for it
     return int(status or 0)
 
 
