@@ -20,6 +20,7 @@ from rewardfleet.client import SERVICES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 
+from .index import redact
 from .options import API_KEY, TIMEOUT, grouped
 
 #: Where Harbor looks for the reward, in this order.
@@ -57,7 +58,7 @@ class ScoringService:
         if is_named and name not in SERVICES:
             known = ", ".join(SERVICES)
             raise click.UsageError(
-                f"--url {self.url}: give URL, or NAME=URL; NAME is one of {known}"
+                f"--url {redact(self.url)}: give URL, or NAME=URL; NAME is one of {known}"
             )
         urls: dict[str, Any] = {name: service_url} if is_named else {}
         url = None if is_named else self.url

@@ -128,8 +128,9 @@ def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
 def test_one_kind_of_ground_truth_must_be_given(logs: Path, tmp_path: Path, capsys):
     assert verify(logs, tmp_path / "solution.py") == 2
     assert "give one of --tests, --ground-truth and --task" in capsys.readouterr().err
-    assert verify(logs, tmp_path / "solution.py", "--task", "x", "--url", "cod=x") == 2
-    assert "--url cod=x: give URL, or NAME=URL" in capsys.readouterr().err
+    url = "cod=http://user:hunter2@host"
+    assert verify(logs, tmp_path / "solution.py", "--task", "x", "--url", url) == 2
+    assert "--url cod=http://***@host: give URL, or NAME=URL" in capsys.readouterr().err
     assert verify(logs, tmp_path / "solution.py", "--tests", "/none.json") == 2
     assert "/none.json: No such file" in capsys.readouterr().err
     assert not list(logs.iterdir())
