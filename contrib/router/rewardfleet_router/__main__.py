@@ -104,13 +104,13 @@ def label(as_json: bool, **options: Any) -> None:
     DATASET is a Parquet file in ToolRL's format, or a folder with such files. train.parquet becomes
     train_router.parquet.
     """
-    from .labels.labeling import LabelOptions, run_label  # noqa: PLC0415 - see above
-
     try:
+        from .labels.labeling import LabelOptions, run_label  # noqa: PLC0415 - see above
+
         report = run_label(LabelOptions(**options))
     except RewardFleetError as error:
         raise LabelingFailed(error.detail) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise LabelingFailed(str(error)) from None
     click.echo(report.as_json() if as_json else report.as_text())
 

@@ -35,3 +35,13 @@ def test_without_torch_labels_and_routes_work_and_other_commands_say_what_they_n
     assert done.returncode == 1
     assert done.stdout == "ANSWER\n"
     assert "torch" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_without_openai_the_label_command_says_what_it_needs():
+    program = "import sys; sys.modules['openai'] = None\n"
+    program += "from rewardfleet_router.__main__ import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", program, "label", "rows.parquet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 2
+    assert "openai" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
