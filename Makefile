@@ -96,7 +96,7 @@ check: install  ## format, lint, types
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 -p rewardfleet
 
-docs: install  ## regenerate the reference tables and blocking.pyi
+docs: install  ## regenerate the reference tables, blocking.pyi, dashboards and parts of deployment files
 	$(BIN)/python docs/generate.py
 
 SECONDS ?= 600

@@ -183,7 +183,7 @@ def _in_flight_table(found: InFlight) -> str:
 @click.option("--inflight", "in_flight", is_flag=True, help="Show the samples in flight instead.")
 @AS_JSON
 @API_KEY
-def command(urls: tuple[str, ...], in_flight: bool, as_json: bool, api_key: str) -> int:
+def command(urls: list[str], in_flight: bool, as_json: bool, api_key: str) -> int:
     """Print the status of fleets and services; return 1 if one is not ready."""
     if in_flight:
         found = asyncio.run(fleet_in_flight(urls, api_key))

@@ -244,7 +244,7 @@ def commands_of(group: click.Group) -> Iterator[click.Command]:
         command = group.get_command(context, name)
         if isinstance(command, click.Group) and name != "serve":
             yield from commands_of(command)
-        elif name not in {"serve", "label"}:
+        elif name != "serve":
             yield command
 
 
