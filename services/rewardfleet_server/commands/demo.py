@@ -39,7 +39,8 @@ What to try next:
 and, in a second terminal,
   .venv/bin/rewardfleet status
   .venv/bin/rewardfleet score video CLIP "the task"
-or read the HTTP reference at http://127.0.0.1:18000/video/docs; add your own tasks with
+or read the HTTP reference at http://127.0.0.1:18000/video/docs.
+Add your own tasks with
   .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success"""
 
 
