@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-#: Of an engine within the process of a test.
+#: The environment of an engine within the process of a test.
 IN_PROCESS = {
     "REWARDFLEET_ENGINE_PROCESS": "1",
     "VLLM_NO_USAGE_STATS": "1",

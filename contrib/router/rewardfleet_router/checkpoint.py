@@ -26,7 +26,7 @@ import torch
 
 from .head import RouterHead
 
-#: Of the layout above.
+#: The version of the layout above.
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 #: Names the newest checkpoint, as in verl.

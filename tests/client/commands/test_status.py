@@ -111,7 +111,7 @@ def test_the_replicas_behind_a_local_gateway_are_asked(serve: Serve, code_url: s
 
 
 def test_of_replicas_out_of_reach_the_gateway_reports(serve: Serve, status):
-    """Of one without an address that leads to it from here, as behind a forwarded port."""
+    """Their addresses may lead nowhere from here, as behind a forwarded port."""
     video_url = str(serve().base_url)
     addresses = [NOTHING, "http://10.255.0.1:18080", "nonsense"]
     shown = {"video": [replica(url, outstanding=3) for url in addresses]}
@@ -262,7 +262,7 @@ def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatc
 
 @pytest.mark.slow
 def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, tmp_path):
-    """Of a fleet by its gateway, and of single services, also below an ingress."""
+    """A fleet is asked by its gateway; single services are asked also below an ingress."""
     keys = tmp_path / "keys"
     keys.write_text("secret")
     services = [serve(FakeJudge(wait_s=120), max_in_flight=1, api_key_file=keys) for _ in range(2)]
