@@ -164,7 +164,7 @@ def _mfra_offsets(mfra: Part) -> Iterator[int]:
                 box.number(12),
             )
             entry = 2 * width + 3 + sum(lengths >> shift & 3 for shift in (0, 2, 4))
-            mfra.check_end(box.content + 16 + count * entry)
+            box.check_end(box.content + 16 + count * entry)
             for index in range(count):
                 yield box.number(16 + index * entry + width, width)
 
@@ -174,7 +174,9 @@ def _sidx_ends(box: Part) -> list[int]:
     wide = box.read(0, 1) == b"\x01"
     position = 28 if wide else 20
     ends = [box.end + (box.number(20, 8) if wide else box.number(16))]
-    for index in range(box.number(position + 2, 2)):
+    count = box.number(position + 2, 2)
+    box.check_end(box.content + position + 4 + 12 * count)
+    for index in range(count):
         ends.append(ends[-1] + (box.number(position + 4 + 12 * index) & 0x7FFFFFFF))
     return ends
 

@@ -174,14 +174,18 @@ class VideoSettings(OriginalFlags):
         return self._given_to_judges().values(name)
 
     def _given_to_judges(self) -> GivenValues:
-        """Return the values that judges get: `--set` comes before flags, and these before files."""
+        """Return the values that judges get: `--set` comes before flags, and these before files.
+
+        A flag for each judge is for those that have no value of their own. An empty one, as in
+        `REWARDFLEET_MODEL_PATH=`, is not given.
+        """
         loaded = self._canonical_backends
         given = GivenValues(loaded)
         if self.judge_config is not None:
             given.read_file(self.judge_config)
         names = ["openai_url", "openai_model", "model_path", *self.hidden]
         names = [name for name in names if name in self.model_fields_set]
-        flags = {name: value for name in names if (value := getattr(self, name)) is not None}
+        flags = {name: value for name in names if (value := getattr(self, name)) not in (None, "")}
         for name, value in flags.items():
             judge, key = judge_setting(name)
             # The factory of a judge that is not built in gets all flags.

@@ -137,6 +137,7 @@ def test_a_fleet_sets_the_same(tmp_path: Path):
         ("[PRIMO-R1]\ntop_p = 2", r"\[PRIMO-R1\] top_p = 2: input should be less than"),
         ("[PRIMO-R1]\ntop_q = 1", r"top_q = 1: PRIMO-R1 has no such setting; did you mean top_p\?"),
         ("[openai]\nmodel = 'm'", "model = m is not read by PRIMO-R1, but by: openai"),
+        ("[absent]\nmodel = 'm'", "model = m: no judge absent is loaded, but PRIMO-R1"),
         ("[", "--judge-config .*judges.toml: "),
     ],
 )
@@ -153,6 +154,14 @@ def test_a_flag_for_all_judges_that_have_values_of_their_own_is_refused():
         VideoSettings(**own, model_path="b")
     both = VideoSettings(backend=["PRIMO-R1", VLLM], set=["PRIMO-R1.model_path=a"], model_path="b")
     assert [both.judge_settings(name).model_path for name in both.backends] == ["a", "b"]
+
+
+def test_an_empty_variable_sets_nothing(monkeypatch: pytest.MonkeyPatch):
+    for name in ("MODEL_PATH", "OPENAI_MODEL", "PRIMO_USER_PROMPT"):
+        monkeypatch.setenv(f"REWARDFLEET_{name}", "")
+    assert VideoSettings().backends == ["reference"]
+    given = VideoSettings(backend=["roboreward"]).judge_settings("roboreward")
+    assert given.model_path == "teetone/RoboReward-8B"
 
 
 FAMILY = """

@@ -344,6 +344,17 @@ def test_a_file_without_a_fragment_is_rejected(client):
     check_refused(client, video[:first] + video[second:])
 
 
+def test_an_index_with_more_entries_than_it_has_room_for_is_rejected(client):
+    video = encode("fragmented", "h264", muxer_options={"movflags": "dash+frag_keyframe"})
+    check_intact(video)
+    for name, last_byte in ((b"sidx", 35), (b"tfra", 19)):  # of the number of entries
+        for position in positions(video, name):
+            assert video[position + last_byte] in {1, 4}
+            damaged = bytearray(video)
+            damaged[position + last_byte] += 1
+            check_refused(client, bytes(damaged))
+
+
 def test_a_file_without_its_index_is_rejected(client):
     for container, name in (("mp4", b"moov"), ("fragmented", b"mfra"), ("avi", b"idx1")):
         video = encode_cached(container, "h264")

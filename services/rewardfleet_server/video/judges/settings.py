@@ -181,9 +181,11 @@ class GivenValues:
 
     def add(self, name: str, key: str, value: Any, source: str) -> None:
         """Add a value for one judge, in place of an earlier one."""
-        if name not in self._values:
-            raise ValueError(unread(source, self._loaded, [name]))
         judge = built_in(name)
+        if name not in self._values:
+            if judge is None:
+                raise ValueError(f"{source}: no judge {name} is loaded, but {_list(self._loaded)}")
+            raise ValueError(unread(source, self._loaded, [name]))
         fields = judge.settings.model_fields if judge else {key: None}
         if key not in fields:
             if readers := _readers(key):
