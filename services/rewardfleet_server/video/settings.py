@@ -40,7 +40,7 @@ _COMMA = re.compile(r",(?=[^,=\s]+=)")
 
 
 def _split_pairs(value: object) -> object:
-    return _COMMA.split(value) if isinstance(value, str) else value
+    return _COMMA.split(value) if value and isinstance(value, str) else value or []
 
 
 #: A list of folders.

@@ -117,6 +117,8 @@ def test_flags_variables_and_files_set_the_same(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("REWARDFLEET_SET", "top_p=0.5,user_prompt=Is {task} done, or not?")
     primo = VideoSettings(backend=["primo_r1_vllm"]).judge_settings("PRIMO-R1")
     assert (primo.top_p, primo.user_prompt) == (0.5, "Is {task} done, or not?")
+    monkeypatch.setenv("REWARDFLEET_SET", "")
+    assert VideoSettings().set == []
 
 
 def test_a_fleet_sets_the_same(tmp_path: Path):
