@@ -1,4 +1,4 @@
-"""Encoding of results as plain values: one pydantic model per item would cost more than scoring."""
+"""Encoding of results by msgspec: one pydantic model per item would cost more than scoring."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,6 +18,26 @@ BACKEND = "episode"
 
 #: The provenance that all scores share.
 PROVENANCE: dict[str, JsonValue] = {"service": f"rewardfleet {__version__}"}
+
+
+class Result(msgspec.Struct, gc=False, omit_defaults=True):
+    """The fields of `EpisodeScore` that are encoded; a test checks that they agree.
+
+    A struct takes half the time of a dict.
+    """
+
+    uid: str
+    score: float | None
+    status: Status
+    keep: bool
+    backend: str
+    components: dict[str, float] = {}
+    drop_reason: str | None = None
+    cluster: int | None = None
+    pseudo_label: int | None = None
+    step_rewards: list[float] | None = None
+    token_positions: list[int] | None = None
+    error: dict[str, Any] | None = None
 
 
 def encode_batch(
@@ -41,52 +61,36 @@ def encode_batch(
     return msgspec.json.encode(response)
 
 
-def results(result: BatchResult, request_id: str | None) -> list[dict[str, Any]]:
-    """Return the fields of one `EpisodeScore` per item, in order; others have their defaults."""
+def results(result: BatchResult, request_id: str | None) -> list[Result]:
+    """Return one result per item, in order."""
     items, ok = result.batch.columns.items, Status.OK
-    encoded: list[dict[str, Any]] = [
-        {
-            "uid": item.uid,
-            "score": score,
-            "status": ok,
-            "keep": keep,
-            "components": components,
-            "backend": BACKEND,
-        }
+    encoded = [
+        Result(item.uid, score, ok, keep, BACKEND, components)
         for item, score, components, keep in zip(
             items, result.scores.tolist(), _components(result), result.keep.tolist(), strict=True
         )
     ]
     for index, reason in result.drop_reasons.items():
-        encoded[index]["drop_reason"] = reason
+        encoded[index].drop_reason = reason
     for index, step_rewards in result.step_rewards.items():
-        encoded[index]["step_rewards"] = step_rewards.tolist()
-        encoded[index]["token_positions"] = items[index].step_token_ends
+        encoded[index].step_rewards = step_rewards.tolist()
+        encoded[index].token_positions = items[index].step_token_ends
     if result.clusters is not None:
         labels, votes = result.clusters.labels.tolist(), result.clusters.is_majority.tolist()
         for each, label, vote in zip(encoded, labels, votes, strict=True):
             if label >= 0:
-                each["cluster"], each["pseudo_label"] = label, int(vote)
+                each.cluster, each.pseudo_label = label, int(vote)
     for index, error in result.batch.reasons.items():
         encoded[index] = _without_score(items[index].uid, error, request_id)
     return encoded
 
 
-def _without_score(
-    uid: str, error: RewardFleetError | None, request_id: str | None
-) -> dict[str, Any]:
-    """Return the fields of a score with an error, or without one of an abstention."""
-    status = Status.ABSTAINED if error is None else Status.ERROR
-    fields: dict[str, Any] = {
-        "uid": uid,
-        "score": None,
-        "status": status,
-        "keep": False,
-        "backend": BACKEND,
-    }
-    if error is not None:
-        fields["error"] = error.problem(request_id).model_dump(mode="json")
-    return fields
+def _without_score(uid: str, error: RewardFleetError | None, request_id: str | None) -> Result:
+    """Return a result with an error, or without one an abstention."""
+    if error is None:
+        return Result(uid, None, Status.ABSTAINED, False, BACKEND)
+    problem = error.problem(request_id).model_dump(mode="json")
+    return Result(uid, None, Status.ERROR, False, BACKEND, error=problem)
 
 
 def _components(result: BatchResult) -> list[dict[str, float]]:

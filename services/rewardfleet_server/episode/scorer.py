@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from pydantic import JsonValue
 
 from rewardfleet.episodes import score_episodes
@@ -48,6 +49,7 @@ def _score(request: EpisodeRequest) -> dict[str, Any]:
     error = result.batch.reasons.get(0)
     if error is not None:
         raise error
-    (fields,) = encode.results(result, None)
+    (encoded,) = encode.results(result, None)
+    fields = msgspec.to_builtins(encoded)
     # Filters apply to groups: `keep` is always true for a single episode with a score.
     return {**fields, "keep": fields["score"] is not None, "drop_reason": None}

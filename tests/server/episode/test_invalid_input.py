@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from rewardfleet.wire.episode import EpisodeRequest
-from rewardfleet_server.episode import decode
+from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet_server.episode import decode, encode
 
 from ...measure import Stopwatch
 from .conftest import post_batch
@@ -163,6 +163,10 @@ def test_both_decoders_have_the_same_fields_and_defaults():
     assert decode.Item.__struct_fields__ == tuple(fields)
     item, request = decode.Item("a"), EpisodeRequest(uid="a")
     assert all(getattr(item, name) == getattr(request, name) for name in fields)
+
+
+def test_results_have_fields_of_scores():
+    assert set(encode.Result.__struct_fields__) <= set(EpisodeScore.model_fields)
 
 
 def test_both_decoders_lead_to_the_same_scores(service: httpx.Client):
