@@ -267,14 +267,19 @@ class StepSum(Response):
 
 
 class MultiplierCheckpoint(Response):
-    """The state of a controller; see `rewardfleet.tool_use.MultiplierState`."""
+    """A multiplier, and what its next update depends on besides the options."""
 
     multiplier: Cost = Field(description="Lambda.")
     integral: Cost = Field(description="The integral term.")
     error: _Number = Field(0.0, description="Moving average of mean cost - budget.")
     cost: _Number = Field(0.0, description="Moving average of the cost.")
-    past_costs: list[_Number] = Field(
-        default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
+    past_costs: list[_Number] = (
+        Field(  # 0 at first: the first cost counts as a rise, as in omnisafe
+            default_factory=lambda: [0.0],
+            min_length=1,
+            max_length=1_000,
+            description="`cost` after the last updates, oldest first.",
+        )
     )
 
 
