@@ -80,16 +80,6 @@ def module_of_trainer(name: str, install: str) -> Any:
         raise ImportError(f"{name} is not installed: {install}") from None
 
 
-def to_array(tensor: Any) -> Any:
-    """Return a tensor of any device as a numpy array. An array is returned as it is."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
-        tensor = tensor.float()
-    return tensor.numpy()
-
-
 def plain(value: Any) -> Any:
     """Return containers of OmegaConf, which are mappings and sequences, as dicts and lists."""
     if isinstance(value, Mapping):

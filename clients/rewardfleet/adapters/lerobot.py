@@ -21,10 +21,10 @@ import numpy as np
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.video import video_request
+from rewardfleet.video import to_array, video_request
 from rewardfleet.wire.errors import InvalidRequest
 
-from ._rows import module_of_trainer, to_array
+from ._rows import module_of_trainer
 
 _INSTALL = "pip install 'lerobot>=0.6'"
 

@@ -34,11 +34,12 @@ from rewardfleet.episodes import (
     validate_batch,
 )
 from rewardfleet.episodes.clustering import cluster_batch
+from rewardfleet.video import to_array
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from ._rows import plain, quartiles_of, to_array
+from ._rows import plain, quartiles_of
 
 log = logging.getLogger(__name__)
 

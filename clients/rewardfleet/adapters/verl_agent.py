@@ -30,9 +30,10 @@ from rewardfleet.episodes import (
     visual,
 )
 from rewardfleet.episodes.batch import visual_score
+from rewardfleet.video import to_array
 from rewardfleet.wire.episode import FilterOptions
 
-from ._rows import quartiles_of, to_array
+from ._rows import quartiles_of
 
 log = logging.getLogger(__name__)
 

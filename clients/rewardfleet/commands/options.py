@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from rewardfleet.client import header_safe
+
 from .index import base_url, printable
 
 T = TypeVar("T")
@@ -139,10 +141,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
 
 
 def _checked_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str:
-    stripped = (key or "").strip()
-    if not (stripped.isascii() and (stripped.isprintable() or not stripped)):
-        raise click.UsageError("the API key is not one line of plain ASCII")
-    return stripped
+    return header_safe(key) or ""
 
 
 def _checked_urls(

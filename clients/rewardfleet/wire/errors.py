@@ -1,20 +1,4 @@
-"""The failures that services report and clients raise.
-
-RewardFleetError
-├── InvalidRequest      422  the request is malformed or asks for something that is not accepted
-├── Unauthorized        401  no API key, or an unknown one
-├── Forbidden           403  the key is valid, but what it asks for is not allowed
-├── NotFound            404  no such file or route
-├── MethodNotAllowed    405  the route exists, for other methods
-├── TooLarge            413  over a limit on size, pixels, frames or items
-├── Abstained           424  the judge answered without a usable verdict (`--abstention error`)
-├── Overloaded          429  the service is at capacity; try again after `retry_after`
-├── BackendFailed       502  the judge or the sandbox failed, or its answer was unusable
-├── Unavailable         503  the service is shutting down, or what it needs has failed
-├── DeadlineExceeded    504  the caller's or the service's time limit was reached
-└── InternalError       500  a bug in the service
-
-A failure is never a reward: none of these carries a score.
+"""The failures that services report and clients raise. None of them carries a score.
 
 A new kind is a member of `ErrorKind` and a class. The tables `ERRORS`, `STATUS` and `RETRYABLE`
 are derived from the classes.

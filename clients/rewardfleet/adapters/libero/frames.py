@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._rows import module_of_trainer, to_array
+from rewardfleet.adapters._rows import module_of_trainer
+from rewardfleet.video import to_array
 from rewardfleet.wire.video import sample_indices
 
 log = logging.getLogger(__name__)
