@@ -46,25 +46,26 @@ class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named.
 
     Args:
-        commands_by_name: Where a command is, as `module:attribute`, and what it does.
+        commands_by_name: The package whose module of that name has the `command`, and what it does.
     """
 
     def __init__(self, *, commands_by_name: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(**options)
-        self._targets = commands_by_name
+        self._commands_by_name = commands_by_name
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        return list(self._targets)
+        return list(self._commands_by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        if cmd_name not in self._targets:
+        if cmd_name not in self._commands_by_name:
             return None
-        found: click.Command = load_attribute(self._targets[cmd_name][0])
+        package, _ = self._commands_by_name[cmd_name]
+        found: click.Command = load_attribute(f"{package}.{cmd_name}:command")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._targets.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._commands_by_name.items()])
 
 
 def load_attribute(target: str) -> Any:

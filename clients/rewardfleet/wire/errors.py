@@ -1,7 +1,7 @@
 """The failures that services report and clients raise. None of them carries a score.
 
-A new kind is a member of `ErrorKind` and a class. The tables `ERRORS`, `STATUS` and `RETRYABLE`
-are derived from the classes.
+A new kind is a member of `ErrorKind` and a class. The tables `ERRORS` and `STATUS` are
+derived from the classes.
 """
 
 from collections.abc import Sequence
@@ -172,6 +172,3 @@ class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
 
 #: The HTTP status of each kind.
 STATUS: dict[ErrorKind, int] = {kind: error.status for kind, error in ERRORS.items()}
-
-#: Kinds for which the same request may succeed when it is sent again.
-RETRYABLE = frozenset(kind for kind, error in ERRORS.items() if error.retryable)
