@@ -128,15 +128,21 @@ class RobRewardManager:
         completes = success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
         scores = np.where(np.isnan(result.scores), 0.0, result.scores)
+        accuracies, uids = labels, _column(data, "uid")
+        if uids is not None:  # else there are no groups: validation
+            grouping, _ = Grouping.by_name([str(uid) for uid in uids])
+            means = grouping.broadcast(grouping.where(result.batch.ok).mean(labels))
+            accuracies = np.where(result.batch.ok, labels, means)
+        kept = result.batch.grouping.where(result.keep)
+        keep = result.keep & (kept.broadcast(kept.sizes.astype(float)) != 1)  # none alone
         device = data.batch["responses"].device
         columns = {
-            "acc": _accuracy(labels, result.batch.ok, _column(data, "uid")),
+            "acc": accuracies,
             "format_correctness": np.ones_like(labels),
             "episode_reward": scores,
         }
         for name, values in columns.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
-        keep = _with_another(result)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
         accuracy = {"all": float(completes.mean())}
         metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
@@ -174,7 +180,10 @@ class RobRewardManager:
         if coefficient != 0:
             metrics["verifier"] = float(to_array(rewards).sum(axis=1).mean())
         metrics["reward_all"] = float(to_array(tensors["all"]).sum(axis=1).mean())
-        self._adapt()
+        if self._signals:
+            signals, weights = zip(*self._signals, strict=True)
+            self.schedule = self.schedule.after(float(np.average(signals, weights=weights)))
+            self._signals = []
         return tensors, metrics
 
     def _score(self, data: Any, completes: Any) -> tuple[Any, Rewards, BatchResult]:
@@ -273,13 +282,6 @@ class RobRewardManager:
         else:
             return
         self._signals.append((signal, int(valid.sum())))
-
-    def _adapt(self) -> None:
-        """Move the temperatures once, by the outcomes of all rollouts since the last step."""
-        if self._signals:
-            signals, weights = zip(*self._signals, strict=True)
-            self.schedule = self.schedule.after(float(np.average(signals, weights=weights)))
-            self._signals = []
 
     def _metrics(
         self, rewards: Rewards, result: BatchResult, keep: Any, is_right: Any
@@ -386,11 +388,8 @@ def forward_test_time_rl(
 ) -> None:
     """Copy the settings of test-time RL to `meta_info`, for the rollout, if it is enabled.
 
-    The defaults are those of the original TTRL integration: `base_temperature` 0.6,
-    `temperature_range` 0.3.
-
     Args:
-        config: Has `test_time_rl` (False), and the two above.
+        config: See `RobRewardManager`; the defaults are those of the original TTRL integration.
         meta_info: Gets `enable_test_time_rl`, `base_temperature` and `temperature_range`.
         reward_fn: Its adapted temperatures are used instead.
     """
@@ -451,22 +450,6 @@ def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeReques
         )
         for row, values in enumerate(zip(*fields.values(), strict=True))
     ]
-
-
-def _accuracy(labels: Any, valid: Any, uids: Iterable[Any] | None) -> Any:
-    """Return the labels, [B], with the mean of the valid ones of its group for one not valid."""
-    if uids is None:  # validation
-        return labels
-    grouping, _ = Grouping.by_name([str(uid) for uid in uids])
-    means = grouping.where(valid).mean(labels)
-    return np.where(valid, labels, grouping.broadcast(means))
-
-
-def _with_another(result: BatchResult) -> Any:
-    """Return which rollouts to keep, [B]: none that would be the only one of its group."""
-    kept = result.batch.grouping.where(result.keep)
-    sizes = kept.broadcast(kept.sizes.astype(float))
-    return result.keep & (sizes != 1)
 
 
 def _column(data: Any, name: str) -> Iterable[Any] | None:

@@ -150,7 +150,10 @@ class EpisodeRewardManager:
         if rewards.shape != last.shape:
             raise ValueError(f"episode_rewards: {rewards.shape}, for {last.shape} responses")
         if self.kind == "visual":
-            rewards = _visual(rewards, fields["visual_success"])
+            items = (SimpleNamespace(visual_success=each) for each in fields["visual_success"])
+            scores = np.array([visual_score(each) for each in items], float)
+            given = ~np.isnan(scores)  # a video without a score has no reward
+            rewards = np.where(given, visual(rewards, np.where(given, scores, 0.0)), np.nan)
         valid = ~np.isnan(rewards)
         accepted = valid | (self.normalization_type in _WITHIN_GROUP)
         if not (accepted & ~np.isinf(rewards)).all():
@@ -276,16 +279,6 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
         traj_uid[keep],
         tool_callings[keep],
     )
-
-
-def _visual(rewards: Any, scores: Sequence[Any]) -> Any:
-    """Return episode reward x video score, [B]; NaN where there is no video score."""
-    column = [visual_score(SimpleNamespace(visual_success=score)) for score in scores]
-    values = np.array(column, float)
-    given = ~np.isnan(values)
-    products = np.full(len(rewards), np.nan)
-    products[given] = visual(rewards[given], values[given])
-    return products
 
 
 def _step_rewards(fields: Any, row: int, last: int) -> list[tuple[int, float]]:

@@ -84,11 +84,7 @@ def _chunks(batch: Batch) -> Iterator[Indices]:
 
 
 def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:
-    """Refuse a batch whose distances would take minutes.
-
-    Raises:
-        InvalidRequest: A group is too large, or its trajectories are too long for `dtw`.
-    """
+    """Refuse a batch whose distances would take minutes."""
     grouping = batch.grouping
     largest = int(grouping.sizes.max(initial=0))
     if largest > _MAX_GROUP:

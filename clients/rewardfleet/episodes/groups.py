@@ -93,7 +93,9 @@ class Grouping:
         is_present = self.sizes > 0
         if is_present.any():
             starts = (np.cumsum(self.sizes) - self.sizes)[is_present]
-            out[is_present] = np.minimum.reduceat(self._sorted(values), starts)
+            if self._order is not None:  # else they are sorted, group by group
+                values = values[self._order][len(values) - int(self.sizes.sum()) :]
+            out[is_present] = np.minimum.reduceat(values, starts)
         return out
 
     def broadcast(self, values: Floats) -> Floats:
@@ -116,12 +118,6 @@ class Grouping:
 
     def _members(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values if self._all_have_group else values[self.has_group]
-
-    def _sorted(self, values: Floats) -> Floats:
-        """Return the members' values, group by group."""
-        if self._order is None:
-            return values
-        return values[self._order][len(values) - int(self.sizes.sum()) :]
 
 
 def normalize(
@@ -158,9 +154,6 @@ def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = T
 
     This is the advantage of RLOO (Ahmadian et al. 2024). Arguments, missing rewards and errors are
     those of `normalize`.
-
-    Raises:
-        ValueError: See `normalize`.
     """
     values, counting = _counting(rewards, grouping, mask)
     factors = counting.sizes / np.maximum(counting.sizes - 1, 1)
@@ -169,11 +162,7 @@ def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = T
 
 
 def _counting(rewards: ArrayLike, grouping: Grouping, mask: ArrayLike) -> tuple[Floats, Grouping]:
-    """Return the rewards, and the groups of those that have another to be compared with.
-
-    Raises:
-        ValueError: See `normalize`.
-    """
+    """Return the rewards, and the groups of those that have another to be compared with."""
     values = np.asarray(rewards, float)
     if values.shape != grouping.codes.shape:
         raise ValueError(f"rewards: [N] (got {values.shape} for {len(grouping.codes)} episodes)")

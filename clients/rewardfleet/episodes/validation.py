@@ -49,7 +49,10 @@ def validate_batch(
     for index, item in enumerate(items):
         if item.masked and draft.ok[index]:
             draft.fail(index, None)
-    _check_kinds(draft)
+    known = ", ".join(REQUIRED_FIELDS)
+    draft.refuse(
+        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
+    )
     _check_required_fields(draft, options)
     _check_numbers(draft, options)
     _check_lists(draft)
@@ -124,13 +127,6 @@ def _check_uids(draft: _Draft) -> None:
     for index, uid in enumerate(uids):
         if draft.ok[index] and first.setdefault(uid, index) != index:
             draft.refuse_one(index, f"the same uid as item {first[uid]}")
-
-
-def _check_kinds(draft: _Draft) -> None:
-    known = ", ".join(REQUIRED_FIELDS)
-    draft.refuse(
-        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
-    )
 
 
 def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:

@@ -252,11 +252,7 @@ def parse_ground_truth(text: str) -> GroundTruth:
 
 
 def _raw_calls(content: str) -> list[Any]:
-    """Return the calls of a ground truth.
-
-    Raises:
-        InvalidRequest: One is malformed, or there are too many or none.
-    """
+    """Return the calls of a ground truth, as they were written."""
     calls: list[Any] = []
     position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
     while position < len(content):
