@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.code import code_request
+from rewardfleet.code import CodeOptions, code_request
 from rewardfleet.service import BatchClient, OnFailure, ScoreT
-from rewardfleet.tools import tools_request
-from rewardfleet.video import video_request
+from rewardfleet.tools import ToolsFields, tools_request
+from rewardfleet.video import VideoOptions, video_request
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.policy_text import POLICY_FIELDS
@@ -24,11 +24,8 @@ from rewardfleet.wire.score import Score, Status
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
 
-#: Fields of a row, besides the tests, that a request has as well.
-_OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
-#: The same for answers that call tools, and for clips.
-_TOOLS_OPTIONS = ("step", "run", "options", "tools", "tool_families")
-_VIDEO_OPTIONS = ("fps", "nframes", "max_pixels", "backend", "backend_kwargs")
+#: Fields of a row that a request has as well; a column `language` may name another one.
+_OPTIONS = CodeOptions.__optional_keys__ - {"language"}
 
 #: A service whose items are independent.
 ServiceName = Literal["code", "tools", "video"]
@@ -130,10 +127,18 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
         return request_fields(completion, truth, row)
     if service == "tools":
         response = completion_text(completion)
-        return {"response": response, "ground_truth": truth, **_given(row, _TOOLS_OPTIONS)}
+        return {
+            "response": response,
+            "ground_truth": truth,
+            **_given(row, ToolsFields.__optional_keys__),
+        }
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
-    return {"task_text": row.get("task"), "clip": truth, **_given(row, _VIDEO_OPTIONS)}
+    return {
+        "task_text": row.get("task"),
+        "clip": truth,
+        **_given(row, VideoOptions.__optional_keys__),
+    }
 
 
 class _ServiceReward:
@@ -316,5 +321,5 @@ def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, A
     return {**fields, **texts, "tests": as_tests(tests)}
 
 
-def _given(row: SampleRow, names: Sequence[str]) -> dict[str, Any]:
+def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if row.get(name) is not None}

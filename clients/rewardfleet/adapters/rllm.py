@@ -15,14 +15,7 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.query import completion_text
 
-from ._rows import (
-    SampleReward,
-    SampleRow,
-    ServiceName,
-    marks_of,
-    module_of_trainer,
-    refuse_nan,
-)
+from ._rows import SampleReward, SampleRow, ServiceName, marks_of, module_of_trainer, refuse_nan
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
@@ -54,12 +47,7 @@ def evaluator(
 
 
 class RewardFleetEvaluator:
-    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it.
-
-    Args:
-        scorer: Scores an answer by the metadata of its task.
-        correct_from: The least reward of an answer that counts as correct.
-    """
+    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it."""
 
     def __init__(self, scorer: SampleReward, correct_from: float) -> None:
         self._scorer = scorer

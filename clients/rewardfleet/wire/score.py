@@ -40,6 +40,11 @@ def of_types(**types: str) -> JsonSchema:
     }
 
 
+def having(name: str, value: str | bool) -> JsonSchema:
+    """Return the schema of objects whose field has a value."""
+    return {"properties": {name: {"const": value}}, "required": [name]}
+
+
 def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, str | int | None):
         return value
