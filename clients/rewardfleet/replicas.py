@@ -111,8 +111,6 @@ class Replicas:
     """The replicas of one service, in one event loop.
 
     Args:
-        urls: Base URLs.
-        headers: Sent with each request.
         max_concurrency, timeout_s: See `RewardFleet`.
     """
 
@@ -148,7 +146,6 @@ class Replicas:
         """Wait for capacity at a replica and take it; `release` gives it back.
 
         Args:
-            item_count: The number of items of the request, 1 or more.
             avoid: URLs of replicas that are second choice, as they failed this request before.
             at_front: Put the request at the front of the queue, as it has waited before.
         """

@@ -105,10 +105,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         """Report the costs of a step, or of a part of it. Sending it again counts nothing twice.
 
         Args:
-            run: Name of the training run.
-            step: Step of the training run.
             costs: The cost of each answer; or give `mean_cost` and `count`.
-            fields: Fields of `BudgetUpdateRequest`.
 
         Raises:
             InvalidRequest: The step is closed, or an argument is out of range.

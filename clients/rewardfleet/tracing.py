@@ -17,8 +17,6 @@ def span(name: str, service: str, items: int, *, is_request: bool) -> Iterator[A
 
     Args:
         name: The name of the span, e.g. `POST /score`.
-        service: The service that is called.
-        items: The number of items.
         is_request: Whether it is one call of the service, and not several.
 
     Yields:

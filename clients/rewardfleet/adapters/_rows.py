@@ -51,8 +51,6 @@ def refuse_nan(
 
     Args:
         on_failure: The reward that replaces a missing one, or "raise".
-        trainer: The name of the trainer.
-        effect: What NaN would do there.
 
     Raises:
         ValueError: `on_failure` is NaN.
@@ -114,7 +112,6 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
     """Return the fields of a request, as the service's client takes them.
 
     Args:
-        service: Which service scores the sample.
         completion: What the policy wrote; see `completion_text`. The video service ignores it.
         truth: The tests of the code service, or their JSON as text; the ground truth of the tools
             service; the clip of the video service.
@@ -192,7 +189,6 @@ class DatasetReward(_ServiceReward):
 
         Args:
             completions: The completions; see `completion_text`.
-            columns: The columns of their rows, by name.
             log_metric: Called with the name and value of each of `metrics_of`.
 
         Raises:

@@ -408,7 +408,6 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
 
     Args:
         meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more.
-        batch_size: Number of rows.
 
     Raises:
         ValueError: `batch_size` is not a multiple of `n_samples`.
@@ -428,7 +427,6 @@ def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
     """Return the logits, [B, ...], of each row divided by its temperature.
 
     Args:
-        logits: [B, ...].
         temperatures: The temperature of each row, [B], or one for all; above 0.
     """
     import torch  # noqa: PLC0415 - the trainer's package

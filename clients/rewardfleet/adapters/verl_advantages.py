@@ -37,7 +37,6 @@ def grpo(
         index: [B], the prompt of each sample; samples of the same prompt are a group.
         config: With `norm_adv_by_std_in_grpo` False, rewards are not divided by the standard
             deviation of their group, as in Dr. GRPO.
-        _: What verl passes to other estimators.
 
     Raises:
         ValueError: A reward is infinite.

@@ -62,7 +62,6 @@ class EpisodeRewardManager:
         normalize_by_length: As `normalization_type="length"`.
         normalization_type: How episode rewards are normalized. Each episode counts once, however
             many rows it has; `running` is over all batches of this manager.
-        kind: The kind of reward.
 
     Attributes:
         metrics: What a trainer logs of the last batch: `reward/failed`, the share of rows
@@ -250,12 +249,8 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
 
     Args:
         batch_list: [N], the steps of each episode; each step has the `uid` of its group.
-        episode_rewards: [N].
-        episode_lengths: [N].
+        episode_rewards, episode_lengths, traj_uid, tool_callings: [N].
         success: By name, [N]; others are left out, as upstream does.
-        traj_uid: [N].
-        tool_callings: [N].
-        config: The trainer's config.
         last_try: Keep groups with equal rewards: there is no further round of sampling.
 
     Returns:

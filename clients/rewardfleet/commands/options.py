@@ -107,8 +107,6 @@ def number(
 
     Args:
         flag: E.g. `--timeout-s`.
-        metavar: The name of its value in help.
-        help_text: What it is.
         default: None if it has none.
         of: Its click type instead of `Number`.
     """
@@ -126,7 +124,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     """Return a table as text.
 
     Args:
-        columns: Titles.
         rows: One cell for each column, without control characters in the output.
         numbers: Whether all columns except the first one are aligned to the right.
     """

@@ -45,7 +45,6 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
 
     Args:
         batch: Its episodes have the actions or paths that are compared, of one width per group.
-        clusters: What is compared, and how.
         options: Has `filter.select` and `filter.select_count`, for `is_diverse`.
 
     Raises:

@@ -16,7 +16,6 @@ class Grouping:
 
     Args:
         codes: [N], the number of the group, from 0; -1 for an episode without a group.
-        count: Number of groups.
     """
 
     def __init__(self, codes: ArrayLike, count: int) -> None:
@@ -131,8 +130,6 @@ def normalize(
 
     Args:
         rewards: [N], NaN where there is none.
-        grouping: Groups of the episodes.
-        by_std: Divide by the standard deviation of the group.
         mask: [N], the episodes that count; the others are treated as if they had no reward.
 
     Returns:
@@ -185,7 +182,6 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
 
     Args:
         rewards: [N], NaN where there is none; such episodes do not count.
-        grouping: Groups of the episodes.
         tolerance: The largest difference, in the unit of the rewards, 0 or more.
     """
     values = np.asarray(rewards, float)
@@ -202,8 +198,6 @@ def most_efficient(
     Args:
         step_fraction: [N], steps/max_steps.
         succeeded: [N]; failures, and NaN, rank after all successes.
-        grouping: Groups of the episodes.
-        count: Number to select in each group.
     """
     cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, float) > 0, 0.0, 2.0)
     selected = np.zeros(len(cost), bool)
@@ -221,7 +215,6 @@ def most_diverse(distances: Floats, count: int) -> Bools:
 
     Args:
         distances: [G, S, S], symmetric.
-        count: Number to select in each group.
     """
     groups = np.arange(len(distances))
     selected = np.zeros(distances.shape[:2], bool)

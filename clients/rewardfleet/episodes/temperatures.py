@@ -25,8 +25,6 @@ def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats
 
     Args:
         n: Number of samples, 1 or more.
-        base: The lowest temperature.
-        width: The highest minus the lowest.
 
     Raises:
         ValueError: n is below 1.

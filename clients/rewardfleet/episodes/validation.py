@@ -40,7 +40,6 @@ def validate_batch(
 
     Args:
         items: N objects with the attributes of `EpisodeRequest`; their lists may be arrays.
-        options: Options of the batch.
         invalid: By index: why an item is already known to be invalid.
         members_missing: Each group has further members, which have no score.
     """
@@ -68,7 +67,6 @@ def check_episode(item: Any, options: EpisodeOptions) -> None:
 
     Args:
         item: An object with the attributes of `EpisodeRequest`.
-        options: Options of its group.
 
     Raises:
         InvalidRequest: It is invalid, whatever the other members are.

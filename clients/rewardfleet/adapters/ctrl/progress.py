@@ -8,13 +8,7 @@ T = TypeVar("T")
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, T]], text: str, *, shown: bool) -> list[T]:
-    """Run coroutines and return their results, in order. If one fails, the others are cancelled.
-
-    Args:
-        work: The coroutines.
-        text: What is shown before the progress bar.
-        shown: Whether to show one.
-    """
+    """Run coroutines and return their results, in order. If one fails, the others are cancelled."""
     tasks = [asyncio.create_task(each) for each in work]
     bar = _bar(text, len(tasks)) if shown and tasks else None
     if bar is not None:

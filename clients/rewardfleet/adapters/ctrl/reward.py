@@ -223,7 +223,6 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
     `tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
 
     Args:
-        problem: The problem statement.
         code: The answer: a program, plain or in a fenced block of a text.
         critique: The critique of the answer. Text before a </think> is left out; if there is a
             <format>…</format>, only its content is used.

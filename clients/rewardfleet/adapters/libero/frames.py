@@ -35,7 +35,6 @@ def upright_image(frame: Any, orientation: Orientation) -> Image:
     Args:
         frame: An array or a torch tensor on any device, [H, W, 3] or [3, H, W]: uint8, or numbers
             from 0 to 255. Images with values from 0 to 1 are refused, as they could be dark ones.
-        orientation: What was done to it.
 
     Returns:
         [H, W, 3], uint8, contiguous.

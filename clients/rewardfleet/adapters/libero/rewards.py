@@ -164,7 +164,6 @@ class LiberoRewards:
     Args:
         config: See `RewardModelConfig.of`.
         tasks: The instruction of each environment. Their number is that of the environments.
-        orientation: What was done to the images.
         suites: The suite of all environments, or of each; None means that of `config`. In a list,
             only the environments with an unknown suite get errors.
         frame_rate: The rate in Hz at which frames are recorded; by default one per control step.
@@ -243,7 +242,6 @@ class LiberoRewards:
         An episode that has frames and was not finished is discarded, and reported.
 
         Args:
-            environments: Which ones.
             tasks: Their new instructions, in the same order. None means that they stay.
 
         Raises:
@@ -500,7 +498,6 @@ class StepRewards:
 
     Args:
         config: `binary_reward`, `success_threshold`, `reward_coef` and `use_rel_reward` apply.
-        environments: Number of environments.
     """
 
     def __init__(self, config: RewardModelConfig, environments: int) -> None:

@@ -84,7 +84,6 @@ class LoadGenerator:
     """Sends the requests of a plan; `results` has what became of them so far.
 
     Args:
-        plan: When requests are sent.
         requests: What is sent, without end.
         urls: The base URLs of services by name.
         api_key: Sent as a bearer token; empty for none.
