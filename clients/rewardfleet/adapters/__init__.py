@@ -1,5 +1,7 @@
 """One module per trainer, in its own terms. None of them imports its trainer at import time.
 
+The pages in docs/trainers have examples, and what to change in each trainer.
+
 Arguments that most of them have:
 
     service: Which service scores a response: "code", "tools" or "video".

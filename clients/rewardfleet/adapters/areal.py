@@ -1,15 +1,4 @@
-"""AReaL: rewards for `RLVRWorkflow`, and for workflows of your own.
-
-```python
-from areal.workflow.rlvr import RLVRWorkflow
-from rewardfleet.adapters.areal import reward_function
-
-class CodeWorkflow(RLVRWorkflow):
-    def __init__(self, **given):
-        super().__init__(reward_fn=None, **given)
-        self.async_reward_fn = reward_function("code", "http://127.0.0.1:18081")
-```
-"""
+"""AReaL: rewards for `RLVRWorkflow`, and for workflows of your own."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,14 +1,4 @@
-"""LeRobot: the video service as a reward model.
-
-```python
-import rewardfleet.adapters.lerobot as rewardfleet_lerobot
-from lerobot.rewards.factory import make_reward_model
-
-config = rewardfleet_lerobot.RewardFleetConfig(url="http://127.0.0.1:18080")
-reward_model = make_reward_model(config)
-rewards = reward_model.compute_reward(batch)
-```
-"""
+"""LeRobot: the video service as a reward model."""
 
 import asyncio
 import functools

@@ -1,12 +1,4 @@
-"""ms-swift: an outcome reward model (ORM) for `--reward_funcs`.
-
-```python
-from rewardfleet.adapters.ms_swift import orm
-from swift.rewards import orms
-
-orms["code_reward"] = orm("code", "http://127.0.0.1:18081")
-```
-"""
+"""ms-swift: an outcome reward model (ORM) for `--reward_funcs`."""
 
 from collections.abc import Sequence
 from typing import Any

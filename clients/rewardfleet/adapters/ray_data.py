@@ -1,16 +1,4 @@
-"""Ray Data: score a dataset on a Ray cluster.
-
-```python
-from rewardfleet.adapters.ray_data import Scorer
-
-scored = dataset.map_batches(
-    Scorer,
-    fn_constructor_kwargs={"service": "code", "url": "http://127.0.0.1:18081"},
-    batch_size=64,
-    concurrency=4,
-)
-```
-"""
+"""Ray Data: score a dataset on a Ray cluster."""
 
 import math
 from collections.abc import Mapping, Sequence

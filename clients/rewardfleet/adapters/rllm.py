@@ -1,12 +1,4 @@
-"""rLLM: an evaluator of episodes, which is also the reward function of a workflow.
-
-```python
-from rewardfleet.adapters.rllm import evaluator
-
-code_reward = evaluator("code", "http://127.0.0.1:18081")
-trainer = AgentTrainer(agent_flow=solver, evaluator=code_reward, ...)
-```
-"""
+"""rLLM: an evaluator of episodes, which is also the reward function of a workflow."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,14 +1,5 @@
 """SimpleVLA-RL: its reward manager, with test-time RL, and a temperature per sample.
 
-```python
-from rewardfleet.adapters import simplevla
-reward_fn = simplevla.RobRewardManager(num_examine=0, config=config)     # in main_ppo.py
-simplevla.forward_test_time_rl(config, gen_batch.meta_info, reward_fn)   # in the trainer
-batch = simplevla.keep_selected(batch, n_gpus)                           # before the advantages
-temperature = simplevla.sample_temperatures(prompts, len(idx)) or temperature    # in the rollout
-scaled_logits = simplevla.at_temperatures(action_logits_last256, temperature)    # in the model
-```
-
 Run in SimpleVLA-RL at 7c51662.
 """
 

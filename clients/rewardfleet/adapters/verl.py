@@ -1,12 +1,5 @@
 """verl: rewards of the code service, or of another one, as a `custom_reward_function`.
 
-```yaml
-custom_reward_function:   # newer versions: below `reward`
-  path: pkg://rewardfleet.adapters.verl   # older versions: the path of this file
-  name: compute_score     # see docs/trainers/verl.md for other reward managers
-  reward_kwargs: {url: "http://127.0.0.1:18081", timeout_s: 60}
-```
-
 verl may load this file by its path, as part of no package, so its imports are absolute.
 """
 

@@ -1,10 +1,5 @@
 """verl: GRPO and RLOO advantages in which a sample without a reward does not count.
 
-```sh
-export VERL_USE_EXTERNAL_MODULES=rewardfleet.adapters.verl_advantages   # before training starts
-python -m verl.trainer.main_ppo algorithm.adv_estimator=rewardfleet_grpo …
-```
-
 verl's own estimators take a NaN reward into the mean of its group, and give the only sample of a
 group its plain reward as the advantage. This module registers `rewardfleet_grpo` and
 `rewardfleet_rloo`.

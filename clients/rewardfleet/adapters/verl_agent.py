@@ -1,12 +1,5 @@
 """verl-agent: its reward manager for episodes, and its filter of groups.
 
-```yaml
-reward_model:
-  reward_manager: episode          # the default; see `reward_manager_of`
-  normalization_type: group_std    # none, length, group_mean, group_std, leave_one_out, running
-  kind: visual                     # return, visual, hybrid
-```
-
 Run in langfengQ/AgentOCR at 25736f7, and read in langfengQ/DrMAS at 19c632b: both are by the author
 of verl-agent, with its loop.
 """
