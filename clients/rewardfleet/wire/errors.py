@@ -7,7 +7,7 @@ derived from the classes.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from .string_enum import StrEnum
 
@@ -32,10 +32,8 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-class Problem(BaseModel):
+class Problem(BaseModel, extra="ignore"):
     """The body of every failure, `application/problem+json` (RFC 9457)."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: str = Field("about:blank", description="Always `about:blank`: `kind` has the type.")
     title: str = Field(description="The kind as text, e.g. `Too large`.")

@@ -1,14 +1,5 @@
 """A critique's reward is the pass rate of the program revised from it.
 
-One step of the trainer:
-
-    the policy writes critiques     `parse_response`: token ids to problem ids, critiques, lengths
-    the problems are looked up      `parse_query`: problem ids to queries, samples
-    a prompt for each revision      `build_revision_messages`, then the tokenizer's chat template
-    the proxy writes revisions      with `REVISION_SAMPLING`
-    the revisions are run           `get_reward_all`, while the trainer computes log-probabilities
-    rewards per token               `scatter_rewards`: [B] to [B, T]
-
 `CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`, and
 `RewardModelForCritic` also the arguments of CTRL's own class. Run in HKUNLP/critic-rl at 13dc710.
 """
@@ -193,10 +184,7 @@ class RewardModelForCritic(CritiqueReward):
 
     Args:
         file: The training file, or several; see `read_rows`.
-        tokenizer: The tokenizer of the policy, which decodes critiques.
-        num_examine: How many critiques of each batch are printed.
         run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not.
-        fleet: A fleet with a code service.
 
     Raises:
         ValueError: A row is none of CTRL's, or two have the same id.
