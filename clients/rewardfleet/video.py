@@ -203,11 +203,12 @@ def _how_to_fix(frames: NDArray[Any], clip: Any) -> str:
 
 def to_array(tensor: Any) -> Any:
     """Return a tensor of any device as a numpy array. An array is returned as it is."""
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
-            tensor = tensor.float()
-    return np.asarray(tensor)
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def _invalid_frames(dtype: Any, shape: Any, fix: str) -> InvalidRequest:

@@ -300,14 +300,8 @@ def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, SampleRo
 def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
-    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`.
-
-    Args:
-        revision: The program, plain or in a fenced block of a text.
-        tests: The tests of the request or a ground truth of another form, see `as_tests`; or
-            their JSON as text (a parquet file keeps text as it is, but changes nested columns).
-        options: Fields of the request are taken from it where they are not None: `critique`,
-            `original_program`, `original_passed`, `mode` and `limits`.
+    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
+    and the tests by `as_tests`. Other fields are taken from the options where they are not None.
 
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.

@@ -47,23 +47,6 @@ class ScoringService:
     api_key: str
     timeout: float
 
-    def connect(self) -> RewardFleet:
-        """Return a client.
-
-        Raises:
-            click.UsageError: There is no such service.
-        """
-        name, separator, service_url = self.url.partition("=")
-        is_named = separator and "/" not in name
-        if is_named and name not in SERVICES:
-            known = ", ".join(SERVICES)
-            raise click.UsageError(
-                f"--url {redact(self.url)}: give URL, or NAME=URL; NAME is one of {known}"
-            )
-        urls: dict[str, Any] = {name: service_url} if is_named else {}
-        url = None if is_named else self.url
-        return RewardFleet(url, timeout_s=self.timeout, api_key=self.api_key, **urls)
-
 
 def _read_text(path: Path) -> str:
     """Return the text of a file that an agent wrote; "" if it is not a regular file.
@@ -142,7 +125,15 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
         (output_dir / name).unlink(missing_ok=True)
     if (truth.tests is None) + (truth.ground_truth is None) + (truth.task is None) != 2:
         raise click.UsageError("give one of --tests, --ground-truth and --task")
-    with service.connect() as fleet:
+    name, separator, service_url = service.url.partition("=")
+    is_named = separator and "/" not in name
+    if is_named and name not in SERVICES:
+        known = ", ".join(SERVICES)
+        raise click.UsageError(
+            f"--url {redact(service.url)}: give URL, or NAME=URL; NAME is one of {known}"
+        )
+    urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
+    with RewardFleet(timeout_s=service.timeout, api_key=service.api_key, **urls) as fleet:
         score: Score
         if truth.tests is not None:
             tests = as_tests(truth.tests.read_text())
