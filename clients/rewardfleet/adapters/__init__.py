@@ -16,6 +16,7 @@ Arguments that most of them have:
         differ in what they do with an error and with NaN.
     options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
-An adapter raises `ValueError` if one of them is out of range or a URL is not valid, and `TypeError`
-if there is no such service or option.
+An adapter raises `ValueError` if one of them is out of range, if a URL is not valid, or if
+`on_failure` is NaN where the trainer cannot leave it out, and `TypeError` if there is no such
+service or option.
 """

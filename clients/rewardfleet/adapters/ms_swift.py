@@ -23,9 +23,6 @@ def orm(
     Args:
         service, url, column, columns, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
-
-    Raises:
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ms-swift", effect="count as 0")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

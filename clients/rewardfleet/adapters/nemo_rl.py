@@ -32,7 +32,6 @@ class ScoringEnvironment:
 
     Raises:
         InvalidRequest: `service` or `url` is missing.
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:

@@ -29,9 +29,6 @@ def evaluator(
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
             error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
             group if `rllm.workflow.raise_on_error` is false.
-
-    Raises:
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "rLLM")
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
@@ -68,9 +65,7 @@ class RewardFleetEvaluator:
     def __call__(self, task_info: SampleRow, action: Any) -> Any:
         """Return rLLM's `RewardOutput` of an answer, or of rLLM's `Action` with one.
 
-        Raises:
-            ImportError: rLLM is not installed.
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        It raises what `evaluate` raises.
         """
         types = module_of_trainer("rllm.rewards.reward_types", _INSTALL)
         reward, signals = self._score(getattr(action, "action", action), task_info)

@@ -35,7 +35,6 @@ def reward_worker(
 
     Raises:
         ImportError: ROLL is not installed.
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ROLL")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

@@ -5,7 +5,7 @@ Run in SimpleVLA-RL at 7c51662.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -441,6 +441,5 @@ def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeReques
     ]
 
 
-def _column(data: Any, name: str) -> Iterable[Any] | None:
-    column: Iterable[Any] | None = getattr(data, "non_tensor_batch", {}).get(name)
-    return column
+def _column(data: Any, name: str) -> Any:
+    return getattr(data, "non_tensor_batch", {}).get(name)

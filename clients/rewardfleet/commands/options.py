@@ -138,22 +138,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     )
 
 
-def _checked_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str:
-    return header_safe(key) or ""
-
-
-def _checked_urls(
-    _context: click.Context, _parameter: click.Parameter, urls: tuple[str, ...]
-) -> list[str]:
-    return [base_url(each) for each in urls or ("http://127.0.0.1:18000",)]
-
+_DEFAULT_URL = "http://127.0.0.1:18000"
 
 # Options of several commands.
 API_KEY = click.option(
-    "--api-key", envvar="REWARDFLEET_API_KEY", hidden=True, callback=_checked_key
+    "--api-key",
+    envvar="REWARDFLEET_API_KEY",
+    hidden=True,
+    callback=lambda _context, _parameter, key: header_safe(key) or "",
 )
 URLS = click.argument(
-    "urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL", callback=_checked_urls
+    "urls",
+    nargs=-1,
+    metavar="[URL]...",
+    envvar="REWARDFLEET_URL",
+    callback=lambda _context, _parameter, urls: [*map(base_url, urls or (_DEFAULT_URL,))],
 )
 TIMEOUT = number("--timeout", "SECONDS", "How long to wait for the score.", 120.0)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

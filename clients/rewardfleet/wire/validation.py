@@ -65,15 +65,10 @@ def validate_json(
 
 def _accepted(body: bytes, error: ValidationError, policy_fields: Collection[str]) -> bytes:
     """Return JSON with what pydantic refuses and a service accepts replaced, or `body` itself."""
-    if _is_not_json(error):
+    # Of several errors, a list of all would be built.
+    if error.error_count() == 1 and error.errors(include_input=False)[0]["type"] == "json_invalid":
         return without_lone_surrogates(body, policy_fields)
     return _with_integers(body, error)
-
-
-def _is_not_json(error: ValidationError) -> bool:
-    if error.error_count() != 1:  # otherwise a list of all errors would be built
-        return False
-    return error.errors(include_input=False)[0]["type"] == "json_invalid"
 
 
 def _with_integers(body: bytes, error: ValidationError) -> bytes:

@@ -175,12 +175,9 @@ def _what_happened(verdict: Verdict, test: str) -> str:
 
 def _test(tests: Any, index: int) -> str:
     """Return a test as text; empty if it has another form than those of CTRL and of requests."""
-    cases: Any
-    if isinstance(tests, Mapping) and tests.get("kind") == "dataset":
-        row = tests.get("row") or {}
-        cases = row.get("selected_uts", row.get("all_uts"))
-    else:
-        cases = tests.get("cases") if isinstance(tests, Mapping) else None
+    fields = tests if isinstance(tests, Mapping) else {}
+    row = fields.get("row") or {}
+    cases = fields.get("cases", row.get("selected_uts", row.get("all_uts")))
     try:
         return _case_text((json.loads(cases) if isinstance(cases, str) else cases)[index])
     except (ValueError, TypeError, LookupError, AttributeError):

@@ -7,7 +7,7 @@
 import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +152,11 @@ class CritiqueReward:
         thread = ThreadPoolExecutor(1, thread_name_prefix="rewardfleet")
         rewards = thread.submit(asyncio.run, self._rewards(rows))
         thread.shutdown(wait=False)
-        return _wait(rewards)
+
+        async def wait() -> list[float]:
+            return await asyncio.wrap_future(rewards)
+
+        return wait()
 
     async def _rewards(self, rows: list[tuple[str, str, SampleRow]]) -> list[float]:
         async with self._fleet:
@@ -270,7 +274,3 @@ def scatter_rewards(
         return values.astype(dtype), empty
     floating = like[:0] if like.is_floating_point() else like[:0].float()
     return floating.new_tensor(values), empty
-
-
-async def _wait(rewards: Future[list[float]]) -> list[float]:
-    return await asyncio.wrap_future(rewards)
