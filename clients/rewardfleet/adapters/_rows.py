@@ -1,4 +1,4 @@
-"""Code that several adapters share: reading a trainer's tensors and rows."""
+"""Code that several adapters share: reading a trainer's rows."""
 
 import asyncio
 import importlib

@@ -67,10 +67,6 @@ class RobRewardManager:
             `EpisodeOptions`; `kind`: success, efficiency or objectives; and `vote` (False): the
             largest cluster of a group counts as its successes.
 
-    Attributes:
-        schedule: The temperatures of the next rollouts.
-        clamped: The rollouts so far that took more steps than their limit.
-
     Raises:
         InvalidRequest: `episode_reward` is not valid.
     """
@@ -79,8 +75,8 @@ class RobRewardManager:
         self.num_examine = num_examine
         self.config = config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
-        self.schedule = _schedule(config)
-        self.clamped = 0
+        self.schedule = _schedule(config)  #: the temperatures of the next rollouts
+        self.clamped = 0  #: the rollouts so far that took more steps than their limit
         fields = plain(config.get("episode_reward") or {})
         self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
         self._kind = fields.pop("kind", self._default_kind)

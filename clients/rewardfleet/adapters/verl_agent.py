@@ -56,10 +56,6 @@ class EpisodeRewardManager:
         normalization_type: How episode rewards are normalized. Each episode counts once, however
             many rows it has; `running` is over all batches of this manager.
 
-    Attributes:
-        metrics: What a trainer logs of the last batch: `reward/failed`, the share of rows
-            without a reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
-
     Raises:
         ValueError: An argument is none of its values, or the two normalizations differ.
     """
@@ -84,6 +80,8 @@ class EpisodeRewardManager:
             raise ValueError(f"normalize_by_length: normalization_type is {normalization_type!r}")
         self.normalization_type = "length" if normalize_by_length else normalization_type
         self.kind = kind
+        #: What a trainer logs of the last batch: `reward/failed`, the share of rows without a
+        #: reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
         self.metrics: dict[str, float] = {}
         self._running = RunningMeanStd()
 

@@ -7,10 +7,9 @@ import click
 
 import rewardfleet
 
-from .options import LazyGroup, load_attribute
+from .options import INSTALL_COMMAND, LazyGroup, load_attribute
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
-_INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
 
 _CLIENT, _SERVER = "rewardfleet.commands", "rewardfleet_server.commands"
 #: The subcommands: the packages with their modules, and what they do.
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise  # an internal error
-        install_command = load_attribute(_INSTALL_COMMAND)
+        install_command = load_attribute(INSTALL_COMMAND)
         return _fail(
             f"the package {error.name} is not installed; install the packages of the server: "
             f"{install_command('server')}"

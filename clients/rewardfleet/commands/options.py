@@ -139,6 +139,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
 
 
 _DEFAULT_URL = "http://127.0.0.1:18000"
+#: What returns the command that installs the server's packages.
+INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
 
 # Options of several commands.
 API_KEY = click.option(

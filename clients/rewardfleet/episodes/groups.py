@@ -37,11 +37,11 @@ class Grouping:
         """
         numbers: dict[str | None, int] = {}
         codes = [numbers.setdefault(name, len(numbers)) for name in names]
-        if None not in numbers:
-            return cls(codes, len(numbers)), [name for name in numbers if name is not None]
-        none = numbers[None]
-        codes = [-1 if code == none else code - (code > none) for code in codes]
-        return cls(codes, len(numbers) - 1), [name for name in numbers if name is not None]
+        named = [name for name in numbers if name is not None]
+        if len(named) < len(numbers):
+            none = numbers[None]
+            codes = [-1 if code == none else code - (code > none) for code in codes]
+        return cls(codes, len(named)), named
 
     def where(self, mask: Bools) -> "Grouping":
         """Return the same groups with only the members in `mask`, [N]."""

@@ -85,6 +85,7 @@ class _Draft:
     """A batch while it is validated."""
 
     def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
+        self.items = items
         self.columns = Columns(items)
         #: [N], whether an episode is valid so far.
         self.ok: Bools = np.ones(len(items), bool)
@@ -93,10 +94,6 @@ class _Draft:
         self.ok[list(self.reasons)] = False
         #: Groups with a member that is valid, and has no score.
         self.unscored_groups: set[str | None] = set()
-
-    @property
-    def items(self) -> Sequence[Any]:
-        return self.columns.items
 
     def refuse(self, mask: Bools, reason: Callable[[Any], str]) -> None:
         """Refuse the episodes in `mask` that are valid so far; `reason` takes the item."""

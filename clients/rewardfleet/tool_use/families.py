@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ def read_families(path: Path) -> Mapping[str, Family]:
 
 
 def _of_csv(text: str) -> dict[str, str]:
-    rows: Iterable[dict[str, str]] = csv.DictReader(text.splitlines())
     labels = {}
-    for row in rows:
+    for row in csv.DictReader(text.splitlines()):
         if not {"tool", "family"} <= row.keys():
             raise ValueError("the first line names the columns: tool,family")
         labels[row["tool"]] = row["family"]

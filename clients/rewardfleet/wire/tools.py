@@ -270,13 +270,9 @@ class MultiplierCheckpoint(Response):
     integral: Cost = Field(description="The integral term.")
     error: _Number = Field(0.0, description="Moving average of mean cost - budget.")
     cost: _Number = Field(0.0, description="Moving average of the cost.")
-    past_costs: list[_Number] = (
-        Field(  # 0 at first: the first cost counts as a rise, as in omnisafe
-            default_factory=lambda: [0.0],
-            min_length=1,
-            max_length=1_000,
-            description="`cost` after the last updates, oldest first.",
-        )
+    # 0 at first, so that the first cost counts as a rise, as in omnisafe.
+    past_costs: list[_Number] = Field(
+        default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
     )
 
 

@@ -62,9 +62,6 @@ class CritiqueReward:
         num_examine: How many critiques of each batch are printed.
         progress: Show a progress bar while revisions run, if tqdm is installed.
 
-    Attributes:
-        metrics: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
-
     Raises:
         ValueError: Two rows have the same id.
     """
@@ -82,6 +79,7 @@ class CritiqueReward:
         self._tokenizer = tokenizer
         self._num_examine = num_examine
         self._progress = progress
+        #: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
         self.metrics: dict[str, float] = {}
         self._rows: dict[str, SampleRow] = {}
         for row in rows:

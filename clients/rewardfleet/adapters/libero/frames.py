@@ -73,17 +73,14 @@ class EpisodeRecorder:
 
     Args:
         nframes: How many frames are selected at the end, 1 or more.
-
-    Attributes:
-        count: Number of frames that were added.
-        problem: Why the episode cannot be scored, e.g. a frame that could not be added, or None.
     """
 
     def __init__(self, nframes: int) -> None:
         self._nframes = nframes
         self._stride = 1
         self._frames: list[Image] = []  # those at the multiples of the stride, and the last one
-        self.count = 0
+        self.count = 0  #: number of frames that were added
+        #: Why the episode cannot be scored, e.g. a frame that could not be added.
         self.problem: str | None = None
 
     def __len__(self) -> int:
