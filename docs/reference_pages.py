@@ -6,7 +6,6 @@ from typing import Any
 
 from rewardfleet.wire.errors import (
     ERRORS,
-    RETRYABLE,
     STATUS,
     InvalidRequest,
     RewardFleetError,
@@ -201,7 +200,7 @@ def errors_page() -> str:
             f"`{kind}`",
             str(STATUS[kind]),
             f"`{error.__name__}`",
-            "yes" if kind in RETRYABLE else "no",
+            "yes" if error.retryable else "no",
             _cell(" ".join((error.__doc__ or "").split())),
         )
         for kind, error in ERRORS.items()

@@ -13,7 +13,7 @@ import pytest
 import rewardfleet
 from rewardfleet.client import SERVICES as CLIENT_SERVICES
 from rewardfleet.responses import ERROR_OF_STATUS
-from rewardfleet.wire.errors import ERRORS, RETRYABLE, STATUS, ErrorKind, RewardFleetError
+from rewardfleet.wire.errors import ERRORS, STATUS, ErrorKind, RewardFleetError
 from rewardfleet_server.code.sandboxes import SANDBOXES
 from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.video.judges.settings import all_built_in, built_in
@@ -284,7 +284,6 @@ def test_the_tables_of_errors_agree():
     assert set(STATUS) == set(ERRORS) == set(ErrorKind)
     assert len(set(STATUS.values())) == len(STATUS)
     assert {status: ERRORS[kind] for kind, status in STATUS.items()} == ERROR_OF_STATUS
-    assert set(ErrorKind) >= RETRYABLE
     for kind, error in ERRORS.items():
         problem = error("why", retry_after=3, request_id="r").problem()
         again = RewardFleetError.from_problem(problem)

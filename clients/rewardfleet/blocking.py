@@ -47,12 +47,7 @@ class _BlockingClient:
 
 
 class RewardFleet:
-    """`rewardfleet.RewardFleet` with blocking calls; takes the same arguments.
-
-    Raises:
-        ValueError: A value is out of range, a URL is not valid, or none is given.
-        TypeError: There is no such service or option.
-    """
+    """`rewardfleet.RewardFleet` with blocking calls; takes the same arguments."""
 
     def __init__(self, url: str | Sequence[str] | None = None, **options: Any) -> None:
         self._fleet = client.RewardFleet(url, **options)

@@ -7,7 +7,7 @@ from typing_extensions import Self, Unpack
 from .code import CodeOptions, TestsLike
 from .episode import OptionsLike
 from .service import OnFailure
-from .tools import ToolsFields
+from .tools import BudgetUpdateFields, ToolsFields
 from .video import ClipLike, VideoOptions
 from .wire.code import CodeRequest, CodeScore
 from .wire.episode import (
@@ -90,11 +90,7 @@ class _ToolsClient:
         run: str,
         step: int,
         costs: Iterable[float] | None = None,
-        *,
-        mean_cost: float | None = None,
-        count: int | None = None,
-        part: str | None = None,
-        mean_task_reward: float | None = None,
+        **fields: Unpack[BudgetUpdateFields],
     ) -> BudgetUpdate: ...
 
 class RewardFleet:

@@ -98,7 +98,7 @@ class RewardFleet:
             transport = ServiceTransport(
                 name,
                 service_urls,
-                api_key=_header_safe(api_key),
+                api_key=header_safe(api_key),
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
                 pending=self._pending,
@@ -136,7 +136,7 @@ class RewardFleet:
 SERVICES: dict[str, type[ServiceClient]] = get_type_hints(RewardFleet)
 
 
-def _header_safe(api_key: str | None) -> str | None:
+def header_safe(api_key: str | None) -> str | None:
     """Return a key that fits in a header, without white space around it.
 
     Raises:
@@ -144,7 +144,7 @@ def _header_safe(api_key: str | None) -> str | None:
     """
     key = (api_key or "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):
-        raise ValueError("api_key: a key is one line of plain ASCII")
+        raise ValueError("the API key is not one line of plain ASCII")
     return key or None
 
 
@@ -156,14 +156,15 @@ def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[
     """
     urls = [given] if isinstance(given, str) else list(given)
     for url in urls:
-        if not _is_base_url(url):
+        if not is_base_url(url):
             raise ValueError(f"{argument}: give a URL such as {example}, not {url!r}")
     if not urls:
         raise ValueError(f"{argument}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
-def _is_base_url(url: str) -> bool:
+def is_base_url(url: str) -> bool:
+    """Return whether a text is an HTTP URL without a query or a fragment."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0

@@ -34,7 +34,6 @@ class Coalescer(Generic[ItemT, ResultT]):
     caller.
 
     Args:
-        send: Sends a batch.
         window_s: Seconds, above 0, from a batch's first call until it is sent.
         max_items: A batch with so many items is sent at once.
     """
@@ -54,7 +53,6 @@ class Coalescer(Generic[ItemT, ResultT]):
         """Add an item to the open batch and return its result.
 
         Args:
-            item: The item.
             deadline: When the result must be there, by the loop's clock.
 
         Raises:

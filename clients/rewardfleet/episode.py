@@ -69,7 +69,6 @@ class EpisodeClient(ServiceClient):
 
         Args:
             items: 1 to 4096 episodes.
-            options: Options of the batch.
             run: Name of the training run, for `normalize: running`.
             step: Step of the training run, for `normalize: running`.
 

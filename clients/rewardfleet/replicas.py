@@ -19,11 +19,11 @@ given more requests than it has connections.
 
 import asyncio
 import math
-import ssl
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 
@@ -94,10 +94,6 @@ class Replica:
     watch: asyncio.TimerHandle | None = None
     check: asyncio.Task[None] | None = None
 
-    def has_capacity(self, item_count: int) -> bool:
-        """Return whether so many more items fit; an idle replica accepts any number."""
-        return not self.in_flight or self.in_flight + item_count <= self.limit
-
 
 @dataclass(eq=False)
 class _Waiter:
@@ -115,8 +111,6 @@ class Replicas:
     """The replicas of one service, in one event loop.
 
     Args:
-        urls: Base URLs.
-        headers: Sent with each request.
         max_concurrency, timeout_s: See `RewardFleet`.
     """
 
@@ -130,11 +124,16 @@ class Replicas:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_concurrency = max_concurrency
-        context = httpx.create_ssl_context(trust_env=False)  # slow, so done once
-        self._replicas = [
-            Replica(url, _connections(headers, max_concurrency, context), max_concurrency)
-            for url in urls
-        ]
+        connect = partial(
+            httpx.AsyncClient,
+            # The size of a compressed response is not known before it is in memory.
+            headers={**headers, "accept-encoding": "identity"},
+            limits=httpx.Limits(max_connections=max_concurrency + 2),  # and a probe and a check
+            verify=httpx.create_ssl_context(trust_env=False),  # slow, so done once
+            # A proxy from the environment is for external hosts, not for traffic within a fleet.
+            trust_env=False,
+        )
+        self._replicas = [Replica(url, connect(), max_concurrency) for url in urls]
         self._waiting: deque[_Waiter] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
@@ -147,7 +146,6 @@ class Replicas:
         """Wait for capacity at a replica and take it; `release` gives it back.
 
         Args:
-            item_count: The number of items of the request, 1 or more.
             avoid: URLs of replicas that are second choice, as they failed this request before.
             at_front: Put the request at the front of the queue, as it has waited before.
         """
@@ -290,7 +288,12 @@ class Replicas:
 
     def _choose(self, waiter: _Waiter) -> Replica | None:
         now = self._loop.time()
-        free = [replica for replica in self._replicas if replica.has_capacity(waiter.item_count)]
+        count = waiter.item_count  # an idle replica accepts any number
+        free = [
+            each
+            for each in self._replicas
+            if not each.in_flight or each.in_flight + count <= each.limit
+        ]
         if all(replica.ejected for replica in self._replicas):
             return min(free, key=lambda replica: replica.failed_at, default=None)
         return min(
@@ -424,16 +427,3 @@ class Replicas:
         if replica.timer is not None:
             replica.timer.cancel()
         self._dispatch()
-
-
-def _connections(
-    headers: Mapping[str, str], max_concurrency: int, context: ssl.SSLContext
-) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        # The size of a compressed response is not known before it is in memory.
-        headers={**headers, "accept-encoding": "identity"},
-        limits=httpx.Limits(max_connections=max_concurrency + 2),  # and a probe and a check
-        verify=context,
-        # A proxy from the environment is for external hosts, not for traffic within a fleet.
-        trust_env=False,
-    )

@@ -76,7 +76,6 @@ async def receive(
     what else arrives on it could be taken for the response to the next request.
 
     Args:
-        http: The connections.
         request: The request; it must not accept a `Content-Encoding`.
         max_bytes: The most bytes of the body.
         on_bytes: Called when the headers, or a part of the body, have arrived.
@@ -147,12 +146,6 @@ def model_of(
     response: httpx.Response, url: str, service: str, response_type: type[ModelT]
 ) -> ModelT:
     """Return the model of a response.
-
-    Args:
-        response: The response.
-        url: The base URL of the replica.
-        service: The service that must answer.
-        response_type: The model.
 
     Raises:
         RewardFleetError: The failure that the response reports, or that it is not what the service

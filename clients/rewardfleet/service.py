@@ -252,8 +252,12 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
                 deadline=deadline,
                 is_stateless=True,
             )
-        except TooLarge:
-            return await self._send_halves(requests, deadline)
+        except TooLarge:  # for the service: smaller ones, at last item by item
+            middle = len(requests) // 2
+            if not middle:
+                return [await self._post_one(requests[0], deadline)]
+            parts = [requests[:middle], requests[middle:]]
+            return _join(parts, await self._send_parts(parts, deadline))
         except RewardFleetError as error:
             return error
         if len(response.results) != len(requests):
@@ -266,16 +270,6 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
                 for request, score in zip(requests, response.results, strict=True)
             )
         )
-
-    async def _send_halves(
-        self, requests: list[RequestT], deadline: float
-    ) -> list[ScoreT | RewardFleetError] | RewardFleetError:
-        """Send a batch that is too large for the service in smaller ones, at last item by item."""
-        middle = len(requests) // 2
-        if not middle:
-            return [await self._post_one(requests[0], deadline)]
-        parts = [requests[:middle], requests[middle:]]
-        return _join(parts, await self._send_parts(parts, deadline))
 
     async def _retry_item(
         self, request: RequestT, score: ScoreT, deadline: float

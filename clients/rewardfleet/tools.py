@@ -37,6 +37,15 @@ class ToolsFields(TypedDict, total=False):
     tool_families: Mapping[str, Family]
 
 
+class BudgetUpdateFields(TypedDict, total=False):
+    """The optional arguments of `update_budget`."""
+
+    mean_cost: float | None
+    count: int | None
+    part: str | None
+    mean_task_reward: float | None
+
+
 class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
     """The client of the tools service. `RewardFleet` creates it."""
 
@@ -91,34 +100,21 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         run: str,
         step: int,
         costs: Iterable[float] | None = None,
-        *,
-        mean_cost: float | None = None,
-        count: int | None = None,
-        part: str | None = None,
-        mean_task_reward: float | None = None,
+        **fields: Unpack[BudgetUpdateFields],
     ) -> BudgetUpdate:
         """Report the costs of a step, or of a part of it. Sending it again counts nothing twice.
 
         Args:
-            run: Name of the training run.
-            step: Step of the training run.
             costs: The cost of each answer; or give `mean_cost` and `count`.
-            mean_cost, count, part, mean_task_reward: Fields of `BudgetUpdateRequest`.
 
         Raises:
             InvalidRequest: The step is closed, or an argument is out of range.
             NotFound: The run has no budget.
             RewardFleetError: The request failed.
         """
-        fields = {
-            "step": step,
-            "costs": None if costs is None else list(costs),
-            "mean_cost": mean_cost,
-            "count": count,
-            "part": part,
-            "mean_task_reward": mean_task_reward,
-        }
-        given = {name: value for name, value in fields.items() if value is not None}
+        given: dict[str, Any] = {"step": step, **fields}
+        if costs is not None:
+            given["costs"] = list(costs)
         request = validate(BudgetUpdateRequest, given)
         return await self._transport.call("POST", f"{_path(run)}/update", BudgetUpdate, request)
 

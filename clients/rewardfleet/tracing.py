@@ -16,9 +16,6 @@ def span(name: str, service: str, items: int, *, is_request: bool) -> Iterator[A
     """Make a block a span, and the parent of the spans in it.
 
     Args:
-        name: The name of the span, e.g. `POST /score`.
-        service: The service that is called.
-        items: The number of items.
         is_request: Whether it is one call of the service, and not several.
 
     Yields:

@@ -99,7 +99,6 @@ class ServiceTransport:
 
     Args:
         service: The service that must answer, e.g. `video`.
-        urls: Base URLs of the replicas.
         api_key, timeout_s, max_concurrency: See `RewardFleet`.
         pending: Watches the calls of all services.
     """
@@ -161,13 +160,10 @@ class ServiceTransport:
         """Send a request and return the response as a model.
 
         Args:
-            method: The HTTP method.
             path: The route, e.g. `/score`.
-            response_type: The model of the response.
             body: What is sent; None for a route that takes no body.
             deadline: When the call must end, by the clock of the event loop; by default after the
                 timeout of a call.
-            item_count: The number of items in `body`.
             is_stateless: Whether the service's answer depends on the body only, so that two
                 replicas may compute it at the same time.
 

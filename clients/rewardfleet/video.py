@@ -164,10 +164,10 @@ def _sampled(clip: Any, nframes: int) -> tuple[NDArray[np.uint8], int]:
     # `nframes` out of range is refused when the request is validated.
     indices = list(sample_indices(len(clip), max(nframes, 1)))
     if hasattr(clip, "shape"):
-        frames = _array(clip[indices])
+        frames = to_array(clip[indices])
     else:
         try:
-            frames = np.stack([_array(clip[index]) for index in indices])
+            frames = np.stack([to_array(clip[index]) for index in indices])
         except ValueError as error:
             raise InvalidRequest(f"give frames of one size: {error}") from None
     if frames.ndim == 4 and frames.shape[3] != 3 and frames.shape[1] == 3:
@@ -201,11 +201,14 @@ def _how_to_fix(frames: NDArray[Any], clip: Any) -> str:
     return f": give {call if name == 'frames' else f'[{call} for frame in frames]'}"
 
 
-def _array(frames: Any) -> NDArray[Any]:
-    if hasattr(frames, "detach"):  # a torch tensor, perhaps of a type that numpy does not have
-        frames = frames.detach().cpu()
-        frames = frames.float() if frames.is_floating_point() else frames
-    return np.asarray(frames)
+def to_array(tensor: Any) -> Any:
+    """Return a tensor of any device as a numpy array. An array is returned as it is."""
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def _invalid_frames(dtype: Any, shape: Any, fix: str) -> InvalidRequest:

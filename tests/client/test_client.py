@@ -89,11 +89,8 @@ class Tensor:
     def __getitem__(self, index):
         return Tensor(self.values[index])
 
-    def __array__(self, dtype=None, copy=None):
+    def numpy(self) -> np.ndarray:
         return self.values
-
-    def is_floating_point(self) -> bool:
-        return self.values.dtype.kind == "f"
 
     def _same(self):
         return self

@@ -1,19 +1,11 @@
-"""The errors of the client: their tables, the drawn tree, and the mapping of httpx's errors."""
-
-import re
+"""The errors of the client: their tables, and the mapping of httpx's errors."""
 
 import httpx
 import pytest
 
 from rewardfleet import DeadlineExceeded, RewardFleetError, Unavailable
 from rewardfleet.responses import map_http_errors
-from rewardfleet.wire import errors
 from rewardfleet.wire.errors import ERRORS, STATUS
-
-
-def test_the_drawn_tree_shows_every_error_with_its_status():
-    drawn = re.findall(r"^[├└]── (\w+) +(\d+)  \S", errors.__doc__, re.MULTILINE)
-    assert drawn == [(error.__name__, str(error.status)) for error in ERRORS.values()]
 
 
 def test_a_subclass_without_a_kind_is_not_in_the_tables():

@@ -1,5 +1,7 @@
 """One module per trainer, in its own terms. None of them imports its trainer at import time.
 
+The pages in docs/trainers have examples, and what to change in each trainer.
+
 Arguments that most of them have:
 
     service: Which service scores a response: "code", "tools" or "video".
@@ -14,6 +16,7 @@ Arguments that most of them have:
         differ in what they do with an error and with NaN.
     options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
-An adapter raises `ValueError` if one of them is out of range or a URL is not valid, and `TypeError`
-if there is no such service or option.
+An adapter raises `ValueError` if one of them is out of range, if a URL is not valid, or if
+`on_failure` is NaN where the trainer cannot leave it out, and `TypeError` if there is no such
+service or option.
 """

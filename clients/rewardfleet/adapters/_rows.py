@@ -1,4 +1,4 @@
-"""Code that several adapters share: reading a trainer's tensors and rows."""
+"""Code that several adapters share: reading a trainer's rows."""
 
 import asyncio
 import importlib
@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.code import code_request
+from rewardfleet.code import CodeOptions, code_request
 from rewardfleet.service import BatchClient, OnFailure, ScoreT
-from rewardfleet.tools import tools_request
-from rewardfleet.video import video_request
+from rewardfleet.tools import ToolsFields, tools_request
+from rewardfleet.video import VideoOptions, video_request
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.policy_text import POLICY_FIELDS
@@ -24,11 +24,8 @@ from rewardfleet.wire.score import Score, Status
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
 
-#: Fields of a row, besides the tests, that a request has as well.
-_OPTIONS = ("critique", "original_program", "original_passed", "mode", "limits")
-#: The same for answers that call tools, and for clips.
-_TOOLS_OPTIONS = ("step", "run", "options", "tools", "tool_families")
-_VIDEO_OPTIONS = ("fps", "nframes", "max_pixels", "backend", "backend_kwargs")
+#: Fields of a row that a request has as well; a column `language` may name another one.
+_OPTIONS = CodeOptions.__optional_keys__ - {"language"}
 
 #: A service whose items are independent.
 ServiceName = Literal["code", "tools", "video"]
@@ -54,8 +51,6 @@ def refuse_nan(
 
     Args:
         on_failure: The reward that replaces a missing one, or "raise".
-        trainer: The name of the trainer.
-        effect: What NaN would do there.
 
     Raises:
         ValueError: `on_failure` is NaN.
@@ -78,16 +73,6 @@ def module_of_trainer(name: str, install: str) -> Any:
         if (error.name or "").partition(".")[0] != name.partition(".")[0]:
             raise
         raise ImportError(f"{name} is not installed: {install}") from None
-
-
-def to_array(tensor: Any) -> Any:
-    """Return a tensor of any device as a numpy array. An array is returned as it is."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
-        tensor = tensor.float()
-    return tensor.numpy()
 
 
 def plain(value: Any) -> Any:
@@ -127,7 +112,6 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
     """Return the fields of a request, as the service's client takes them.
 
     Args:
-        service: Which service scores the sample.
         completion: What the policy wrote; see `completion_text`. The video service ignores it.
         truth: The tests of the code service, or their JSON as text; the ground truth of the tools
             service; the clip of the video service.
@@ -140,10 +124,18 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
         return request_fields(completion, truth, row)
     if service == "tools":
         response = completion_text(completion)
-        return {"response": response, "ground_truth": truth, **_given(row, _TOOLS_OPTIONS)}
+        return {
+            "response": response,
+            "ground_truth": truth,
+            **_given(row, ToolsFields.__optional_keys__),
+        }
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
-    return {"task_text": row.get("task"), "clip": truth, **_given(row, _VIDEO_OPTIONS)}
+    return {
+        "task_text": row.get("task"),
+        "clip": truth,
+        **_given(row, VideoOptions.__optional_keys__),
+    }
 
 
 class _ServiceReward:
@@ -197,7 +189,6 @@ class DatasetReward(_ServiceReward):
 
         Args:
             completions: The completions; see `completion_text`.
-            columns: The columns of their rows, by name.
             log_metric: Called with the name and value of each of `metrics_of`.
 
         Raises:
@@ -309,14 +300,8 @@ def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, SampleRo
 def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
-    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`.
-
-    Args:
-        revision: The program, plain or in a fenced block of a text.
-        tests: The tests of the request or a ground truth of another form, see `as_tests`; or
-            their JSON as text (a parquet file keeps text as it is, but changes nested columns).
-        options: Fields of the request are taken from it where they are not None: `critique`,
-            `original_program`, `original_passed`, `mode` and `limits`.
+    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
+    and the tests by `as_tests`. Other fields are taken from the options where they are not None.
 
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.
@@ -326,5 +311,5 @@ def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, A
     return {**fields, **texts, "tests": as_tests(tests)}
 
 
-def _given(row: SampleRow, names: Sequence[str]) -> dict[str, Any]:
+def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if row.get(name) is not None}

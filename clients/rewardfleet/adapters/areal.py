@@ -1,22 +1,10 @@
-"""AReaL: rewards for `RLVRWorkflow`, and for workflows of your own.
-
-```python
-from areal.workflow.rlvr import RLVRWorkflow
-from rewardfleet.adapters.areal import reward_function
-
-class CodeWorkflow(RLVRWorkflow):
-    def __init__(self, **given):
-        super().__init__(reward_fn=None, **given)
-        self.async_reward_fn = reward_function("code", "http://127.0.0.1:18081")
-```
-"""
+"""AReaL: rewards for `RLVRWorkflow`, and for workflows of your own."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rewardfleet.service import OnFailure
-from rewardfleet.wire.score import Score
 
 from ._rows import SampleReward, ServiceName, marks_of, refuse_nan
 
@@ -38,9 +26,6 @@ def reward_function(
         service, url, column, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. AReaL
             rejects the rollout for which an error is raised, with its group.
-
-    Raises:
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "AReaL")
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
@@ -53,14 +38,10 @@ def reward_function(
         **row: Any,
     ) -> float:
         value, score = await scorer.score(completions, row)
-        _log(score)
+        # AReaL's statistics, if the function is called by one of its workflows.
+        areal, tracker = sys.modules.get("areal"), sys.modules.get("areal.utils.stats_tracker")
+        if areal is not None and tracker is not None:
+            tracker.get(areal.workflow_context.stat_scope()).scalar(**marks_of(score))
         return value
 
     return reward
-
-
-def _log(score: Score | None) -> None:
-    """Report a score to AReaL's statistics, if the function is called by one of its workflows."""
-    areal, tracker = sys.modules.get("areal"), sys.modules.get("areal.utils.stats_tracker")
-    if areal is not None and tracker is not None:
-        tracker.get(areal.workflow_context.stat_scope()).scalar(**marks_of(score))

@@ -1,19 +1,8 @@
-"""LeRobot: the video service as a reward model.
+"""LeRobot: the video service as a reward model."""
 
-```python
-import rewardfleet.adapters.lerobot as rewardfleet_lerobot
-from lerobot.rewards.factory import make_reward_model
-
-config = rewardfleet_lerobot.RewardFleetConfig(url="http://127.0.0.1:18080")
-reward_model = make_reward_model(config)
-rewards = reward_model.compute_reward(batch)
-```
-"""
-
-import asyncio
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +10,10 @@ import numpy as np
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.video import video_request
+from rewardfleet.video import to_array, video_request
 from rewardfleet.wire.errors import InvalidRequest
 
-from ._rows import module_of_trainer, to_array
+from ._rows import module_of_trainer
 
 _INSTALL = "pip install 'lerobot>=0.6'"
 
@@ -99,18 +88,15 @@ def _model_class() -> type:
             config = self.config
             clips = _clips(batch.get(config.image_key), config.image_key)
             tasks = _tasks(batch.get(config.task_key), config.default_task, len(clips))
-            options = {"fps": config.fps, "nframes": config.nframes, "backend": config.backend}
-            rewards = self._loop.run(self._rewards(clips, tasks, options))
+            options: dict[str, Any] = {
+                "fps": config.fps,
+                "nframes": config.nframes,
+                "backend": config.backend,
+            }
+            samples = zip(tasks, clips, strict=True)
+            requests = [video_request(task, as_uint8(clip), **options) for task, clip in samples]
+            rewards = self._loop.run(self._fleet.video.rewards(requests))
             return torch.tensor(rewards, dtype=torch.float32)
-
-        async def _rewards(
-            self, clips: Any, tasks: Sequence[str], options: dict[str, Any]
-        ) -> list[float]:
-            def build() -> list[Any]:
-                samples = zip(tasks, clips, strict=True)
-                return [video_request(task, as_uint8(clip), **options) for task, clip in samples]
-
-            return await self._fleet.video.rewards(await asyncio.to_thread(build))
 
     RewardFleetRewardModel.__qualname__ = "RewardFleetRewardModel"
     return RewardFleetRewardModel

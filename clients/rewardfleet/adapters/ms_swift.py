@@ -1,12 +1,4 @@
-"""ms-swift: an outcome reward model (ORM) for `--reward_funcs`.
-
-```python
-from rewardfleet.adapters.ms_swift import orm
-from swift.rewards import orms
-
-orms["code_reward"] = orm("code", "http://127.0.0.1:18081")
-```
-"""
+"""ms-swift: an outcome reward model (ORM) for `--reward_funcs`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,9 +23,6 @@ def orm(
     Args:
         service, url, column, columns, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
-
-    Raises:
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ms-swift", effect="count as 0")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

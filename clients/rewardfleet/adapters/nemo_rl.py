@@ -1,18 +1,4 @@
-"""NeMo-RL: an environment that scores the last response of each conversation.
-
-```python
-from rewardfleet.adapters.nemo_rl import register
-
-register()  # before the training script creates its environments
-```
-
-```yaml
-env:
-  rewardfleet: {service: code, url: "http://127.0.0.1:18081", column: ground_truth}
-data:
-  env_name: rewardfleet
-```
-"""
+"""NeMo-RL: an environment that scores the last response of each conversation."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -46,7 +32,6 @@ class ScoringEnvironment:
 
     Raises:
         InvalidRequest: `service` or `url` is missing.
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:

@@ -1,11 +1,4 @@
-"""OpenRLHF: the `reward_func` of a file that `--reward.remote_url` names.
-
-```python
-from rewardfleet.adapters.openrlhf import reward_function
-
-reward_func = reward_function("code", "http://127.0.0.1:18081")
-```
-"""
+"""OpenRLHF: the `reward_func` of a file that `--reward.remote_url` names."""
 
 import asyncio
 import logging

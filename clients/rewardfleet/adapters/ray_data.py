@@ -1,16 +1,4 @@
-"""Ray Data: score a dataset on a Ray cluster.
-
-```python
-from rewardfleet.adapters.ray_data import Scorer
-
-scored = dataset.map_batches(
-    Scorer,
-    fn_constructor_kwargs={"service": "code", "url": "http://127.0.0.1:18081"},
-    batch_size=64,
-    concurrency=4,
-)
-```
-"""
+"""Ray Data: score a dataset on a Ray cluster."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,9 +9,9 @@ import numpy as np
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import Score, abstained
+from rewardfleet.wire.score import abstained
 
-from ._rows import DatasetReward, SampleRow, ServiceName, requests_of, rows_of, scores_of
+from ._rows import DatasetReward, ServiceName, requests_of, rows_of, scores_of
 
 
 class Scorer:
@@ -67,33 +55,24 @@ class Scorer:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         count = len(next(iter(batch.values()), ()))
+        client, service = self._scorer.client, self._scorer.service
         rows = rows_of(batch, self._scorer.columns, count)
         texts = rows_of(batch, [] if self._text is None else [self._text], count)
         rewards = np.empty(count)
         errors = np.full(count, None, dtype=object)
         requests: dict[int, Any] = {}
         for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            sample = (text.get(self._text or ""), row[self._scorer.truth], row)
             try:
-                requests[index] = self._request(row, text)
-            except InvalidRequest as error:
-                # An invalid row does not end the job.
-                rewards[index], errors[index] = (
-                    self._scorer.client.policy.fallback(error),
-                    str(error),
-                )
-        scores = self._loop.run(scores_of(self._scorer.client, list(requests.values())))
+                requests[index] = requests_of(service, [sample])[0]
+            except InvalidRequest as error:  # an invalid row does not end the job
+                rewards[index], errors[index] = client.policy.fallback(error), str(error)
+        scores = self._loop.run(scores_of(client, list(requests.values())))
         for index, score in zip(requests, scores, strict=True):
-            rewards[index], errors[index] = self._result(score)
+            if score.score is not None:
+                rewards[index] = client.policy.reward(score)
+                continue
+            problem = score.error
+            failure = RewardFleetError.from_problem(problem) if problem else abstained(score)
+            rewards[index], errors[index] = client.policy.fallback(failure), str(failure)
         return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
-
-    def _request(self, row: SampleRow, text: SampleRow) -> Any:
-        response = text[self._text] if self._text is not None else None
-        truth = row[self._scorer.truth]
-        return requests_of(self._scorer.service, [(response, truth, row)])[0]
-
-    def _result(self, score: Score) -> tuple[float, str | None]:
-        if score.score is not None:
-            return self._scorer.client.policy.reward(score), None
-        problem = score.error
-        error = abstained(score) if problem is None else RewardFleetError.from_problem(problem)
-        return self._scorer.client.policy.fallback(error), str(error)

@@ -1,12 +1,4 @@
-"""rLLM: an evaluator of episodes, which is also the reward function of a workflow.
-
-```python
-from rewardfleet.adapters.rllm import evaluator
-
-code_reward = evaluator("code", "http://127.0.0.1:18081")
-trainer = AgentTrainer(agent_flow=solver, evaluator=code_reward, ...)
-```
-"""
+"""rLLM: an evaluator of episodes, which is also the reward function of a workflow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +7,7 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.query import completion_text
 
-from ._rows import (
-    SampleReward,
-    SampleRow,
-    ServiceName,
-    marks_of,
-    module_of_trainer,
-    refuse_nan,
-)
+from ._rows import SampleReward, SampleRow, ServiceName, marks_of, module_of_trainer, refuse_nan
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
@@ -44,9 +29,6 @@ def evaluator(
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
             error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
             group if `rllm.workflow.raise_on_error` is false.
-
-    Raises:
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "rLLM")
     scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
@@ -54,12 +36,7 @@ def evaluator(
 
 
 class RewardFleetEvaluator:
-    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it.
-
-    Args:
-        scorer: Scores an answer by the metadata of its task.
-        correct_from: The least reward of an answer that counts as correct.
-    """
+    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it."""
 
     def __init__(self, scorer: SampleReward, correct_from: float) -> None:
         self._scorer = scorer
@@ -88,9 +65,7 @@ class RewardFleetEvaluator:
     def __call__(self, task_info: SampleRow, action: Any) -> Any:
         """Return rLLM's `RewardOutput` of an answer, or of rLLM's `Action` with one.
 
-        Raises:
-            ImportError: rLLM is not installed.
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        It raises what `evaluate` raises.
         """
         types = module_of_trainer("rllm.rewards.reward_types", _INSTALL)
         reward, signals = self._score(getattr(action, "action", action), task_info)

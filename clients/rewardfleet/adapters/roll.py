@@ -1,17 +1,4 @@
-"""ROLL: a reward worker, and a rollout loop that drops prompts without a reward.
-
-```python
-from rewardfleet.adapters.roll import reward_worker
-
-CodeReward = reward_worker("code", "http://127.0.0.1:18081", column="test_cases")
-```
-
-```yaml
-user_defined_rollout_loop_cls: rewardfleet.adapters.roll.RolloutLoop
-rewards:
-  code: {worker_cls: my_rewards.CodeReward}
-```
-"""
+"""ROLL: a reward worker, and a rollout loop that drops prompts without a reward."""
 
 import functools
 import logging
@@ -48,7 +35,6 @@ def reward_worker(
 
     Raises:
         ImportError: ROLL is not installed.
-        ValueError: `on_failure` is NaN, or an argument is not valid; see `rewardfleet.adapters`.
     """
     refuse_nan(on_failure, "ROLL")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)

@@ -1,20 +1,11 @@
 """SimpleVLA-RL: its reward manager, with test-time RL, and a temperature per sample.
 
-```python
-from rewardfleet.adapters import simplevla
-reward_fn = simplevla.RobRewardManager(num_examine=0, config=config)     # in main_ppo.py
-simplevla.forward_test_time_rl(config, gen_batch.meta_info, reward_fn)   # in the trainer
-batch = simplevla.keep_selected(batch, n_gpus)                           # before the advantages
-temperature = simplevla.sample_temperatures(prompts, len(idx)) or temperature    # in the rollout
-scaled_logits = simplevla.at_temperatures(action_logits_last256, temperature)    # in the model
-```
-
 Run in SimpleVLA-RL at 7c51662.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +25,12 @@ from rewardfleet.episodes import (
     validate_batch,
 )
 from rewardfleet.episodes.clustering import cluster_batch
+from rewardfleet.video import to_array
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from ._rows import plain, quartiles_of, to_array
+from ._rows import plain, quartiles_of
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +67,6 @@ class RobRewardManager:
             `EpisodeOptions`; `kind`: success, efficiency or objectives; and `vote` (False): the
             largest cluster of a group counts as its successes.
 
-    Attributes:
-        schedule: The temperatures of the next rollouts.
-        clamped: The rollouts so far that took more steps than their limit.
-
     Raises:
         InvalidRequest: `episode_reward` is not valid.
     """
@@ -87,8 +75,8 @@ class RobRewardManager:
         self.num_examine = num_examine
         self.config = config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
-        self.schedule = _schedule(config)
-        self.clamped = 0
+        self.schedule = _schedule(config)  #: the temperatures of the next rollouts
+        self.clamped = 0  #: the rollouts so far that took more steps than their limit
         fields = plain(config.get("episode_reward") or {})
         self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
         self._kind = fields.pop("kind", self._default_kind)
@@ -127,15 +115,21 @@ class RobRewardManager:
         completes = success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
         scores = np.where(np.isnan(result.scores), 0.0, result.scores)
+        accuracies, uids = labels, _column(data, "uid")
+        if uids is not None:  # else there are no groups: validation
+            grouping, _ = Grouping.by_name([str(uid) for uid in uids])
+            means = grouping.broadcast(grouping.where(result.batch.ok).mean(labels))
+            accuracies = np.where(result.batch.ok, labels, means)
+        kept = result.batch.grouping.where(result.keep)
+        keep = result.keep & (kept.broadcast(kept.sizes.astype(float)) != 1)  # none alone
         device = data.batch["responses"].device
         columns = {
-            "acc": _accuracy(labels, result.batch.ok, _column(data, "uid")),
+            "acc": accuracies,
             "format_correctness": np.ones_like(labels),
             "episode_reward": scores,
         }
         for name, values in columns.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
-        keep = _with_another(result)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
         accuracy = {"all": float(completes.mean())}
         metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
@@ -173,7 +167,10 @@ class RobRewardManager:
         if coefficient != 0:
             metrics["verifier"] = float(to_array(rewards).sum(axis=1).mean())
         metrics["reward_all"] = float(to_array(tensors["all"]).sum(axis=1).mean())
-        self._adapt()
+        if self._signals:
+            signals, weights = zip(*self._signals, strict=True)
+            self.schedule = self.schedule.after(float(np.average(signals, weights=weights)))
+            self._signals = []
         return tensors, metrics
 
     def _score(self, data: Any, completes: Any) -> tuple[Any, Rewards, BatchResult]:
@@ -272,13 +269,6 @@ class RobRewardManager:
         else:
             return
         self._signals.append((signal, int(valid.sum())))
-
-    def _adapt(self) -> None:
-        """Move the temperatures once, by the outcomes of all rollouts since the last step."""
-        if self._signals:
-            signals, weights = zip(*self._signals, strict=True)
-            self.schedule = self.schedule.after(float(np.average(signals, weights=weights)))
-            self._signals = []
 
     def _metrics(
         self, rewards: Rewards, result: BatchResult, keep: Any, is_right: Any
@@ -385,11 +375,8 @@ def forward_test_time_rl(
 ) -> None:
     """Copy the settings of test-time RL to `meta_info`, for the rollout, if it is enabled.
 
-    The defaults are those of the original TTRL integration: `base_temperature` 0.6,
-    `temperature_range` 0.3.
-
     Args:
-        config: Has `test_time_rl` (False), and the two above.
+        config: See `RobRewardManager`; the defaults are those of the original TTRL integration.
         meta_info: Gets `enable_test_time_rl`, `base_temperature` and `temperature_range`.
         reward_fn: Its adapted temperatures are used instead.
     """
@@ -408,7 +395,6 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
 
     Args:
         meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more.
-        batch_size: Number of rows.
 
     Raises:
         ValueError: `batch_size` is not a multiple of `n_samples`.
@@ -428,7 +414,6 @@ def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
     """Return the logits, [B, ...], of each row divided by its temperature.
 
     Args:
-        logits: [B, ...].
         temperatures: The temperature of each row, [B], or one for all; above 0.
     """
     import torch  # noqa: PLC0415 - the trainer's package
@@ -452,22 +437,5 @@ def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeReques
     ]
 
 
-def _accuracy(labels: Any, valid: Any, uids: Iterable[Any] | None) -> Any:
-    """Return the labels, [B], with the mean of the valid ones of its group for one not valid."""
-    if uids is None:  # validation
-        return labels
-    grouping, _ = Grouping.by_name([str(uid) for uid in uids])
-    means = grouping.where(valid).mean(labels)
-    return np.where(valid, labels, grouping.broadcast(means))
-
-
-def _with_another(result: BatchResult) -> Any:
-    """Return which rollouts to keep, [B]: none that would be the only one of its group."""
-    kept = result.batch.grouping.where(result.keep)
-    sizes = kept.broadcast(kept.sizes.astype(float))
-    return result.keep & (sizes != 1)
-
-
-def _column(data: Any, name: str) -> Iterable[Any] | None:
-    column: Iterable[Any] | None = getattr(data, "non_tensor_batch", {}).get(name)
-    return column
+def _column(data: Any, name: str) -> Any:
+    return getattr(data, "non_tensor_batch", {}).get(name)

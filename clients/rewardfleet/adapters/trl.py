@@ -1,12 +1,4 @@
-"""TRL: reward functions of `GRPOTrainer`, and of the trainers with the same interface.
-
-```python
-from rewardfleet.adapters.trl import reward_function
-
-reward = reward_function("code", "http://127.0.0.1:18081")
-trainer = GRPOTrainer(model, reward_funcs=reward, train_dataset=dataset)
-```
-"""
+"""TRL: reward functions of `GRPOTrainer`, and of the trainers with the same interface."""
 
 import functools
 import math

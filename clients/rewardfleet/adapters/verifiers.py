@@ -1,12 +1,4 @@
-"""verifiers and prime-rl: a reward function for a `Rubric`, or for a `Task`.
-
-```python
-from rewardfleet.adapters.verifiers import reward_function
-
-code_reward = reward_function("code", "http://127.0.0.1:18081")
-rubric = vf.Rubric(funcs=[code_reward])  # verifiers up to 0.3
-```
-"""
+"""verifiers and prime-rl: a reward function for a `Rubric`, or for a `Task`."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence

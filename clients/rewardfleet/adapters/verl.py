@@ -1,12 +1,5 @@
 """verl: rewards of the code service, or of another one, as a `custom_reward_function`.
 
-```yaml
-custom_reward_function:   # newer versions: below `reward`
-  path: pkg://rewardfleet.adapters.verl   # older versions: the path of this file
-  name: compute_score     # see docs/trainers/verl.md for other reward managers
-  reward_kwargs: {url: "http://127.0.0.1:18081", timeout_s: 60}
-```
-
 verl may load this file by its path, as part of no package, so its imports are absolute.
 """
 
@@ -98,17 +91,9 @@ async def compute_score_async(
     return _result(client, service, score)
 
 
-def compute_score(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,
-    **given: Any,
-) -> dict[str, Any]:
+def compute_score(*sample: Any, **given: Any) -> dict[str, Any]:
     """Score one sample: `compute_score_async` for reward managers that do not await."""
-    return _loop.run(
-        compute_score_async(data_source, solution_str, ground_truth, extra_info, **given)
-    )
+    return _loop.run(compute_score_async(*sample, **given))
 
 
 def compute_scores(
@@ -136,21 +121,15 @@ def compute_scores(
     return [_result(client, service, score) for score in scores]
 
 
-def compute_score_prime(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,
-    **given: Any,
-) -> float:
-    """Return the score alone, for the reward manager `prime`. The arguments are those above.
+def compute_score_prime(*sample: Any, **given: Any) -> float:
+    """Return the score alone of `compute_score`, for the reward manager `prime`.
 
     Raises:
         MissingReward: There is no score. `prime` turns any `Exception` into a score of 0, so this
             is a `BaseException`.
     """
     try:
-        score = compute_score(data_source, solution_str, ground_truth, extra_info, **given)
+        score = compute_score(*sample, **given)
     except Exception as error:
         raise MissingReward(f"{type(error).__name__}: {error}") from error
     return float(score["score"])

@@ -1,10 +1,5 @@
 """verl: GRPO and RLOO advantages in which a sample without a reward does not count.
 
-```sh
-export VERL_USE_EXTERNAL_MODULES=rewardfleet.adapters.verl_advantages   # before training starts
-python -m verl.trainer.main_ppo algorithm.adv_estimator=rewardfleet_grpo …
-```
-
 verl's own estimators take a NaN reward into the mean of its group, and give the only sample of a
 group its plain reward as the advantage. This module registers `rewardfleet_grpo` and
 `rewardfleet_rloo`.
@@ -37,7 +32,6 @@ def grpo(
         index: [B], the prompt of each sample; samples of the same prompt are a group.
         config: With `norm_adv_by_std_in_grpo` False, rewards are not divided by the standard
             deviation of their group, as in Dr. GRPO.
-        _: What verl passes to other estimators.
 
     Raises:
         ValueError: A reward is infinite.

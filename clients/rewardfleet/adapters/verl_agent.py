@@ -1,12 +1,5 @@
 """verl-agent: its reward manager for episodes, and its filter of groups.
 
-```yaml
-reward_model:
-  reward_manager: episode          # the default; see `reward_manager_of`
-  normalization_type: group_std    # none, length, group_mean, group_std, leave_one_out, running
-  kind: visual                     # return, visual, hybrid
-```
-
 Run in langfengQ/AgentOCR at 25736f7, and read in langfengQ/DrMAS at 19c632b: both are by the author
 of verl-agent, with its loop.
 """
@@ -30,9 +23,10 @@ from rewardfleet.episodes import (
     visual,
 )
 from rewardfleet.episodes.batch import visual_score
+from rewardfleet.video import to_array
 from rewardfleet.wire.episode import FilterOptions
 
-from ._rows import quartiles_of, to_array
+from ._rows import quartiles_of
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +55,6 @@ class EpisodeRewardManager:
         normalize_by_length: As `normalization_type="length"`.
         normalization_type: How episode rewards are normalized. Each episode counts once, however
             many rows it has; `running` is over all batches of this manager.
-        kind: The kind of reward.
-
-    Attributes:
-        metrics: What a trainer logs of the last batch: `reward/failed`, the share of rows
-            without a reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
 
     Raises:
         ValueError: An argument is none of its values, or the two normalizations differ.
@@ -91,6 +80,8 @@ class EpisodeRewardManager:
             raise ValueError(f"normalize_by_length: normalization_type is {normalization_type!r}")
         self.normalization_type = "length" if normalize_by_length else normalization_type
         self.kind = kind
+        #: What a trainer logs of the last batch: `reward/failed`, the share of rows without a
+        #: reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
         self.metrics: dict[str, float] = {}
         self._running = RunningMeanStd()
 
@@ -149,7 +140,10 @@ class EpisodeRewardManager:
         if rewards.shape != last.shape:
             raise ValueError(f"episode_rewards: {rewards.shape}, for {last.shape} responses")
         if self.kind == "visual":
-            rewards = _visual(rewards, fields["visual_success"])
+            items = (SimpleNamespace(visual_success=each) for each in fields["visual_success"])
+            scores = np.array([visual_score(each) for each in items], float)
+            given = ~np.isnan(scores)  # a video without a score has no reward
+            rewards = np.where(given, visual(rewards, np.where(given, scores, 0.0)), np.nan)
         valid = ~np.isnan(rewards)
         accepted = valid | (self.normalization_type in _WITHIN_GROUP)
         if not (accepted & ~np.isinf(rewards)).all():
@@ -246,12 +240,8 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
 
     Args:
         batch_list: [N], the steps of each episode; each step has the `uid` of its group.
-        episode_rewards: [N].
-        episode_lengths: [N].
+        episode_rewards, episode_lengths, traj_uid, tool_callings: [N].
         success: By name, [N]; others are left out, as upstream does.
-        traj_uid: [N].
-        tool_callings: [N].
-        config: The trainer's config.
         last_try: Keep groups with equal rewards: there is no further round of sampling.
 
     Returns:
@@ -275,16 +265,6 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
         traj_uid[keep],
         tool_callings[keep],
     )
-
-
-def _visual(rewards: Any, scores: Sequence[Any]) -> Any:
-    """Return episode reward x video score, [B]; NaN where there is no video score."""
-    column = [visual_score(SimpleNamespace(visual_success=score)) for score in scores]
-    values = np.array(column, float)
-    given = ~np.isnan(values)
-    products = np.full(len(rewards), np.nan)
-    products[given] = visual(rewards[given], values[given])
-    return products
 
 
 def _step_rewards(fields: Any, row: int, last: int) -> list[tuple[int, float]]:

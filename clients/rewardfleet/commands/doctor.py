@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 import rewardfleet
 
-from .options import API_KEY, URLS, load_attribute
+from .options import API_KEY, INSTALL_COMMAND, URLS, load_attribute
 from .status import fleet_status
 
 #: The result of a check: `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it. It
@@ -54,9 +54,7 @@ def _server() -> Iterator[Finding]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("rewardfleet"):
             raise  # an internal error
-        install_command = load_attribute(
-            "rewardfleet_server.system.optional_imports:install_command"
-        )
+        install_command = load_attribute(INSTALL_COMMAND)
         what = f"the client only: the server's package {error.name} is not installed"
         yield "extra", what, install_command("server")
     except ImportError as error:

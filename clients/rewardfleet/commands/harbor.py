@@ -47,42 +47,8 @@ class ScoringService:
     api_key: str
     timeout: float
 
-    def connect(self) -> RewardFleet:
-        """Return a client.
 
-        Raises:
-            click.UsageError: There is no such service.
-        """
-        name, separator, service_url = self.url.partition("=")
-        is_named = separator and "/" not in name
-        if is_named and name not in SERVICES:
-            known = ", ".join(SERVICES)
-            raise click.UsageError(
-                f"--url {redact(self.url)}: give URL, or NAME=URL; NAME is one of {known}"
-            )
-        urls: dict[str, Any] = {name: service_url} if is_named else {}
-        url = None if is_named else self.url
-        return RewardFleet(url, timeout_s=self.timeout, api_key=self.api_key, **urls)
-
-
-def score_program(fleet: RewardFleet, program: Path, tests: Path, mode: Mode) -> Score:
-    """Score a program of the agent. One that is not there, or cannot be read, scores 0.
-
-    Args:
-        fleet: Has the code service.
-        program: The file that the agent wrote.
-        tests: A file with the tests, or with a ground truth of another form.
-        mode: As in a request of the code service.
-
-    Raises:
-        RewardFleetError: There is no score.
-        OSError: The tests cannot be read.
-    """
-    score: Score = fleet.code.score(read_text(program), as_tests(tests.read_text()), mode=mode)
-    return score
-
-
-def read_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a file that an agent wrote; "" if it is not a regular file.
 
     A file that is a link is not read: it may lead to the solution, which Harbor stores next to
@@ -103,30 +69,6 @@ def read_text(path: Path) -> str:
 def _empty(path: Path, reason: str) -> str:
     click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
     return ""
-
-
-def remove_rewards(folder: Path) -> None:
-    """Create the folder of the reward, and remove the rewards that are in it.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in REWARD_FILES:
-        (folder / name).unlink(missing_ok=True)
-
-
-def write_reward(folder: Path, reward: float) -> None:
-    """Write `reward.json` with one key; it is complete or not there.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    temporary = folder / f".{REWARD_FILES[0]}.{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    with temporary.open("x") as file:
-        json.dump({"reward": reward}, file)
-    temporary.replace(folder / REWARD_FILES[0])
 
 
 @click.command(
@@ -178,19 +120,34 @@ def write_reward(folder: Path, reward: float) -> None:
 @grouped(truth=ExpectedResult, service=ScoringService)
 def command(file: Path, truth: ExpectedResult, service: ScoringService, output_dir: Path) -> int:
     """Write the reward of a file; return 3 if it has no score."""
-    remove_rewards(output_dir)  # first of all: the agent may have written one
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name in REWARD_FILES:  # first of all: the agent may have written one
+        (output_dir / name).unlink(missing_ok=True)
     if (truth.tests is None) + (truth.ground_truth is None) + (truth.task is None) != 2:
         raise click.UsageError("give one of --tests, --ground-truth and --task")
-    with service.connect() as fleet:
+    name, separator, service_url = service.url.partition("=")
+    is_named = separator and "/" not in name
+    if is_named and name not in SERVICES:
+        known = ", ".join(SERVICES)
+        raise click.UsageError(
+            f"--url {redact(service.url)}: give URL, or NAME=URL; NAME is one of {known}"
+        )
+    urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
+    with RewardFleet(timeout_s=service.timeout, api_key=service.api_key, **urls) as fleet:
         score: Score
         if truth.tests is not None:
-            score = score_program(fleet, file, truth.tests, truth.mode)
+            tests = as_tests(truth.tests.read_text())
+            score = fleet.code.score(_read_text(file), tests, mode=truth.mode)
         elif truth.ground_truth is not None:
-            score = fleet.tools.score(read_text(file), truth.ground_truth.read_text())
+            score = fleet.tools.score(_read_text(file), truth.ground_truth.read_text())
         else:
             score = fleet.video.score(truth.task or "", file.read_bytes())
     if score.score is None:
         print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
         return 3
-    write_reward(output_dir, score.score)
+    temporary = output_dir / f".{REWARD_FILES[0]}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as written:
+        json.dump({"reward": score.score}, written)
+    temporary.replace(output_dir / REWARD_FILES[0])  # it is complete or not there
     return 0

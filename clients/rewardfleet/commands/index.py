@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from rewardfleet.client import SERVICES
+from rewardfleet.client import SERVICES, is_base_url
 from rewardfleet.timeouts import timeout
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
@@ -53,17 +53,11 @@ class _Details(BaseModel, extra="allow"):
 
 
 class Reply(NamedTuple):
-    """What a URL answered.
+    """What a URL answered."""
 
-    Attributes:
-        status: 0 if there is no answer.
-        content: The body.
-        reason: Why there is no answer, or why it is not the expected one.
-    """
-
-    status: int
+    status: int  #: 0 if there is no answer
     content: bytes
-    reason: str
+    reason: str  #: why there is no answer, or why it is not the expected one
 
     def parse(self, model: type[ModelT]) -> ModelT | None:
         """Return it as a model, or None if it is something else."""
@@ -79,17 +73,11 @@ class Reply(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is at a URL.
+    """What is at a URL."""
 
-    Attributes:
-        page: Its index; None if it is not that of a service or a gateway.
-        services: The base URLs of services by name; empty if there are none.
-        reason: Why there are none.
-    """
-
-    page: Index | None
-    services: dict[str, str]
-    reason: str = ""
+    page: Index | None  #: its index; None if it is not that of a service or a gateway
+    services: dict[str, str]  #: the base URLs of services by name
+    reason: str = ""  #: why there are none
 
 
 async def find_services(http: httpx.AsyncClient, url: str) -> Found:
@@ -134,12 +122,7 @@ def base_url(url: str) -> str:
     Raises:
         ValueError: It is not an HTTP URL.
     """
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:  # an invalid port, or a bracket without its pair
-        is_valid = False
-    if not is_valid or "?" in url or "#" in url:
+    if not is_base_url(url):
         raise ValueError(f"give a URL such as http://127.0.0.1:18000, not {redact(url)!r}")
     return url.rstrip("/")
 

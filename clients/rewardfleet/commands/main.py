@@ -7,42 +7,24 @@ import click
 
 import rewardfleet
 
-from .options import LazyGroup, load_attribute
+from .options import INSTALL_COMMAND, LazyGroup, load_attribute
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
-_INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
 
-#: The subcommands: where they are, and what they do. Those of the server need its packages.
+_CLIENT, _SERVER = "rewardfleet.commands", "rewardfleet_server.commands"
+#: The subcommands: the packages with their modules, and what they do.
 _COMMANDS = {
-    "serve": ("rewardfleet_server.commands.serve:command", "Run a service."),
-    "up": (
-        "rewardfleet_server.commands.up:command",
-        "Run all services on this machine, below one address.",
-    ),
-    "gateway": (
-        "rewardfleet_server.commands.gateway:command",
-        "Run one address for services that run elsewhere.",
-    ),
-    "status": ("rewardfleet.commands.status:command", "Show the replicas of a fleet."),
-    "size": (
-        "rewardfleet_server.commands.size:command",
-        "Predict how many replicas a load needs.",
-    ),
-    "load": ("rewardfleet.commands.load.command:command", "Send requests at a given rate."),
-    "score": ("rewardfleet.commands.score:command", "Score one item with a running service."),
-    "harbor": ("rewardfleet.commands.harbor:command", "Write the reward of a Harbor task."),
-    "references": (
-        "rewardfleet_server.commands.references:command",
-        "Change the library of the judge `reference`.",
-    ),
-    "packages": (
-        "rewardfleet_server.commands.packages:command",
-        "Install packages that scored programs can import.",
-    ),
-    "doctor": (
-        "rewardfleet.commands.doctor:command",
-        "Report what works on this machine, and how to fix the rest.",
-    ),
+    "serve": (_SERVER, "Run a service."),
+    "up": (_SERVER, "Run all services on this machine, below one address."),
+    "gateway": (_SERVER, "Run one address for services that run elsewhere."),
+    "status": (_CLIENT, "Show the replicas of a fleet."),
+    "size": (_SERVER, "Predict how many replicas a load needs."),
+    "load": (_CLIENT, "Send requests at a given rate."),
+    "score": (_CLIENT, "Score one item with a running service."),
+    "harbor": (_CLIENT, "Write the reward of a Harbor task."),
+    "references": (_SERVER, "Change the library of the judge `reference`."),
+    "packages": (_SERVER, "Install packages that scored programs can import."),
+    "doctor": (_CLIENT, "Report what works on this machine, and how to fix the rest."),
 }
 
 
@@ -86,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise  # an internal error
-        install_command = load_attribute(_INSTALL_COMMAND)
+        install_command = load_attribute(INSTALL_COMMAND)
         return _fail(
             f"the package {error.name} is not installed; install the packages of the server: "
             f"{install_command('server')}"

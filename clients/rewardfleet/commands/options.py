@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from rewardfleet.client import header_safe
+
 from .index import base_url, printable
 
 T = TypeVar("T")
@@ -44,25 +46,26 @@ class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named.
 
     Args:
-        commands_by_name: Where a command is, as `module:attribute`, and what it does.
+        commands_by_name: The package whose module of that name has the `command`, and what it does.
     """
 
     def __init__(self, *, commands_by_name: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(**options)
-        self._targets = commands_by_name
+        self._commands_by_name = commands_by_name
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        return list(self._targets)
+        return list(self._commands_by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        if cmd_name not in self._targets:
+        if cmd_name not in self._commands_by_name:
             return None
-        found: click.Command = load_attribute(self._targets[cmd_name][0])
+        package, _ = self._commands_by_name[cmd_name]
+        found: click.Command = load_attribute(f"{package}.{cmd_name}:command")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._targets.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._commands_by_name.items()])
 
 
 def load_attribute(target: str) -> Any:
@@ -104,8 +107,6 @@ def number(
 
     Args:
         flag: E.g. `--timeout-s`.
-        metavar: The name of its value in help.
-        help_text: What it is.
         default: None if it has none.
         of: Its click type instead of `Number`.
     """
@@ -123,7 +124,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     """Return a table as text.
 
     Args:
-        columns: Titles.
         rows: One cell for each column, without control characters in the output.
         numbers: Whether all columns except the first one are aligned to the right.
     """
@@ -138,25 +138,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     )
 
 
-def _checked_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str:
-    stripped = (key or "").strip()
-    if not (stripped.isascii() and (stripped.isprintable() or not stripped)):
-        raise click.UsageError("the API key is not one line of plain ASCII")
-    return stripped
-
-
-def _checked_urls(
-    _context: click.Context, _parameter: click.Parameter, urls: tuple[str, ...]
-) -> list[str]:
-    return [base_url(each) for each in urls or ("http://127.0.0.1:18000",)]
-
+_DEFAULT_URL = "http://127.0.0.1:18000"
+#: What returns the command that installs the server's packages.
+INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
 
 # Options of several commands.
 API_KEY = click.option(
-    "--api-key", envvar="REWARDFLEET_API_KEY", hidden=True, callback=_checked_key
+    "--api-key",
+    envvar="REWARDFLEET_API_KEY",
+    hidden=True,
+    callback=lambda _context, _parameter, key: header_safe(key) or "",
 )
 URLS = click.argument(
-    "urls", nargs=-1, metavar="[URL]...", envvar="REWARDFLEET_URL", callback=_checked_urls
+    "urls",
+    nargs=-1,
+    metavar="[URL]...",
+    envvar="REWARDFLEET_URL",
+    callback=lambda _context, _parameter, urls: [*map(base_url, urls or (_DEFAULT_URL,))],
 )
 TIMEOUT = number("--timeout", "SECONDS", "How long to wait for the score.", 120.0)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

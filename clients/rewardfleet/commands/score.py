@@ -1,12 +1,11 @@
 """`rewardfleet score`: score one item with a running service."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-import rewardfleet
+from rewardfleet.blocking import RewardFleet
 
 from .options import API_KEY, TIMEOUT, CommandGroup, grouped, number
 
@@ -44,17 +43,10 @@ def command() -> None:
 @grouped(options=ScoreOptions)
 def score_video(clip: Path, task: str, url: str, api_key: str, options: ScoreOptions) -> int:
     """Score one clip and print the response; return 3 if it has no score."""
-
-    async def score() -> rewardfleet.VideoScore:
+    with RewardFleet(video=url, api_key=api_key, timeout_s=options.timeout) as fleet:
         # The content is sent: the service need not see this machine's files.
-        content = await asyncio.to_thread(clip.read_bytes)
-        async with rewardfleet.RewardFleet(
-            video=url, api_key=api_key, timeout_s=options.timeout
-        ) as fleet:
-            return await fleet.video.score(
-                task, content, nframes=options.nframes, backend=options.backend
-            )
-
-    result = asyncio.run(score())
+        result = fleet.video.score(
+            task, clip.read_bytes(), nframes=options.nframes, backend=options.backend
+        )
     print(result.model_dump_json(indent=2))
     return 0 if result.score is not None else 3

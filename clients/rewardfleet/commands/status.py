@@ -30,31 +30,20 @@ _SHOWN_DETAILS = {"isolation": "isolation", "loaded_backends": "judges"}
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """What is known of one replica.
+    """What is known of one replica."""
 
-    Attributes:
-        service: E.g. `video`; `gateway` for the gateway of a fleet; `?` if unknown.
-        url: Its base URL, without credentials.
-        health: `ready`, `not ready`, `unreachable`, or `starting` of a replica behind a gateway.
-        reason: Why it is not ready; empty if it is.
-        version: The version of rewardfleet; empty if unknown.
-        details: What `/readyz` and `/health` report, e.g. `{"isolation": "full"}`.
-        load: `requests` (admitted), `in_flight_items` and `queued_items`; empty if unknown.
-        needs_key: Whether its load is unknown because `/metrics` needs an API key.
-        restarts: How often it was started again; None if unknown.
-        last_failure: Why it was started again the last time; empty if it was not.
-    """
-
-    service: str
-    url: str
-    health: str
-    reason: str = ""
-    version: str = ""
+    service: str  #: e.g. `video`; `gateway` for the gateway of a fleet; `?` if unknown
+    url: str  #: its base URL, without credentials
+    health: str  #: `ready`, `not ready`, `unreachable`, or `starting` behind a gateway
+    reason: str = ""  #: why it is not ready
+    version: str = ""  #: of rewardfleet; empty if unknown
+    #: What `/readyz` and `/health` report, e.g. `{"isolation": "full"}`.
     details: Mapping[str, JsonValue] = field(default_factory=dict)
+    #: `requests` (admitted), `in_flight_items` and `queued_items`; empty if unknown.
     load: Mapping[str, int] = field(default_factory=dict)
-    needs_key: bool = False
-    restarts: int | None = None
-    last_failure: str = ""
+    needs_key: bool = False  #: whether its load is unknown because `/metrics` needs an API key
+    restarts: int | None = None  #: how often it was started again; None if unknown
+    last_failure: str = ""  #: why it was started again the last time
 
 
 async def fleet_status(urls: Sequence[str], api_key: str = "") -> list[ReplicaStatus]:

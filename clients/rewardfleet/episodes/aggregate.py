@@ -77,7 +77,14 @@ def aggregate(
     clusters = None
     if options.clusters is not None:
         clusters = cluster_batch(batch, options.clusters, options)
-    statistics = _statistics(batch, values, options.filter.tolerance)
+    statistics = GroupColumns(
+        names=batch.group_names,
+        sizes=batch.grouping.sizes,
+        mean=batch.grouping.mean(values),
+        std=batch.grouping.std(values),
+        success_rate=batch.grouping.mean(np.where(batch.ok, batch.columns.number("success"), 0.0)),
+        all_equal=groups.all_equal(values, batch.grouping, options.filter.tolerance),
+    )
     components = rewards.components
     if options.normalize != "none":
         components = {**components, "reward": np.where(batch.ok, values, np.nan)}
@@ -108,19 +115,6 @@ def _normalized(
         by_std = options.normalize == "group_std"
         scores = groups.normalize(values, batch.grouping, by_std=by_std, mask=mask)
     return np.where(batch.columns.is_kind("reward_model"), values, scores)
-
-
-def _statistics(batch: Batch, values: Floats, tolerance: float) -> GroupColumns:
-    grouping = batch.grouping
-    success = np.where(batch.ok, batch.columns.number("success"), 0.0)
-    return GroupColumns(
-        names=batch.group_names,
-        sizes=grouping.sizes,
-        mean=grouping.mean(values),
-        std=grouping.std(values),
-        success_rate=grouping.mean(success),
-        all_equal=groups.all_equal(values, grouping, tolerance),
-    )
 
 
 def _filter(

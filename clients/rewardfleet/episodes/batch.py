@@ -93,10 +93,6 @@ class Columns:
         """Return the `actions` of one episode, [T, A], or its `path`, [T, D].
 
         An episode without a measured path has the one that its actions command.
-
-        Args:
-            index: The index of the episode, from 0.
-            source: "actions" or "path".
         """
         if source == "path" and self.items[index].path is None:
             return commanded_path(self.array(index, "actions"))

@@ -45,7 +45,6 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
 
     Args:
         batch: Its episodes have the actions or paths that are compared, of one width per group.
-        clusters: What is compared, and how.
         options: Has `filter.select` and `filter.select_count`, for `is_diverse`.
 
     Raises:
@@ -84,11 +83,7 @@ def _chunks(batch: Batch) -> Iterator[Indices]:
 
 
 def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:
-    """Refuse a batch whose distances would take minutes.
-
-    Raises:
-        InvalidRequest: A group is too large, or its trajectories are too long for `dtw`.
-    """
+    """Refuse a batch whose distances would take minutes."""
     grouping = batch.grouping
     largest = int(grouping.sizes.max(initial=0))
     if largest > _MAX_GROUP:

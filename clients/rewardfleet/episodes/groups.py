@@ -16,7 +16,6 @@ class Grouping:
 
     Args:
         codes: [N], the number of the group, from 0; -1 for an episode without a group.
-        count: Number of groups.
     """
 
     def __init__(self, codes: ArrayLike, count: int) -> None:
@@ -38,11 +37,11 @@ class Grouping:
         """
         numbers: dict[str | None, int] = {}
         codes = [numbers.setdefault(name, len(numbers)) for name in names]
-        if None not in numbers:
-            return cls(codes, len(numbers)), [name for name in numbers if name is not None]
-        none = numbers[None]
-        codes = [-1 if code == none else code - (code > none) for code in codes]
-        return cls(codes, len(numbers) - 1), [name for name in numbers if name is not None]
+        named = [name for name in numbers if name is not None]
+        if len(named) < len(numbers):
+            none = numbers[None]
+            codes = [-1 if code == none else code - (code > none) for code in codes]
+        return cls(codes, len(named)), named
 
     def where(self, mask: Bools) -> "Grouping":
         """Return the same groups with only the members in `mask`, [N]."""
@@ -93,7 +92,9 @@ class Grouping:
         is_present = self.sizes > 0
         if is_present.any():
             starts = (np.cumsum(self.sizes) - self.sizes)[is_present]
-            out[is_present] = np.minimum.reduceat(self._sorted(values), starts)
+            if self._order is not None:  # else they are sorted, group by group
+                values = values[self._order][len(values) - int(self.sizes.sum()) :]
+            out[is_present] = np.minimum.reduceat(values, starts)
         return out
 
     def broadcast(self, values: Floats) -> Floats:
@@ -117,12 +118,6 @@ class Grouping:
     def _members(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values if self._all_have_group else values[self.has_group]
 
-    def _sorted(self, values: Floats) -> Floats:
-        """Return the members' values, group by group."""
-        if self._order is None:
-            return values
-        return values[self._order][len(values) - int(self.sizes.sum()) :]
-
 
 def normalize(
     rewards: ArrayLike, grouping: Grouping, *, by_std: bool, mask: ArrayLike = True
@@ -135,8 +130,6 @@ def normalize(
 
     Args:
         rewards: [N], NaN where there is none.
-        grouping: Groups of the episodes.
-        by_std: Divide by the standard deviation of the group.
         mask: [N], the episodes that count; the others are treated as if they had no reward.
 
     Returns:
@@ -158,9 +151,6 @@ def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = T
 
     This is the advantage of RLOO (Ahmadian et al. 2024). Arguments, missing rewards and errors are
     those of `normalize`.
-
-    Raises:
-        ValueError: See `normalize`.
     """
     values, counting = _counting(rewards, grouping, mask)
     factors = counting.sizes / np.maximum(counting.sizes - 1, 1)
@@ -169,11 +159,7 @@ def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = T
 
 
 def _counting(rewards: ArrayLike, grouping: Grouping, mask: ArrayLike) -> tuple[Floats, Grouping]:
-    """Return the rewards, and the groups of those that have another to be compared with.
-
-    Raises:
-        ValueError: See `normalize`.
-    """
+    """Return the rewards, and the groups of those that have another to be compared with."""
     values = np.asarray(rewards, float)
     if values.shape != grouping.codes.shape:
         raise ValueError(f"rewards: [N] (got {values.shape} for {len(grouping.codes)} episodes)")
@@ -196,7 +182,6 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
 
     Args:
         rewards: [N], NaN where there is none; such episodes do not count.
-        grouping: Groups of the episodes.
         tolerance: The largest difference, in the unit of the rewards, 0 or more.
     """
     values = np.asarray(rewards, float)
@@ -213,8 +198,6 @@ def most_efficient(
     Args:
         step_fraction: [N], steps/max_steps.
         succeeded: [N]; failures, and NaN, rank after all successes.
-        grouping: Groups of the episodes.
-        count: Number to select in each group.
     """
     cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, float) > 0, 0.0, 2.0)
     selected = np.zeros(len(cost), bool)
@@ -232,7 +215,6 @@ def most_diverse(distances: Floats, count: int) -> Bools:
 
     Args:
         distances: [G, S, S], symmetric.
-        count: Number to select in each group.
     """
     groups = np.arange(len(distances))
     selected = np.zeros(distances.shape[:2], bool)

@@ -131,7 +131,11 @@ def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     for name, weight in options.weights.items():
         values = components[name] = OBJECTIVES[name][1](episodes, options)
         if options.combine == "normalized":
-            values = _normalized_in_group(episodes, values)
+            # Within its group, so that no objective dominates by its scale.
+            column = np.full(len(episodes.mask), np.nan)
+            column[episodes.mask] = values
+            grouping, mask = episodes.batch.grouping, episodes.mask
+            values = groups.normalize(column, grouping, by_std=True, mask=mask)[mask]
         total = total + weight * values
     if options.combine == "gated":
         total = total * episodes.number("success")
@@ -162,22 +166,12 @@ def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
 def _efficiency_values(episodes: KindEpisodes, options: EpisodeOptions) -> Floats:
     best = np.full(len(episodes.indices), np.nan)
     if options.efficiency == "group_best":
-        best = _group_best_fraction(episodes.batch)[episodes.mask]
+        batch, fraction = episodes.batch, episodes.batch.columns.step_fraction
+        is_candidate = (batch.columns.number("success") > 0) & ~np.isnan(fraction)
+        least = batch.grouping.minimum(np.where(is_candidate, fraction, np.inf))
+        best = batch.grouping.broadcast(least)[episodes.mask]
     succeeded, steps, limit = (episodes.number(name) for name in ("success", "steps", "max_steps"))
     return rewards.efficiency(succeeded, steps, limit, options.efficiency, best=best)
-
-
-def _group_best_fraction(batch: Batch) -> Floats:
-    """Return the least steps/max_steps of a success in the episode's group, [N]."""
-    fraction = batch.columns.step_fraction
-    is_candidate = (batch.columns.number("success") > 0) & ~np.isnan(fraction)
-    return batch.grouping.broadcast(
-        batch.grouping.minimum(np.where(is_candidate, fraction, np.inf))
-    )
-
-
-def _progress_values(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
-    return np.array([progress[-1] for progress in episodes.arrays("progress")])
 
 
 def _motion_values(
@@ -196,15 +190,6 @@ def _motion_values(
         return values
 
     return compute
-
-
-def _normalized_in_group(episodes: KindEpisodes, values: Floats) -> Floats:
-    """Normalize an objective within its group, so that no objective dominates by its scale."""
-    column = np.full(len(episodes.batch), np.nan)
-    column[episodes.mask] = values
-    return groups.normalize(column, episodes.batch.grouping, by_std=True, mask=episodes.mask)[
-        episodes.mask
-    ]
 
 
 #: What a path can be taken from.
@@ -232,5 +217,8 @@ OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[[KindEpisodes, EpisodeOpti
     "smoothness": (("actions",), _motion_values(motion.smoothness, "actions")),
     "low_energy": (("actions",), _motion_values(motion.low_energy, "actions")),
     "short_path": ((PATH,), _motion_values(motion.short_path, "path")),
-    "progress": (("progress",), _progress_values),
+    "progress": (
+        ("progress",),
+        lambda episodes, _: np.array([progress[-1] for progress in episodes.arrays("progress")]),
+    ),
 }

@@ -19,15 +19,11 @@ class Trajectories:
 
     Raises:
         ValueError: They differ in A.
-
-    Attributes:
-        points: [sum of T_i, A].
-        lengths: [N], T_i.
-        owner: [sum of T_i], the trajectory that a point belongs to.
     """
 
     def __init__(self, trajectories: Sequence[Floats]) -> None:
-        self.lengths = np.array([len(each) for each in trajectories], np.intp)
+        self.lengths = np.array([len(each) for each in trajectories], np.intp)  #: [N], T_i
+        #: [sum of T_i, A], and [sum of T_i], the trajectory that a point belongs to.
         self.points = np.concatenate(trajectories) if len(trajectories) else np.zeros((0, 0))
         self.owner: Indices = np.repeat(np.arange(len(trajectories)), self.lengths)
 

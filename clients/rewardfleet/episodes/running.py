@@ -1,24 +1,23 @@
 """The running mean and variance of the rewards of a training run."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import EPSILON, Floats, check
 
 
+@dataclass(frozen=True)
 class RunningMeanStd:
     """Mean and standard deviation of all rewards so far, updated batch by batch.
 
     Source: Chan, Golub, LeVeque 1979 (parallel variance), as in Gymnasium's `RunningMeanStd`.
-
-    Attributes:
-        count: Number of rewards, 0 or more.
-        mean: Their mean.
-        m2: Sum of their squared deviations from the mean, 0 or more.
     """
 
-    def __init__(self, count: int = 0, mean: float = 0.0, m2: float = 0.0) -> None:
-        self.count, self.mean, self.m2 = count, mean, m2
+    count: int = 0  #: number of rewards, 0 or more
+    mean: float = 0.0  #: their mean
+    m2: float = 0.0  #: sum of their squared deviations from the mean, 0 or more
 
     @property
     def variance(self) -> float:

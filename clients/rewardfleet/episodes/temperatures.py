@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from .arrays import Floats, Indices
+from .arrays import Floats
 from .kinds import Rewards
 
 #: Limits of an adapted base temperature.
@@ -26,8 +25,6 @@ def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats
 
     Args:
         n: Number of samples, 1 or more.
-        base: The lowest temperature.
-        width: The highest minus the lowest.
 
     Raises:
         ValueError: n is below 1.
@@ -80,16 +77,6 @@ def diversity_signal(diversity: float, target: float) -> float:
     return max(1 - diversity / target, -1.0)
 
 
-def _temperature_bins(temperatures: ArrayLike) -> Indices:
-    """Return the nearest tenth of each temperature, [N]: 0 to 20, which is 2 and above; -1 for NaN.
-
-    For example, 6 for a temperature of 0.58.
-    """
-    values = np.asarray(temperatures, float)
-    tenths = np.round(np.clip(values, 0, _LAST_BIN / 10) * 10)
-    return np.where(np.isnan(values), -1, tenths).astype(np.intp)
-
-
 @dataclass(frozen=True)
 class TemperatureBin:
     """The scored episodes that were sampled at one temperature."""
@@ -108,9 +95,10 @@ def by_temperature(rewards: Rewards) -> list[TemperatureBin]:
     Episodes without a `temperature` are left out.
     """
     batch, columns = rewards.batch, rewards.batch.columns
-    tenths = np.where(batch.ok, _temperature_bins(columns.number("temperature")), -1)
+    rounded = np.round(np.clip(columns.number("temperature") * 10, 0, _LAST_BIN))  # 6 for 0.58
+    tenths = np.where(batch.ok, rounded, np.nan)
     bins = []
-    for tenth in np.unique(tenths[tenths >= 0]).tolist():
+    for tenth in np.unique(tenths[~np.isnan(tenths)]).tolist():
         in_bin = tenths == tenth
         values = rewards.values[in_bin]
         bins.append(

@@ -40,7 +40,6 @@ def validate_batch(
 
     Args:
         items: N objects with the attributes of `EpisodeRequest`; their lists may be arrays.
-        options: Options of the batch.
         invalid: By index: why an item is already known to be invalid.
         members_missing: Each group has further members, which have no score.
     """
@@ -49,7 +48,10 @@ def validate_batch(
     for index, item in enumerate(items):
         if item.masked and draft.ok[index]:
             draft.fail(index, None)
-    _check_kinds(draft)
+    known = ", ".join(REQUIRED_FIELDS)
+    draft.refuse(
+        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
+    )
     _check_required_fields(draft, options)
     _check_numbers(draft, options)
     _check_lists(draft)
@@ -65,7 +67,6 @@ def check_episode(item: Any, options: EpisodeOptions) -> None:
 
     Args:
         item: An object with the attributes of `EpisodeRequest`.
-        options: Options of its group.
 
     Raises:
         InvalidRequest: It is invalid, whatever the other members are.
@@ -84,6 +85,7 @@ class _Draft:
     """A batch while it is validated."""
 
     def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
+        self.items = items
         self.columns = Columns(items)
         #: [N], whether an episode is valid so far.
         self.ok: Bools = np.ones(len(items), bool)
@@ -92,10 +94,6 @@ class _Draft:
         self.ok[list(self.reasons)] = False
         #: Groups with a member that is valid, and has no score.
         self.unscored_groups: set[str | None] = set()
-
-    @property
-    def items(self) -> Sequence[Any]:
-        return self.columns.items
 
     def refuse(self, mask: Bools, reason: Callable[[Any], str]) -> None:
         """Refuse the episodes in `mask` that are valid so far; `reason` takes the item."""
@@ -124,13 +122,6 @@ def _check_uids(draft: _Draft) -> None:
     for index, uid in enumerate(uids):
         if draft.ok[index] and first.setdefault(uid, index) != index:
             draft.refuse_one(index, f"the same uid as item {first[uid]}")
-
-
-def _check_kinds(draft: _Draft) -> None:
-    known = ", ".join(REQUIRED_FIELDS)
-    draft.refuse(
-        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
-    )
 
 
 def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:

@@ -12,15 +12,13 @@ score_answer(response, ground_truth, ToolsOptions()).task
 from .advantages import advantages
 from .answer import GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .correctness import strict_correctness, strict_format
-from .lagrange import Controller, MultiplierState, update
+from .lagrange import update
 from .score import ToolUseReward, score_answer
 from .toolrl import think_length, toolrl_correctness, toolrl_format
 from .usage import Usage, cost_of, family_by_patterns, usage_of
 
 __all__ = [
-    "Controller",
     "GroundTruth",
-    "MultiplierState",
     "ParsedAnswer",
     "ToolCall",
     "ToolUseReward",

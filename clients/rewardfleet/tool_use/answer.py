@@ -61,7 +61,9 @@ class ParsedAnswer:
 
 def parse_answer(text: str) -> ParsedAnswer:
     """Parse an answer of a policy, whatever it contains."""
-    text = _stripped(text)
+    text = text.strip()
+    for end_of_turn in _END_OF_TURN:
+        text = text.removesuffix(end_of_turn).rstrip()
     blocks: list[str] = []
     think: str | None = None
     before_think, after_think = "", text
@@ -79,13 +81,6 @@ def parse_answer(text: str) -> ParsedAnswer:
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
     is_clean = is_clean and has_calls and not text[outside:].strip()
     return ParsedAnswer(tuple(blocks), calls, think or "", is_clean)
-
-
-def _stripped(text: str) -> str:
-    text = text.strip()
-    for end in _END_OF_TURN:
-        text = text.removesuffix(end).rstrip()
-    return text
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int, int, bool]]:
@@ -252,11 +247,7 @@ def parse_ground_truth(text: str) -> GroundTruth:
 
 
 def _raw_calls(content: str) -> list[Any]:
-    """Return the calls of a ground truth.
-
-    Raises:
-        InvalidRequest: One is malformed, or there are too many or none.
-    """
+    """Return the calls of a ground truth, as they were written."""
     calls: list[Any] = []
     position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
     while position < len(content):

@@ -2,13 +2,14 @@
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rewardfleet.wire.tools import Family, ToolName
+from rewardfleet.wire.validation import format_validation_error
 
 _LABELS = TypeAdapter(dict[ToolName, Family])
 
@@ -24,18 +25,14 @@ def read_families(path: Path) -> Mapping[str, Family]:
         labels: Any = _of_csv(text) if path.suffix.lower() == ".csv" else json.loads(text)
         return _LABELS.validate_python(labels)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = f"{where[:100]}: {first['msg']}" if where else first["msg"]
-        raise ValueError(f"--tool-families {path}: {reason}") from None
+        raise ValueError(f"--tool-families {path}: {format_validation_error(error)}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"--tool-families {path}: {error}") from None
 
 
 def _of_csv(text: str) -> dict[str, str]:
-    rows: Iterable[dict[str, str]] = csv.DictReader(text.splitlines())
     labels = {}
-    for row in rows:
+    for row in csv.DictReader(text.splitlines()):
         if not {"tool", "family"} <= row.keys():
             raise ValueError("the first line names the columns: tool,family")
         labels[row["tool"]] = row["family"]

@@ -49,7 +49,6 @@ def usage_of(
     """Return the use of tools of an answer.
 
     Args:
-        calls: The calls of the answer.
         options: `families` and `family_patterns`.
         labels: Families by the name of the tool. They come before the options.
         tools: Descriptions of the tools, for the patterns.

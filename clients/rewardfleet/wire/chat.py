@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from typing_extensions import Self
 
 from .errors import Problem
-from .score import ForeignRequest, JsonSchema, Response
+from .score import ForeignRequest, JsonSchema, Response, having
 from .video import MAX_FRAMES_SENT, VideoScore
 
 #: OpenAI's type of an error, by HTTP status; of any other 4xx it is an invalid request.
@@ -40,15 +40,11 @@ def _refuse_stream(value: bool | None) -> bool | None:
     return value
 
 
-def _has(name: str, value: str) -> JsonSchema:
-    return {"properties": {name: {"const": value}}, "required": [name]}
-
-
 def _contains(name: str, value: str) -> JsonSchema:
-    return {"contains": _has(name, value), "minContains": 1}
+    return {"contains": having(name, value), "minContains": 1}
 
 
-_IS_USER = _has("role", "user")
+_IS_USER = having("role", "user")
 _NAMES_A_TASK: JsonSchema = {
     "properties": {"text": {"type": "string", "pattern": r"\S"}},
     "required": ["text"],

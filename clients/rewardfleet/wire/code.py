@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -143,10 +142,8 @@ _ONE_CHECKER: JsonSchema = {
 }
 
 
-class StdioTests(Request):
+class StdioTests(Request, json_schema_extra=_ONE_CHECKER):
     """Run the program once per case, and compare what it prints."""
-
-    model_config = ConfigDict(json_schema_extra=_ONE_CHECKER)
 
     kind: Literal["stdio"] = Field(description="The kind of these tests.")
     setup: _Setup = ""
@@ -223,13 +220,13 @@ class AssertTests(Request):
     strict: bool = Field(False, description=_STRICT)
 
 
-class DatasetTests(Request):
+class DatasetTests(
+    Request,
+    allow_inf_nan=True,  # in rows from pandas, a missing value is NaN
+    ser_json_inf_nan="constants",
+    json_schema_extra=_ONE_CHECKER,
+):
     """Read a raw row of a dataset as one of the other kinds of tests."""
-
-    # In rows from pandas, a missing value is NaN.
-    model_config = ConfigDict(
-        allow_inf_nan=True, ser_json_inf_nan="constants", json_schema_extra=_ONE_CHECKER
-    )
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
     dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps", "auto"] = Field(

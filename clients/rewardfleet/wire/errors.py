@@ -1,29 +1,13 @@
-"""The failures that services report and clients raise.
+"""The failures that services report and clients raise. None of them carries a score.
 
-RewardFleetError
-├── InvalidRequest      422  the request is malformed or asks for something that is not accepted
-├── Unauthorized        401  no API key, or an unknown one
-├── Forbidden           403  the key is valid, but what it asks for is not allowed
-├── NotFound            404  no such file or route
-├── MethodNotAllowed    405  the route exists, for other methods
-├── TooLarge            413  over a limit on size, pixels, frames or items
-├── Abstained           424  the judge answered without a usable verdict (`--abstention error`)
-├── Overloaded          429  the service is at capacity; try again after `retry_after`
-├── BackendFailed       502  the judge or the sandbox failed, or its answer was unusable
-├── Unavailable         503  the service is shutting down, or what it needs has failed
-├── DeadlineExceeded    504  the caller's or the service's time limit was reached
-└── InternalError       500  a bug in the service
-
-A failure is never a reward: none of these carries a score.
-
-A new kind is a member of `ErrorKind` and a class. The tables `ERRORS`, `STATUS` and `RETRYABLE`
-are derived from the classes.
+A new kind is a member of `ErrorKind` and a class. The tables `ERRORS` and `STATUS` are
+derived from the classes.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from .string_enum import StrEnum
 
@@ -48,10 +32,8 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"
 
 
-class Problem(BaseModel):
+class Problem(BaseModel, extra="ignore"):
     """The body of every failure, `application/problem+json` (RFC 9457)."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: str = Field("about:blank", description="Always `about:blank`: `kind` has the type.")
     title: str = Field(description="The kind as text, e.g. `Too large`.")
@@ -188,6 +170,3 @@ class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
 
 #: The HTTP status of each kind.
 STATUS: dict[ErrorKind, int] = {kind: error.status for kind, error in ERRORS.items()}
-
-#: Kinds for which the same request may succeed when it is sent again.
-RETRYABLE = frozenset(kind for kind, error in ERRORS.items() if error.retryable)

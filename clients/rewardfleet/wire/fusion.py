@@ -141,21 +141,17 @@ class SubmitRequest(ForeignRequest):
     config: SubmitConfig = Field(description="The tests, and how the submission is judged.")
 
 
-class StdioTest(BaseModel):
+class StdioTest(BaseModel, extra="forbid"):
     """One test of `CommonOJDataset`. Files as input or output are not supported."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    class Input(BaseModel):
+    class Input(BaseModel, extra="forbid"):
         """What the program reads."""
 
-        model_config = ConfigDict(extra="forbid")
         stdin: str = Field(description="Text on its standard input.")
 
-    class Output(BaseModel):
+    class Output(BaseModel, extra="forbid"):
         """What the program must print."""
 
-        model_config = ConfigDict(extra="forbid")
         stdout: str = Field(description="Expected standard output.")
 
     input: Input = Field(description="What the program reads.")

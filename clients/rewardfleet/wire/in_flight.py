@@ -37,12 +37,7 @@ class InFlight(BaseModel):
 
 
 def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:
-    """Return one list of the samples of several replicas.
-
-    Args:
-        answers: What the replicas answered.
-        failures: Why others did not answer; see `InFlight`.
-    """
+    """Return one list of the samples of several replicas."""
     samples = (sample for answer in answers for sample in answer.samples)
     return InFlight(
         total=sum(answer.total for answer in answers),

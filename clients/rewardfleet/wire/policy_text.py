@@ -61,7 +61,6 @@ def without_lone_surrogates(body: bytes, names: Collection[str] = POLICY_FIELDS)
     is.
 
     Args:
-        body: The JSON.
         names: The fields that have such a text, or a list of them.
     """
     if not _ENCODED_SURROGATE.search(body):

@@ -40,6 +40,11 @@ def of_types(**types: str) -> JsonSchema:
     }
 
 
+def having(name: str, value: str | bool) -> JsonSchema:
+    """Return the schema of objects whose field has a value."""
+    return {"properties": {name: {"const": value}}, "required": [name]}
+
+
 def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, str | int | None):
         return value
@@ -54,31 +59,26 @@ def _finite(value: JsonValue) -> JsonValue:
 FiniteJson = Annotated[JsonValue, AfterValidator(_finite)]
 
 
-class Request(BaseModel):
+class Request(
+    BaseModel,
+    extra="forbid",
+    frozen=True,
+    allow_inf_nan=False,
+    val_json_bytes="base64",
+    ser_json_bytes="base64",
+):
     """The base of request models. An unknown field is refused, and the error names it.
 
     Bytes are sent as base64 text (RFC 4648, either alphabet), strictly checked.
     """
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        val_json_bytes="base64",
-        ser_json_bytes="base64",
-    )
 
-
-class ForeignRequest(BaseModel):
+class ForeignRequest(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False):
     """The base of requests in formats of other projects. Unknown fields are ignored, as there."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
-
-class Response(BaseModel):
+class Response(BaseModel, extra="ignore", allow_inf_nan=False):
     """The base of response models. Unknown fields, of newer servers, are ignored."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 class Status(StrEnum):

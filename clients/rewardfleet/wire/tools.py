@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_va
 from typing_extensions import Self
 
 from .policy_text import PolicyText
-from .score import JsonSchema, Name, Request, Response, Score, Step, of_types
+from .score import Name, Request, Response, Score, Step, having, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -49,21 +49,13 @@ _OF_TOOLRL = (
 _SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
 
 
-def _is(name: str, value: str | bool) -> JsonSchema:
-    return {"properties": {name: {"const": value}}, "required": [name]}
-
-
-def _is_scheduled(option: str) -> JsonSchema:
-    return {"properties": {"options": _is(option, True)}, "required": ["options"]}
-
-
 class ToolsOptions(Request):
     """How an answer is scored."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                _is("variant", "toolrl"),
+                having("variant", "toolrl"),
                 {"properties": {option: {"const": False} for option in _OF_TOOLRL}},
             ]
         }
@@ -143,7 +135,12 @@ class ToolsRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"anyOf": [_is_scheduled(option) for option in _SCHEDULED]},
+            "if": {
+                "anyOf": [
+                    {"properties": {"options": having(option, True)}, "required": ["options"]}
+                    for option in _SCHEDULED
+                ]
+            },
             "then": of_types(step="integer"),
         }
     )
@@ -267,12 +264,13 @@ class StepSum(Response):
 
 
 class MultiplierCheckpoint(Response):
-    """The state of a controller; see `rewardfleet.tool_use.MultiplierState`."""
+    """A multiplier, and what its next update depends on besides the options."""
 
     multiplier: Cost = Field(description="Lambda.")
     integral: Cost = Field(description="The integral term.")
     error: _Number = Field(0.0, description="Moving average of mean cost - budget.")
     cost: _Number = Field(0.0, description="Moving average of the cost.")
+    # 0 at first, so that the first cost counts as a rise, as in omnisafe.
     past_costs: list[_Number] = Field(
         default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
     )

@@ -8,7 +8,6 @@ from typing import Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -41,10 +40,6 @@ GYM_RESULT_FIELDS = frozenset(
         "_ng_failure_class", "_ng_failure_judge_error",
     }
 )  # fmt: skip
-
-
-class _OpenRequest(ForeignRequest):
-    model_config = ConfigDict(extra="allow")
 
 
 # OpenRLHF
@@ -98,7 +93,7 @@ class SlimeReward(RootModel[FiniteFloat]):
 # NeMo Gym
 
 
-class GymSeedRequest(_OpenRequest):
+class GymSeedRequest(ForeignRequest, extra="allow"):
     """The beginning of a rollout. This server has no sessions: all of it is ignored."""
 
 
@@ -106,7 +101,7 @@ class GymSeedResponse(Response):
     """Empty: there is no session."""
 
 
-class GymResponse(_OpenRequest):
+class GymResponse(ForeignRequest, extra="allow"):
     """What the policy answered, in the format of OpenAI's responses."""
 
     output: list[dict[str, JsonValue]] = Field(
@@ -128,17 +123,15 @@ class GymResponse(_OpenRequest):
         )
 
 
-class GymVerifyRequest(_OpenRequest):
+class GymVerifyRequest(ForeignRequest, extra="allow"):
     """A rollout to verify, with the fields of its row."""
 
     responses_create_params: dict[str, JsonValue] = Field(description="Returned as it is.")
     response: GymResponse = Field(description="What the policy answered.")
 
 
-class GymVerifyResponse(BaseModel):
+class GymVerifyResponse(BaseModel, extra="allow"):
     """The request with the reward, or with the reason why the sample must be masked."""
-
-    model_config = ConfigDict(extra="allow")
 
     responses_create_params: dict[str, JsonValue] = Field(description="As in the request.")
     response: dict[str, JsonValue] = Field(description="As in the request.")

@@ -26,10 +26,8 @@ def validate(
     """Validate Python data.
 
     Args:
-        model: The model that the data must match.
         data: A mapping, or an instance of the model.
         prefix: Starts the message of an error, e.g. `backend_kwargs: `.
-        context: What the model's validators get.
 
     Raises:
         InvalidRequest: The data is not valid.
@@ -51,12 +49,6 @@ def validate_json(
 
     Lone surrogates are accepted in policy texts only.
 
-    Args:
-        model: The model that the JSON must match.
-        body: The JSON.
-        context: What the model's validators get.
-        policy_fields: The names of the fields with policy texts.
-
     Raises:
         InvalidRequest: It is not JSON, or not valid.
     """
@@ -73,15 +65,10 @@ def validate_json(
 
 def _accepted(body: bytes, error: ValidationError, policy_fields: Collection[str]) -> bytes:
     """Return JSON with what pydantic refuses and a service accepts replaced, or `body` itself."""
-    if _is_not_json(error):
+    # Of several errors, a list of all would be built.
+    if error.error_count() == 1 and error.errors(include_input=False)[0]["type"] == "json_invalid":
         return without_lone_surrogates(body, policy_fields)
     return _with_integers(body, error)
-
-
-def _is_not_json(error: ValidationError) -> bool:
-    if error.error_count() != 1:  # otherwise a list of all errors would be built
-        return False
-    return error.errors(include_input=False)[0]["type"] == "json_invalid"
 
 
 def _with_integers(body: bytes, error: ValidationError) -> bytes:
@@ -131,7 +118,6 @@ def format_validation_error(error: ValidationError, model: type[BaseModel] | Non
     """Return what was wrong with the input of a model, and what is accepted, as sentences.
 
     Args:
-        error: The error that pydantic raised.
         model: The model; the message about an unknown field lists its fields.
     """
     return join_errors(error, lambda each: _format_one(each, model))
@@ -147,12 +133,7 @@ class InputError(NamedTuple):
 
 
 def join_errors(error: ValidationError, format_one: Callable[[InputError], str]) -> str:
-    """Return one sentence for each of the first errors of a validation.
-
-    Args:
-        error: The error that pydantic raised.
-        format_one: Returns the sentence of an error.
-    """
+    """Return one sentence for each of the first errors of a validation."""
     found = error.errors(include_url=False, include_context=False)
     # A default that depends on other fields is missing because one of these is not accepted.
     errors = [each for each in found if each["type"] != "default_factory_not_called"]

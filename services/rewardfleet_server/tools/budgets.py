@@ -6,12 +6,11 @@ part of a later step; there is no deadline, so that the multiplier does not depe
 """
 
 import json
-from dataclasses import asdict
 from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from rewardfleet.tool_use import Controller, MultiplierState, update
+from rewardfleet.tool_use import update
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.score import Step
 from rewardfleet.wire.tools import (
@@ -22,6 +21,7 @@ from rewardfleet.wire.tools import (
     BudgetRequest,
     BudgetUpdate,
     BudgetUpdateRequest,
+    MultiplierCheckpoint,
     StepSum,
 )
 from rewardfleet_server.run_state import RunState, Scope, Shape
@@ -120,16 +120,12 @@ class _BudgetState(BaseModel):
         if window.steps < self.options.every:
             return
         mean_cost = window.cost / window.count
-        before = MultiplierState.from_dict(self.checkpoint.multiplier.model_dump())
-        after = update(_controller(self.options), before, mean_cost)
-        self.checkpoint = BudgetCheckpoint.model_validate(
-            {
-                "multiplier": asdict(after),
-                "step": self.checkpoint.step,
-                "updates": self.checkpoint.updates + 1,
-                "mean_cost": mean_cost,
-                "mean_task_reward": window.task / window.task_count if window.task_count else None,
-            }
+        self.checkpoint = BudgetCheckpoint(
+            multiplier=update(self.options, self.checkpoint.multiplier, mean_cost),
+            step=self.checkpoint.step,
+            updates=self.checkpoint.updates + 1,
+            mean_cost=mean_cost,
+            mean_task_reward=window.task / window.task_count if window.task_count else None,
         )
 
     def _means(self) -> dict[str, float | None]:
@@ -261,8 +257,9 @@ def _changed(stored: _BudgetState | None, request: BudgetRequest) -> _BudgetStat
         closed = _closed_at(stored, request.checkpoint.step)
         return _BudgetState(options=options, checkpoint=request.checkpoint, closed=closed)
     if stored is None:
-        multiplier = asdict(MultiplierState.initial(request.initial_lambda))
-        checkpoint = BudgetCheckpoint.model_validate({"multiplier": multiplier})
+        first = request.initial_lambda
+        multiplier = MultiplierCheckpoint(multiplier=first, integral=first)
+        checkpoint = BudgetCheckpoint(multiplier=multiplier)
         return _BudgetState(options=options, checkpoint=checkpoint)
     stored.options = options
     return stored
@@ -276,10 +273,3 @@ def _closed_at(stored: _BudgetState | None, last: int | None) -> Ranges:
         return [(0, last)]
     before = [(first, min(end, last)) for first, end in stored.closed if first <= last]
     return including(before, last)
-
-
-def _controller(options: BudgetOptions) -> Controller:
-    gains = options.pid.model_dump() if options.controller == "pid" else {}
-    return Controller(
-        budget=options.budget, eta=options.eta, max_lambda=options.max_lambda, **gains
-    )

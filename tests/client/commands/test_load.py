@@ -20,14 +20,14 @@ import trustme
 
 from rewardfleet.client import SERVICES
 from rewardfleet.commands.load import generator, http
-from rewardfleet.commands.load.generator import LoadGenerator, LoadPlan
+from rewardfleet.commands.load.command import quantiles
+from rewardfleet.commands.load.generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from rewardfleet.commands.load.requests import (
     ITEMS,
     LoadRequest,
     generate_requests,
     read_requests,
 )
-from rewardfleet.commands.load.results import ALL, LoadResults, quantiles
 from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from rewardfleet import Abstained, RewardFleet
-from rewardfleet.wire.errors import RETRYABLE, ErrorKind
+from rewardfleet.wire.errors import ERRORS, ErrorKind
 from rewardfleet_server.serve import announce
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
@@ -82,7 +82,7 @@ def failing(serve: Serve) -> httpx.Client:
 def test_an_abstention_is_an_error_that_is_not_retried(
     failing: httpx.Client, frames_request: dict[str, object]
 ):
-    assert ErrorKind.ABSTAINED not in RETRYABLE
+    assert not ERRORS[ErrorKind.ABSTAINED].retryable
     for _ in range(2):
         answer = failing.post("/score", json=frames_request)
         check_problem(answer, "abstained", "judge fake abstained: fake judgment of 1 frames")

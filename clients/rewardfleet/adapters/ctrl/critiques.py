@@ -95,7 +95,6 @@ async def write_critiques(
     Args:
         fleet: A fleet with a code service.
         rows: As for `CritiqueReward`, e.g. of `read_rows`.
-        path: The file.
         url: The base URL of an OpenAI-compatible API, e.g. `http://127.0.0.1:8000/v1`.
         model: The name of the model there.
         api_key: Sent as a bearer token.
@@ -136,7 +135,6 @@ def critique_instruction(problem: str, answer: str) -> str:
     """Return the prompt that asks for a critique of an answer.
 
     Args:
-        problem: The problem statement.
         answer: A program, plain or in a fenced block of a text.
     """
     task = "Review this answer to the problem below. Give constructive feedback, not a solution."
@@ -147,7 +145,6 @@ def execution_feedback(score: CodeScore, tests: Any) -> str:
     """Return what happened when a program was run, as a hint for its critic.
 
     Args:
-        score: The score of the program.
         tests: Its tests, as in the request. The first test that fails is shown.
     """
     if score.pass_rate == 1:
@@ -178,12 +175,9 @@ def _what_happened(verdict: Verdict, test: str) -> str:
 
 def _test(tests: Any, index: int) -> str:
     """Return a test as text; empty if it has another form than those of CTRL and of requests."""
-    cases: Any
-    if isinstance(tests, Mapping) and tests.get("kind") == "dataset":
-        row = tests.get("row") or {}
-        cases = row.get("selected_uts", row.get("all_uts"))
-    else:
-        cases = tests.get("cases") if isinstance(tests, Mapping) else None
+    fields = tests if isinstance(tests, Mapping) else {}
+    row = fields.get("row") or {}
+    cases = fields.get("cases", row.get("selected_uts", row.get("all_uts")))
     try:
         return _case_text((json.loads(cases) if isinstance(cases, str) else cases)[index])
     except (ValueError, TypeError, LookupError, AttributeError):

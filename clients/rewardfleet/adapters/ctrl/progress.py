@@ -2,21 +2,21 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, T]], text: str, *, shown: bool) -> list[T]:
-    """Run coroutines and return their results, in order. If one fails, the others are cancelled.
-
-    Args:
-        work: The coroutines.
-        text: What is shown before the progress bar.
-        shown: Whether to show one.
-    """
+    """Run coroutines and return their results, in order. If one fails, the others are cancelled."""
     tasks = [asyncio.create_task(each) for each in work]
-    bar = _bar(text, len(tasks)) if shown and tasks else None
+    bar: Any = None
+    if shown and tasks:
+        with suppress(ModuleNotFoundError):
+            from tqdm import tqdm  # noqa: PLC0415 - optional
+
+            bar = tqdm(desc=text, total=len(tasks))
     if bar is not None:
         for task in tasks:
             task.add_done_callback(lambda _: bar.update())
@@ -28,11 +28,3 @@ async def gather(work: Iterable[Coroutine[Any, Any, T]], text: str, *, shown: bo
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _bar(text: str, total: int) -> Any:
-    try:
-        from tqdm import tqdm  # noqa: PLC0415 - optional
-    except ModuleNotFoundError:
-        return None
-    return tqdm(desc=text, total=total)

@@ -1,14 +1,5 @@
 """A critique's reward is the pass rate of the program revised from it.
 
-One step of the trainer:
-
-    the policy writes critiques     `parse_response`: token ids to problem ids, critiques, lengths
-    the problems are looked up      `parse_query`: problem ids to queries, samples
-    a prompt for each revision      `build_revision_messages`, then the tokenizer's chat template
-    the proxy writes revisions      with `REVISION_SAMPLING`
-    the revisions are run           `get_reward_all`, while the trainer computes log-probabilities
-    rewards per token               `scatter_rewards`: [B] to [B, T]
-
 `CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`, and
 `RewardModelForCritic` also the arguments of CTRL's own class. Run in HKUNLP/critic-rl at 13dc710.
 """
@@ -16,7 +7,7 @@ One step of the trainer:
 import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,9 +62,6 @@ class CritiqueReward:
         num_examine: How many critiques of each batch are printed.
         progress: Show a progress bar while revisions run, if tqdm is installed.
 
-    Attributes:
-        metrics: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
-
     Raises:
         ValueError: Two rows have the same id.
     """
@@ -91,6 +79,7 @@ class CritiqueReward:
         self._tokenizer = tokenizer
         self._num_examine = num_examine
         self._progress = progress
+        #: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
         self.metrics: dict[str, float] = {}
         self._rows: dict[str, SampleRow] = {}
         for row in rows:
@@ -161,7 +150,11 @@ class CritiqueReward:
         thread = ThreadPoolExecutor(1, thread_name_prefix="rewardfleet")
         rewards = thread.submit(asyncio.run, self._rewards(rows))
         thread.shutdown(wait=False)
-        return _wait(rewards)
+
+        async def wait() -> list[float]:
+            return await asyncio.wrap_future(rewards)
+
+        return wait()
 
     async def _rewards(self, rows: list[tuple[str, str, SampleRow]]) -> list[float]:
         async with self._fleet:
@@ -193,10 +186,7 @@ class RewardModelForCritic(CritiqueReward):
 
     Args:
         file: The training file, or several; see `read_rows`.
-        tokenizer: The tokenizer of the policy, which decodes critiques.
-        num_examine: How many critiques of each batch are printed.
         run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not.
-        fleet: A fleet with a code service.
 
     Raises:
         ValueError: A row is none of CTRL's, or two have the same id.
@@ -223,7 +213,6 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
     `tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
 
     Args:
-        problem: The problem statement.
         code: The answer: a program, plain or in a fenced block of a text.
         critique: The critique of the answer. Text before a </think> is left out; if there is a
             <format>…</format>, only its content is used.
@@ -283,7 +272,3 @@ def scatter_rewards(
         return values.astype(dtype), empty
     floating = like[:0] if like.is_floating_point() else like[:0].float()
     return floating.new_tensor(values), empty
-
-
-async def _wait(rewards: Future[list[float]]) -> list[float]:
-    return await asyncio.wrap_future(rewards)

@@ -20,17 +20,20 @@ SUITES = tuple(map("libero_{}".format, ("spatial", "object", "goal", 10, 90, 100
 _NEXT_TO_REWARD_MODEL = ("reward_coef", "use_rel_reward", "task_suite_name")
 
 
-def check_suite(name: object) -> str:
-    """Return the name of a LIBERO suite in lower case.
-
-    Raises:
-        ValueError: There is no such suite.
-    """
+def suite_problem(name: object) -> str | None:
+    """Return why a name is not that of a LIBERO suite, in any case; None if it is."""
     lower = str(name).lower()
     if lower in SUITES:
-        return lower
+        return None
     close = difflib.get_close_matches(lower, SUITES, n=1, cutoff=0.0)[0]
-    raise ValueError(f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}")
+    return f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}"
+
+
+def check_suite(name: str) -> str:
+    """Return the name of a suite in lower case, or raise a ValueError."""
+    if problem := suite_problem(name):
+        raise ValueError(problem)
+    return name.lower()
 
 
 def _base_urls(endpoint: str | tuple[str, ...]) -> str | tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._rows import module_of_trainer, to_array
+from rewardfleet.adapters._rows import module_of_trainer
+from rewardfleet.video import to_array
 from rewardfleet.wire.video import sample_indices
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ def upright_image(frame: Any, orientation: Orientation) -> Image:
     Args:
         frame: An array or a torch tensor on any device, [H, W, 3] or [3, H, W]: uint8, or numbers
             from 0 to 255. Images with values from 0 to 1 are refused, as they could be dark ones.
-        orientation: What was done to it.
 
     Returns:
         [H, W, 3], uint8, contiguous.
@@ -73,17 +73,14 @@ class EpisodeRecorder:
 
     Args:
         nframes: How many frames are selected at the end, 1 or more.
-
-    Attributes:
-        count: Number of frames that were added.
-        problem: Why the episode cannot be scored, e.g. a frame that could not be added, or None.
     """
 
     def __init__(self, nframes: int) -> None:
         self._nframes = nframes
         self._stride = 1
         self._frames: list[Image] = []  # those at the multiples of the stride, and the last one
-        self.count = 0
+        self.count = 0  #: number of frames that were added
+        #: Why the episode cannot be scored, e.g. a frame that could not be added.
         self.problem: str | None = None
 
     def __len__(self) -> int:

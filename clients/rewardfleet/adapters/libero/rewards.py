@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Self
 
-from rewardfleet.adapters._rows import quartiles_of
+from rewardfleet.adapters._rows import metrics_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import CALLER_ERRORS
@@ -25,10 +26,10 @@ from rewardfleet.wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from rewardfleet.wire.score import abstained
+from rewardfleet.wire.score import Status, abstained
 from rewardfleet.wire.video import VideoScore
 
-from .config import Config, RewardModelConfig, check_suite
+from .config import Config, RewardModelConfig, check_suite, suite_problem
 from .frames import EpisodeRecorder, Orientation, new_video_folder, upright_image, write_video
 
 log = logging.getLogger(__name__)
@@ -59,29 +60,17 @@ _COUNTED = (*get_args(EpisodeStatus), "pending")
 
 @dataclass(frozen=True, eq=False)
 class EpisodeReward:
-    """What became of one episode.
+    """What became of one episode."""
 
-    Attributes:
-        environment: Index of the environment.
-        episode: Index of the episode in its environment, counted from 0.
-        task: The instruction; empty if it is not a text.
-        reward: The reward; unless `valid`, the fallback.
-        status: See `EpisodeStatus`.
-        score: The score in [0, 1], or None.
-        detail: Why there is no score; names the environment and the episode.
-        answer: The service's answer, or None.
-        error: The failure of the request, or None.
-    """
-
-    environment: int
-    episode: int
-    task: str
-    reward: float
+    environment: int  #: index of the environment
+    episode: int  #: index of the episode in its environment, counted from 0
+    task: str  #: the instruction; empty if it is not a text
+    reward: float  #: the reward; unless `valid`, the fallback
     status: EpisodeStatus
-    score: float | None = None
-    detail: str = ""
-    answer: VideoScore | None = field(default=None, repr=False)
-    error: RewardFleetError | None = field(default=None, repr=False)
+    score: float | None = None  #: in [0, 1]
+    detail: str = ""  #: why there is no score; names the environment and the episode
+    answer: VideoScore | None = field(default=None, repr=False)  #: of the service
+    error: RewardFleetError | None = field(default=None, repr=False)  #: of the request
 
     @property
     def valid(self) -> bool:
@@ -96,40 +85,31 @@ def episode_metrics(arrived: Sequence[EpisodeReward]) -> dict[str, float]:
     scores, `reward/p0` to `reward/p100`. Discarded episodes do not count.
     """
     judged = [each for each in arrived if each.status != "discarded"]
-    marks = {
-        "reward/failed": [each.status == "error" for each in judged],
-        "reward/abstained": [each.status == "abstained" for each in judged],
-        "reward/cached": [each.answer is not None and each.answer.cached for each in judged],
-    }
-    shares = {name: float(np.mean(each)) for name, each in marks.items() if each}
-    return shares | quartiles_of([each.score for each in judged if each.score is not None])
+    return metrics_of(
+        [
+            each.answer or VideoScore.model_construct(score=None, status=Status(each.status))
+            for each in judged
+        ]
+    )
 
 
 class MissingRewardError(RewardFleetError):
-    """A finished episode has no score. The failure of the request is its `__cause__`.
-
-    Attributes:
-        reward: The episode.
-    """
+    """A finished episode has no score. The failure of the request is its `__cause__`."""
 
     def __init__(self, reward: EpisodeReward) -> None:
         super().__init__(reward.detail)
-        self.reward = reward
+        self.reward = reward  #: the episode
 
 
 @dataclass(frozen=True)
 class RewardStats:
-    """How many episodes there were so far, by what became of them.
-
-    Those that are `discarded` were ended by a reset. The scores of those that are `pending` have
-    not arrived.
-    """
+    """How many episodes there were so far, by what became of them."""
 
     scored: int
     abstained: int
     failed: int
-    discarded: int
-    pending: int
+    discarded: int  #: ended by a reset
+    pending: int  #: their scores have not arrived
 
     def metrics(self) -> dict[str, float]:
         """Return what a trainer logs: `reward/failed`, `reward/abstained` and `reward/pending`.
@@ -184,7 +164,6 @@ class LiberoRewards:
     Args:
         config: See `RewardModelConfig.of`.
         tasks: The instruction of each environment. Their number is that of the environments.
-        orientation: What was done to the images.
         suites: The suite of all environments, or of each; None means that of `config`. In a list,
             only the environments with an unknown suite get errors.
         frame_rate: The rate in Hz at which frames are recorded; by default one per control step.
@@ -263,7 +242,6 @@ class LiberoRewards:
         An episode that has frames and was not finished is discarded, and reported.
 
         Args:
-            environments: Which ones.
             tasks: Their new instructions, in the same order. None means that they stay.
 
         Raises:
@@ -327,7 +305,11 @@ class LiberoRewards:
             if self._closed:
                 raise RuntimeError("rewards: closed")
             self._wait_until_pending(self._max_pending - 1, timeout=None)
-            self._start(self._current(index), *clip)
+            with self._changed:
+                self._counts["pending"] += 1
+            episode = self._current(index)
+            future = self._loop.start(self._score(episode, *clip))
+            future.add_done_callback(partial(self._end, episode))
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
         """Return the episodes whose rewards arrived, in this order. Each is returned once.
@@ -387,17 +369,6 @@ class LiberoRewards:
             )
         return indices
 
-    def _start(
-        self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
-    ) -> None:
-        """Start scoring an episode in the thread of the event loop."""
-        with self._changed:
-            self._counts["pending"] += 1
-        future = self._loop.start(self._score(episode, frames, fps))
-        future.add_done_callback(
-            lambda done: self._store(self._result(episode, done), was_pending=True)
-        )
-
     async def _score(
         self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
     ) -> VideoScore:
@@ -411,6 +382,10 @@ class LiberoRewards:
             scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
             del frames
             return await scoring
+
+    def _end(self, episode: EpisodeReward, future: Future[VideoScore]) -> None:
+        """Store what became of an episode that was pending."""
+        self._store(self._result(episode, future), was_pending=True)
 
     def _result(self, episode: EpisodeReward, future: Future[VideoScore]) -> EpisodeReward:
         try:
@@ -472,24 +447,19 @@ def score_episodes(
         return sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
 
 
-def _suite_problems(suites: str | Sequence[str] | None, count: int) -> list[str | None]:
+def _suite_problems(suites: str | Sequence[str] | None, count: int) -> Sequence[str | None]:
     """Return why each environment has no suite of LIBERO, or None.
 
     Raises:
         ValueError: The suite of all environments is unknown, or there is another number of suites.
     """
-    problems: list[str | None] = [None] * count
     if suites is None or isinstance(suites, str):
         if suites is not None:
             check_suite(suites)
-        return problems
+        return [None] * count
     if len(suites) != count:
         raise ValueError(f"suites: give one, or {count}, one per environment; not {suites!r}")
-    for index, name in enumerate(suites):
-        try:
-            check_suite(name)
-        except ValueError as error:
-            problems[index] = str(error)
+    problems = list(map(suite_problem, suites))
     if unknown := [index for index, problem in enumerate(problems) if problem]:
         log.warning("environments %s get no rewards: %s", unknown, problems[unknown[0]])
     return problems
@@ -528,7 +498,6 @@ class StepRewards:
 
     Args:
         config: `binary_reward`, `success_threshold`, `reward_coef` and `use_rel_reward` apply.
-        environments: Number of environments.
     """
 
     def __init__(self, config: RewardModelConfig, environments: int) -> None:
@@ -551,8 +520,7 @@ class StepRewards:
         for name, each in (("scores", scores), ("starts", begins)):
             if each.shape != shape:
                 raise ValueError(f"{name}: give {list(shape)}, not {list(each.shape)}")
-        rewards = [each if np.isnan(each) else self._config.reward(each) for each in scores]
-        values = np.array(rewards)
+        values = np.where(np.isnan(scores), scores, [self._config.reward(each) for each in scores])
         if not self._config.use_rel_reward:
             return values
         before = np.where(begins, 0.0, self._before)

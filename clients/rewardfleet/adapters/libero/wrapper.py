@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._rows import to_array
+from rewardfleet.video import to_array
 
 from .config import Config
 from .rewards import EpisodeReward, LiberoRewards
@@ -35,9 +35,6 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         frames: Where the images are in an observation: a path such as `pixels/image`, or a function
             of an observation, which is one of all environments, or a final one of one environment.
         options: `orientation`, `suites`, `frame_rate` and `max_pending` of `LiberoRewards`.
-
-    Attributes:
-        rewards: What records and scores; it has `stats`.
 
     Raises:
         ValueError: An argument is not valid, or the autoreset mode is unknown.
@@ -69,6 +66,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             raise ValueError(
                 f"tasks: give {env.num_envs}, one per environment; not {len(first_tasks)}"
             )
+        #: What records and scores; it has `stats`.
         self.rewards = LiberoRewards(config, first_tasks, **options)
         #: Environments that Gymnasium resets in the next step.
         self._resets_next = np.zeros(env.num_envs, bool)
@@ -123,9 +121,6 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         """Return what has arrived, by (environment, episode); see `LiberoRewards.collect`.
 
         A blocking `step` returns the rewards itself; then, this returns discarded episodes.
-
-        Raises:
-            MissingRewardError: As in `LiberoRewards.collect`.
         """
         arrived = self._left + self.rewards.collect(timeout)
         self._left = []

@@ -5,20 +5,24 @@ import itertools
 import json
 import resource
 import signal
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from rewardfleet.client import SERVICES
 from rewardfleet.commands.index import find_services, http_client, redact
 from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
 
-from .generator import LoadGenerator, LoadPlan
-from .requests import generate_requests, read_requests
-from .results import ALL, QUANTILES, LoadResults, quantiles
+from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
+from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests
+
+#: The quantiles that are reported, by name.
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 #: Beyond this p99 of its lateness, the generator was too slow for the results to be the fleet's.
 _LATE_SECONDS = 0.005
@@ -81,9 +85,8 @@ def command(
     services = {name: url for name, url in found if name in names}
     if missing := names - services.keys():
         raise ValueError(f"there is no service {', '.join(sorted(missing))} at that URL")
-    source = (
-        itertools.cycle(recorded) if recorded else generate_requests([name for name, _ in found])
-    )
+    generated = generate_requests([name for name, _ in found])
+    source = itertools.cycle(recorded) if recorded else generated
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # one for each request
     generator = LoadGenerator(plan, source, services, api_key)
@@ -102,12 +105,15 @@ async def _find_services(urls: list[str], api_key: str) -> list[tuple[str, str]]
     Raises:
         ValueError: There is none at one of them.
     """
+    found: list[tuple[str, str]] = []
     async with http_client(api_key) as http:
-        sites = [await find_services(http, url) for url in urls]
-    for url, site in zip(urls, sites, strict=True):
-        if not site.services.keys() & SERVICES.keys():
-            raise ValueError(f"there is no service at {redact(url)}: {site.reason}")
-    return [each for site in sites for each in site.services.items() if each[0] in SERVICES]
+        for url in urls:
+            site = await find_services(http, url)
+            services = [each for each in site.services.items() if each[0] in SERVICES]
+            if not services:
+                raise ValueError(f"there is no service at {redact(url)}: {site.reason}")
+            found += services
+    return found
 
 
 async def _run(generator: LoadGenerator) -> None:
@@ -118,11 +124,33 @@ async def _run(generator: LoadGenerator) -> None:
     await running
 
 
+def quantiles(seconds: "array[float]") -> dict[str, float | None]:
+    """Return the quantiles of durations; each is one of them, or None if there are none."""
+    if not seconds:
+        return dict.fromkeys(_QUANTILES)
+    found = np.quantile(seconds, list(_QUANTILES.values()), method="inverted_cdf")
+    return dict(zip(_QUANTILES, map(float, found), strict=True))
+
+
+def _of_service(results: LoadResults, name: str) -> dict[str, Any]:
+    kinds = results.kinds[name]
+    errors = {kind: count for kind, count in kinds.most_common() if kind not in ANSWERED}
+    return {
+        "due": kinds.total(),
+        "scored": kinds[SCORED] + kinds[CACHED],
+        "cached": kinds[CACHED],
+        "abstained": kinds[ABSTAINED],
+        "errors": errors,
+        "examples": {kind: results.examples[name, kind] for kind in errors},
+        "latency_s": quantiles(results.latencies[name]),
+    }
+
+
 def _report(plan: LoadPlan, results: LoadResults) -> dict[str, Any]:
     """Return all results; times are in seconds."""
     names = sorted(results.kinds.keys() - {ALL})
     shown = [*names, ALL] if len(names) > 1 else names
-    services = {name: results.of_service(name) for name in shown}
+    services = {name: _of_service(results, name) for name in shown}
     lateness = quantiles(results.lateness)
     warnings = [
         f"{name}: {each['cached']} of {each['scored']} scores came from the cache, so their "
@@ -171,7 +199,7 @@ def _text(report: Mapping[str, Any]) -> str:
         rows.append([name, *(f"{number:,}" for number in numbers), *times])
         for kind, n in each["errors"].items() if name != ALL else ():
             errors.append(f"{name}: {n:,} x {kind}: {each['examples'][kind]}".rstrip(": "))
-    lines = [table(("service", *counts, "errors", *QUANTILES), rows, numbers=True)]
+    lines = [table(("service", *counts, "errors", *_QUANTILES), rows, numbers=True)]
     lines.append("latency in milliseconds, from when a request was due")
     sent = report["sent"] / max(report["sending_s"], 1e-9)
     lines.append(

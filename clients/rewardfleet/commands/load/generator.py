@@ -1,4 +1,4 @@
-"""Sends requests when they are due, whatever became of the ones before.
+"""Requests are sent when they are due, whatever became of the ones before.
 
 A caller that waits for an answer before it sends the next request sends fewer requests while the
 service is slow, and measures few of the slow ones ("coordinated omission"). Here, arrivals are
@@ -10,35 +10,35 @@ import asyncio
 import itertools
 import json
 import random
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rewardfleet.commands.index import printable
 from rewardfleet.timeouts import timeout_at
 from rewardfleet.wire.headers import TIMEOUT_HEADER
 
 from .http import ConnectFailed, Sender
-from .requests import LoadRequest
-from .results import TIMEOUT, LoadResults, outcome_of
+from .requests import ANSWERED, WRONG_SCORE, LoadRequest, outcome_of
 
 #: The most bytes of the requests in flight.
 _MAX_BYTES = 512 * 2**20
+#: A request that got no answer in time has taken at least as long as it was waited for. Without it,
+#: latencies would be better the more requests time out. Other failures are not part of them.
+_TIMEOUT = "no answer in time"
+_WITH_LATENCY = {*ANSWERED, _TIMEOUT, WRONG_SCORE}
+#: All services together.
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is sent, and for how long.
+    """When requests are sent, and when they are given up; see the options of the command."""
 
-    Attributes:
-        rate: Requests per second on average, to all services together.
-        duration_s: Seconds in which requests are sent.
-        timeout_s: Seconds from when a request is due until it is given up.
-        max_in_flight: Requests that are due beyond this many unanswered ones are not sent, and
-            counted as failures.
-    """
-
-    rate: float
+    rate: float  #: requests per second on average
     duration_s: float
-    timeout_s: float
+    timeout_s: float  #: seconds from when a request is due
     max_in_flight: int
 
     def arrival_times(self) -> Iterator[float]:
@@ -52,17 +52,41 @@ class LoadPlan:
         return itertools.takewhile(lambda due_s: due_s < self.duration_s, times)
 
 
+@dataclass
+class LoadResults:
+    """What became of the requests of a run."""
+
+    #: How many requests there are of each kind, by service, and of `ALL`.
+    kinds: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    #: The first message of each kind of failure, by service and kind.
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    #: By service, seconds from when a request was due until it was answered or timed out.
+    latencies: defaultdict[str, "array[float]"] = field(
+        default_factory=lambda: defaultdict(lambda: array("d"))
+    )
+    #: Seconds from when a request was due until it was sent, part of its latency.
+    lateness: "array[float]" = field(default_factory=lambda: array("d"))
+    sending_s: float = 0.0  #: how long requests were sent
+    most_in_flight: int = 0  #: the most requests that were sent and not answered yet
+    interrupted: bool = False  #: whether the run was ended early
+
+    def add(self, service: str, kind: str, detail: str, seconds: float) -> None:
+        """Count a request that has ended, `seconds` after it was due."""
+        for name in (service, ALL):
+            self.kinds[name][kind] += 1
+            if kind not in ANSWERED:
+                self.examples.setdefault((name, kind), printable(detail))
+            if kind in _WITH_LATENCY:
+                self.latencies[name].append(seconds)
+
+
 class LoadGenerator:
-    """Sends the requests of a plan.
+    """Sends the requests of a plan; `results` has what became of them so far.
 
     Args:
-        plan: When requests are sent.
         requests: What is sent, without end.
         urls: The base URLs of services by name.
         api_key: Sent as a bearer token; empty for none.
-
-    Attributes:
-        results: What became of the requests so far.
     """
 
     def __init__(
@@ -120,7 +144,7 @@ class LoadGenerator:
                 status, answer = await self._senders[request.service].post(request.path, body)
             kind, detail = outcome_of(request, status, answer)
         except TimeoutError:
-            kind, detail = TIMEOUT, f"after {self._plan.timeout_s:g} s"
+            kind, detail = _TIMEOUT, f"after {self._plan.timeout_s:g} s"
         except ConnectFailed as error:
             kind, detail = "cannot be reached", str(error)
         except (OSError, EOFError, ValueError, LookupError) as error:

@@ -25,12 +25,7 @@ class ConnectFailed(Exception):
 
 
 class Sender:
-    """Sends requests to one service, each on a connection that has no other one.
-
-    Args:
-        url: The base URL.
-        headers: Sent with each request.
-    """
+    """Sends requests to one service, each on a connection that has no other one."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)

@@ -1,18 +1,19 @@
-"""What is sent: items that the services can score without preparation, or those of a file."""
+"""Requests: items that the services can score without preparation, or those of a file."""
 
 import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 
 from rewardfleet.client import SERVICES
 from rewardfleet.video import video_request
+from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.validation import format_validation_error
 
 #: The largest file with requests, which is in memory.
@@ -20,14 +21,16 @@ _MAX_FILE_BYTES = 512 * 2**20
 #: Images that clips are composed of, the side of an image, and how many a clip has.
 _IMAGES, _SIDE, _CLIP_FRAMES = 48, 256, 16
 
-Body = dict[str, JsonValue]
+#: What became of requests that were answered. All other kinds are failures.
+SCORED, CACHED, ABSTAINED = ANSWERED = ("scored", "cached", "abstained")
+WRONG_SCORE = "wrong score"
 
 
 class LoadRequest(BaseModel, extra="forbid"):
     """A request to send, and the only right score; None if any is."""
 
     service: str
-    body: Body
+    body: dict[str, Any]  #: JSON
     path: Literal["/score", "/score/batch"] = "/score"
     score: FiniteFloat | None = None
 
@@ -40,15 +43,13 @@ def generate_requests(services: Sequence[str]) -> Iterator[LoadRequest]:
     """
     choices = random.Random()  # noqa: S311 - not for secrets
     for number in itertools.count(choices.getrandbits(40)):
-        name = choices.choice(services)
-        body, score = ITEMS[name](number)
-        yield LoadRequest.model_construct(service=name, body=body, path="/score", score=score)
+        yield ITEMS[choices.choice(services)](number)
 
 
-def video_item(number: int) -> tuple[Body, None]:
-    """Return a task, and a clip of images as an adapter sends it, for which any score is right."""
+def _video(number: int) -> LoadRequest:
     frames = random.Random(number).choices(_images(), k=_CLIP_FRAMES)  # noqa: S311 - not for secrets
-    return {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}, None
+    body = {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}
+    return LoadRequest.model_construct(service="video", body=body)
 
 
 @functools.cache
@@ -60,31 +61,27 @@ def _images() -> list[JsonValue]:
     return encoded
 
 
-def code_item(number: int) -> tuple[Body, float]:
-    """Return a short program with two tests that it passes, and its score."""
-    cases: list[JsonValue] = [
-        {"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)
-    ]
+def _code(number: int) -> LoadRequest:
+    cases = [{"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)]
     program = "a, b = map(int, input().split())\nprint(a + b)"
-    return {"revision": program, "tests": {"kind": "stdio", "cases": cases}}, 1.0
+    body = {"revision": program, "tests": {"kind": "stdio", "cases": cases}}
+    return LoadRequest.model_construct(service="code", body=body, score=1.0)
 
 
-def episode_item(number: int) -> tuple[Body, float]:
-    """Return an episode and its score."""
-    return {"uid": f"load-{number}", "success": number % 2}, float(number % 2)
+def _episode(number: int) -> LoadRequest:
+    body = {"uid": f"load-{number}", "success": number % 2}
+    return LoadRequest.model_construct(service="episode", body=body, score=number % 2)
 
 
-def tools_item(number: int) -> tuple[Body, float]:
-    """Return an answer with the right call, and its score."""
+def _tools(number: int) -> LoadRequest:
     call = json.dumps({"name": "search", "parameters": {"query": f"load {number}"}})
     text = f"<think>I look it up.</think>\n<tool_call>\n{call}\n</tool_call>"
-    return {"response": text, "ground_truth": text}, 4.0
+    body = {"response": text, "ground_truth": text}
+    return LoadRequest.model_construct(service="tools", body=body, score=4.0)
 
 
 #: What is generated for each service, given a number that no other item has.
-ITEMS: dict[str, Callable[[int], tuple[Body, float | None]]] = {
-    "video": video_item, "code": code_item, "episode": episode_item, "tools": tools_item,
-}  # fmt: skip
+ITEMS = {"video": _video, "code": _code, "episode": _episode, "tools": _tools}
 
 
 def read_requests(path: Path) -> list[LoadRequest]:
@@ -109,3 +106,36 @@ def read_requests(path: Path) -> list[LoadRequest]:
         known = ", ".join(SERVICES)
         raise ValueError(f"--requests {path}: service {min(unknown)!r} is not one of {known}")
     return requests
+
+
+class _LoadAnswer(BaseModel):
+    """The fields of a score, a batch or a problem that matter here."""
+
+    status: str | int | None = None
+    score: float | None = None
+    cached: bool = False
+    error: "_LoadAnswer | None" = None
+    results: "list[_LoadAnswer] | None" = None
+    kind: str = ""
+    detail: str = ""
+
+
+def outcome_of(request: LoadRequest, status: int, body: bytes) -> tuple[str, str]:
+    """Return what an answer means: one of `ANSWERED` or a kind of failure, and a message."""
+    try:
+        answer = _LoadAnswer.model_validate_json(body)
+    except ValidationError:  # of a proxy
+        return f"HTTP {status}", "not an answer of rewardfleet"
+    if status != 200:
+        return answer.kind if answer.kind in set(ErrorKind) else f"HTTP {status}", answer.detail
+    scores = [answer] if answer.results is None else answer.results
+    for each in scores or [_LoadAnswer()]:
+        if each.error is not None:
+            return each.error.kind, each.error.detail
+        if each.status == "abstained":
+            return ABSTAINED, ""
+        if each.score is None:
+            return "invalid answer", "there is no score"
+        if request.score is not None and abs(each.score - request.score) > 1e-6:
+            return WRONG_SCORE, f"{each.score:g} instead of {request.score:g}"
+    return CACHED if all(each.cached for each in scores) else SCORED, ""
