@@ -3,6 +3,7 @@
 verl may load this file by its path, as part of no package, so its imports are absolute.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,6 +92,7 @@ async def compute_score_async(
     return _result(client, service, score)
 
 
+@functools.wraps(compute_score_async, assigned=())  # the signature
 def compute_score(*sample: Any, **given: Any) -> dict[str, Any]:
     """Score one sample: `compute_score_async` for reward managers that do not await."""
     return _loop.run(compute_score_async(*sample, **given))
@@ -121,6 +123,7 @@ def compute_scores(
     return [_result(client, service, score) for score in scores]
 
 
+@functools.wraps(compute_score_async, assigned=())
 def compute_score_prime(*sample: Any, **given: Any) -> float:
     """Return the score alone of `compute_score`, for the reward manager `prime`.
 
