@@ -19,8 +19,6 @@ from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
 
-#: Characters of tests and of solutions of rows that are parsed on the event loop.
-SHORT_TEXT = 20_000
 #: What comes before the first statement, and its first character.
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.

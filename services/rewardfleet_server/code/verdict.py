@@ -6,7 +6,6 @@ All of this happens outside the sandbox, where expected values stay, and has no 
 import json
 import keyword
 import re
-import secrets
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,7 +105,7 @@ def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
             CallRun(
                 ProgramRun(
                     setup=tests.setup,
-                    checks=(Check("call", tests.fn_name, secrets.token_hex(16), tuple(case.args)),),
+                    checks=(Check("call", tests.fn_name, args=tuple(case.args)),),
                 ),
                 ((case.expected,),),
                 rule,
@@ -126,7 +125,6 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
         Check(
             "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
-            secrets.token_hex(16),
             entry_point=tests.entry_point,
         )
         for each in asserts
