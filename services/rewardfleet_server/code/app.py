@@ -21,6 +21,17 @@ from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
 from .settings import MAX_OUTPUT_KB, CodeSettings
 
+#: Counters of the service, and what they count.
+_COUNTERS = {
+    "jail_restarts": "Jails started again because one died or could not be cleaned.",
+    "missing_modules": "Programs that failed a test because they import a module that is not "
+    "installed.",
+    "program_decisions": "Tests that passed, and that the program could have decided: verdicts by "
+    "`jail`.",
+    "program_kills": "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
+    "memory_waits": "Submissions that waited for the memory of others.",
+}
+
 
 def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> RewardApp:
     """Assemble the code service.
@@ -95,34 +106,15 @@ class _Metrics(Collector):
         )
         isolation.add_metric((self._scorer.isolation, self._requested), 1)
         yield isolation
-        for name, description, count in (
-            (
-                "jail_restarts",
-                "Jails started again because one died or could not be cleaned.",
-                self._sandbox.restarts,
-            ),
-            (
-                "missing_modules",
-                "Programs that failed a test because they import a module that is not installed.",
-                self._scorer.missing_modules,
-            ),
-            (
-                "program_decisions",
-                "Tests that passed, and that the program could have decided: verdicts by `jail`.",
-                self._scorer.program_decisions,
-            ),
-            (
-                "program_kills",
-                "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
-                self._sandbox.kills,
-            ),
-            (
-                "memory_waits",
-                "Submissions that waited for the memory of others.",
-                self._sandbox.memory_waits,
-            ),
-        ):
-            yield CounterMetricFamily(f"rewardfleet_{name}", description, count)
+        counts = {
+            "jail_restarts": self._sandbox.restarts,
+            "missing_modules": self._scorer.missing_modules,
+            "program_decisions": self._scorer.program_decisions,
+            "program_kills": self._sandbox.kills,
+            "memory_waits": self._sandbox.memory_waits,
+        }
+        for name, description in _COUNTERS.items():
+            yield CounterMetricFamily(f"rewardfleet_{name}", description, counts[name])
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

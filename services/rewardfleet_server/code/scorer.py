@@ -178,9 +178,9 @@ class CodeScorer:
         run = SubmissionRun(
             planned,
             limits,
-            numbers=_numbers(tests, left_out),
+            _numbers(tests, left_out),
+            max_seconds,
             stop_at_failure=request.mode == "all_pass",
-            max_seconds=max_seconds,
         )
         if submission.no_program is None:
             await self._execute(program, run, checker)
@@ -266,13 +266,8 @@ class CodeScorer:
     ) -> SubmissionRun:
         """Run the solution of a row, with as much time as any program."""
         _, planned, left_out = await self._counted(tests, limits)
-        run = SubmissionRun(
-            planned,
-            limits,
-            numbers=_numbers(tests, left_out),
-            stop_at_failure=True,
-            max_seconds=self._settings.max_submission_s,
-        )
+        seconds = self._settings.max_submission_s
+        run = SubmissionRun(planned, limits, _numbers(tests, left_out), seconds)
         await self._execute(program, run, await self._checkers.prepare(tests))
         return run
 
@@ -308,13 +303,7 @@ class CodeScorer:
         if seconds <= 0:
             return None
         planned = await _plan_runs(tests)
-        run = SubmissionRun(
-            planned,
-            before.limits,
-            numbers=_numbers(tests),
-            stop_at_failure=True,
-            max_seconds=seconds,
-        )
+        run = SubmissionRun(planned, before.limits, _numbers(tests), seconds)
         await self._execute(original_program, run, checker)
         if run.was_cut:
             return None

@@ -174,14 +174,11 @@ class StdioRun:
         outcome = failure(result, limits)
         # Without checks, the supervisor reports nothing but a failure.
         forged = any(not _FAILED.fullmatch(line) for line in _lines(result.report))
+        undecided = None
         if outcome is None and self.tests.checker_program is not None:
             outcome = Outcome.SKIPPED
-            return RunVerdicts(
-                [_verdict(outcome, result, by="checker")],
-                _suspicions(outcome, result, forged),
-                CheckerFiles(self.run.stdin, result.stdout, self.expected),
-            )
-        if outcome is None:
+            undecided = CheckerFiles(self.run.stdin, result.stdout, self.expected)
+        elif outcome is None:
             tolerance = Tolerance(self.tests.tolerance, self.tests.relative_tolerance)
             right = output_equals(
                 result.stdout,
@@ -192,8 +189,9 @@ class StdioRun:
             )
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
-        verdict = _verdict(outcome, result, checks=checks)
-        return RunVerdicts([verdict], _suspicions(outcome, result, forged))
+        by: Literal["service", "checker"] = "service" if undecided is None else "checker"
+        verdict = _verdict(outcome, result, by=by, checks=checks)
+        return RunVerdicts([verdict], _suspicions(outcome, result, forged), undecided)
 
 
 # Runs that answer checks
@@ -399,13 +397,11 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:
-    suspicions = []
+    suspicions = [SANDBOX_DIED] if result.stopped == "died" else []
     if forged:
         suspicions.append("wrote to the report, where only the supervisor writes")
     if outcome is Outcome.EXITED_EARLY:
         suspicions.append(_EARLY)
-    if result.stopped == "died":
-        suspicions.insert(0, SANDBOX_DIED)
     return suspicions
 
 

@@ -19,6 +19,7 @@ from rewardfleet_server.code.sandboxes.jail.isolation import (
     FALLBACK_ORDER,
     IsolationLevel,
     IsolationSpec,
+    as_jail_user,
     find_python,
     isolation_spec,
     jail_user,
@@ -185,8 +186,7 @@ class Compiler:
                 "RLIMIT_NPROC": spec.processes,
             },
         }
-        user = jail_user()
-        process = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
             spec.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -194,9 +194,7 @@ class Compiler:
             env=ENVIRONMENT,
             cwd="/",
             start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            **as_jail_user(),
         )
         try:
             output, errors = process.communicate(
