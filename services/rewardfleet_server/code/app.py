@@ -19,7 +19,7 @@ from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
 from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
-from .settings import MAX_OUTPUT_KB, CodeSettings
+from .settings import CodeSettings
 
 #: Counters of the service, and what they count.
 _COUNTERS = {
@@ -50,6 +50,8 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
     """Return the parts of the code service that the server needs."""
     scorer = CodeScorer(settings.sandbox, sandbox, settings)
+    ceilings = {name: {"maximum": value} for name, value in scorer.ceilings.items()}
+    ceilings |= {"run_timeout": ceilings["cpu_s"], "memory_limit_MB": ceilings["memory_mb"]}
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
@@ -70,22 +72,10 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
             *SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
             *TrainerApi(engine, CodeRequest, request_of).routes(),
         ],
-        field_schemas=_ceilings(settings),
+        field_schemas=ceilings,
         collectors=(_Metrics(scorer, sandbox, settings),),
         overview=_overview(settings, sandbox),
     )
-
-
-def _ceilings(settings: CodeSettings) -> dict[str, dict[str, float]]:
-    """Return the largest values of a request's limits, by field."""
-    return {
-        "cpu_s": {"maximum": settings.max_cpu_s},
-        "wall_s": {"maximum": settings.max_wall_s},
-        "memory_mb": {"maximum": settings.max_memory_mb},
-        "output_kb": {"maximum": MAX_OUTPUT_KB},
-        "run_timeout": {"maximum": settings.max_cpu_s},
-        "memory_limit_MB": {"maximum": settings.max_memory_mb},
-    }
 
 
 class _Metrics(Collector):

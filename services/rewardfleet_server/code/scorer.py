@@ -54,6 +54,7 @@ class CodeScorer:
         settings: Has the ceilings of limits.
 
     Attributes:
+        ceilings: The largest values of a request's limits, by field.
         missing_modules: How many programs failed a test because they import a module that is not
             installed.
         program_decisions: How many tests passed that the program could have decided.
@@ -68,7 +69,7 @@ class CodeScorer:
         self.missing_modules = 0
         self.program_decisions = 0
         ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
-        self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
+        self.ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
         self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})
 
@@ -139,7 +140,7 @@ class CodeScorer:
             InvalidRequest: A limit exceeds its ceiling.
         """
         for name, requested in limits:
-            ceiling = self._ceilings[name]
+            ceiling = self.ceilings[name]
             if requested > ceiling:
                 is_float = isinstance(requested, float)  # an integer may be too large for `:g`
                 got = f"{requested:g}" if is_float else str(requested)[:20]

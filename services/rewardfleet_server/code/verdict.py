@@ -29,7 +29,6 @@ from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
-_EARLY = "exited, as if successful, before it had answered"
 
 #: Checks of one test that a verdict counts.
 _MAX_CHECKS = 10**9
@@ -191,7 +190,9 @@ class StdioRun:
         checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
         by: Literal["service", "checker"] = "service" if undecided is None else "checker"
         verdict = _verdict(outcome, result, by=by, checks=checks)
-        return RunVerdicts([verdict], _suspicions(outcome, result, forged), undecided)
+        is_early = outcome is Outcome.EXITED_EARLY
+        suspicions = _suspicions(result, forged=forged, is_early=is_early)
+        return RunVerdicts([verdict], suspicions, undecided)
 
 
 # Runs that answer checks
@@ -230,7 +231,8 @@ class CallRun:
         if failed in _EXCEEDED and len(nonces) == 1:
             answers.clear()
         unanswered = failed or Outcome.EXITED_EARLY
-        verdicts, suspicions = [], _suspicions(unanswered, result, forged)
+        is_early = unanswered is Outcome.EXITED_EARLY and len(answers) < len(nonces)
+        verdicts, suspicions = [], _suspicions(result, forged=forged, is_early=is_early)
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected, self.rule)
@@ -250,8 +252,6 @@ class CallRun:
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
-        if len(answers) == len(nonces):
-            suspicions = [each for each in suspicions if each != _EARLY]
         if self.known:
             pairs = zip(self.known, verdicts, strict=True)
             return RunVerdicts([known or found for known, found in pairs], suspicions)
@@ -396,12 +396,12 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:
+def _suspicions(result: RunResult, *, forged: bool, is_early: bool) -> list[str]:
     suspicions = [SANDBOX_DIED] if result.stopped == "died" else []
     if forged:
         suspicions.append("wrote to the report, where only the supervisor writes")
-    if outcome is Outcome.EXITED_EARLY:
-        suspicions.append(_EARLY)
+    if is_early:
+        suspicions.append("exited, as if successful, before it had answered")
     return suspicions
 
 

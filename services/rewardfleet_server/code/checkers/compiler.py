@@ -155,12 +155,7 @@ class Compiler:
         return isolation_spec(level, find_python(self._python), self._workers)
 
     def _compile(self, source: str) -> bytes:
-        """Run the compiler.
-
-        Raises:
-            InvalidRequest: The checker does not compile.
-            Unavailable: The compiler did not end in time, was killed, or cannot be started.
-        """
+        """Run the compiler; see `compile` for what it raises."""
         if self._spec.level == "bubblewrap":  # which has a folder of its own
             return self._compile_in(self._spec.writable[0], source)
         with tempfile.TemporaryDirectory(prefix="rewardfleet-checker-") as folder:

@@ -155,6 +155,12 @@ def labels_of(row: Row) -> Row:
     return labels
 
 
+def func_name_of(test: Row) -> Any:
+    """Return the function that the metadata of LiveCodeBench name; None if they name none."""
+    metadata = json_of(test.get("metadata") or {}, "metadata")
+    return metadata.get("func_name") if isinstance(metadata, dict) else None
+
+
 def prompt_of(row: Row, entry_point: str) -> str:
     """Return the code that precedes a program: prompt, starter code and imports.
 
@@ -173,8 +179,7 @@ def entry_point_of(row: Row) -> str:
     for each in (row.get("entry_point"), labels_of(row).get("entry_point"), row.get("class_name")):
         if isinstance(each, str):
             return each
-    functions = row.get("test_info")  # KodCode
-    match functions:
+    match row.get("test_info"):  # KodCode
         case [{"function_name": str(name)}]:
             return name
     return ""

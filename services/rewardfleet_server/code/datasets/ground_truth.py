@@ -1,19 +1,7 @@
 """Ground truths of trainers: which dataset's form they have.
 
-    {"inputs": …, "outputs": …}         verl, PRIME, NeMo Gym (also `packed`); with `fn_name` calls
-    {"assert_case": […]}                verl with SandboxFusion
-    {"functional": …}, {"pytest": …}    code-r1, DeepCoder: a script
-    {"test_cases": [{"input": …}]}      `verification_info` of open-r1, ms-swift and prime-rl
-    {"test_cases": ["assert …"]}        AceCode
-    {"tests": …}                        DeepCoder: any of these
-    {"input_output": …} and other rows  APPS, TACO, LiveCodeBench, CodeContests(+), CTRL
-    {"test": …}, {"test_list": …}       HumanEval(+), MBPP(+), LeetCodeDataset, BigCodeBench,
-                                        ClassEval, KodCode
-    a list of tests, or of asserts      SandboxFusion's, ROLL's, or with `input` and `output`
-    a text                              the JSON of these, a script of tests, or LiveCodeBench's
-                                        compressed tests
-
-They may be in a row of verl, PRIME or NeMo Gym (`reward_model`, `verifier_metadata`, …).
+docs/wire-formats.md lists the forms, and whose they are. They may be in a row of verl, PRIME or
+NeMo Gym (`reward_model`, `verifier_metadata`, …).
 
 Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
 PRIME by that of APPS, from which their runners come; `test_cases` and lists of `input` and `output`
@@ -30,7 +18,7 @@ from rewardfleet.wire.code import CodeRequest, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from .columns import Row, decompress, json_of, read_json
+from .columns import Row, decompress, func_name_of, json_of, read_json
 from .solutions import SOLUTIONS
 
 _ACCEPTED = (
@@ -153,20 +141,14 @@ def _of_list(items: Any, column: str) -> tuple[str, Row]:
             )
     if all(isinstance(each["input"], dict) for each in items):
         return "code_contests", {"test": items}  # SandboxFusion
-    names = {str(name) for each in items if (name := _called(each))}
+    # DeepCoder has the tests of LiveCodeBench.
+    names = {str(name) for each in items if (name := each.get("fn_name") or func_name_of(each))}
     if not names:
         return "livecodebench", {"public_test_cases": items}
     if len(names) > 1:
         raise InvalidRequest(f"{column}: all tests must call the same function")
     inputs, outputs = ([each[key] for each in items] for key in ("input", "output"))
     return _of_object({"inputs": inputs, "outputs": outputs, "fn_name": names.pop()})
-
-
-def _called(test: Row) -> JsonValue:
-    """Return the function that a test calls; None for a test by standard input."""
-    metadata = json_of(test.get("metadata") or {}, "metadata")  # LiveCodeBench in DeepCoder
-    of_metadata = metadata.get("func_name") if isinstance(metadata, dict) else None
-    return test.get("fn_name") or of_metadata
 
 
 def _of_roll(test: Any) -> Any:

@@ -16,15 +16,7 @@ integer always needs an equal number:
                                 Its runner also accepts words in any order, which is unsound
     MBPP+                       as Python does; floating-point numbers with EvalPlus's tolerance
 
-Otherwise, tests mean what they mean in CTRL with SandboxFusion, except:
-
-    LiveCodeBench               one verdict per test, not one for all; public tests come before the
-                                private ones, as in its own runner
-    MBPP+                       one verdict per comparison, all in one run of the program; values
-                                are compared outside the sandbox. A script of an unusual form runs
-                                in the sandbox, and gets one verdict, made there
-    APPS with a function        outputs are unwrapped only if each of them is a list of one item
-    a time limit                limits CPU time, not wall time
+docs/code-service.md says what else differs from CTRL with SandboxFusion.
 """
 
 import math
@@ -47,6 +39,7 @@ from .columns import (
     Row,
     decode_column,
     first_of,
+    func_name_of,
     json_of,
     labels_of,
     list_of,
@@ -168,30 +161,22 @@ def _time_limit(row: Row) -> float | None:
 
 
 def _code_contests(row: Row) -> dict[str, Any]:
-    if (tests := row.get("test_cases")) is not None:  # CodeContests+
-        pairs = []
-        for index, test in enumerate(list_of(tests, "test_cases")):
-            if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
-                raise InvalidRequest(f"test_cases.{index}: must have `input` and `output`")
-            pairs.append((test["input"], test["output"]))
-        fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
-        if source := row.get("checker"):  # in C++ with testlib
-            fields["checker"] = "tokens"
-            fields["checker_program"] = {"language": "cpp", "source": source}
-        return fields
-    column, tests = first_of(row, "selected_uts", "all_uts", "test")
+    column, tests = first_of(row, "test_cases", "selected_uts", "all_uts", "test")
     if tests is not None:
-        pairs = [
-            _pair(test, f"{column}.{index}") for index, test in enumerate(list_of(tests, column))
-        ]
-        return {**_stdio(pairs), **CODE_CONTESTS_RULE}
-    pairs = []
-    for column in ("public_tests", "private_tests", "generated_tests"):
-        tests = json_of(row.get(column) or {}, column)
-        if not isinstance(tests, dict):
-            raise InvalidRequest(f"{column}: must be an object with `input` and `output`")
-        pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
-    return {**_stdio(pairs), **CODE_CONTESTS_RULE}
+        listed = enumerate(list_of(tests, column))
+        pairs = [_pair(test, f"{column}.{index}") for index, test in listed]
+    else:
+        pairs = []
+        for column in ("public_tests", "private_tests", "generated_tests"):
+            tests = json_of(row.get(column) or {}, column)
+            if not isinstance(tests, dict):
+                raise InvalidRequest(f"{column}: must be an object with `input` and `output`")
+            pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
+    fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
+    if column == "test_cases" and (source := row.get("checker")):  # in C++ with testlib
+        fields["checker"] = "tokens"
+        fields["checker_program"] = {"language": "cpp", "source": source}
+    return fields
 
 
 def _livecodebench(row: Row) -> dict[str, Any]:
@@ -211,18 +196,14 @@ def _livecodebench(row: Row) -> dict[str, Any]:
         if not all(isinstance(test, dict) for test in listed):
             raise InvalidRequest(f"{column}: each test must be an object")
         inputs, outputs = ([test.get(key) for test in listed] for key in ("input", "output"))
-        metadata = json_of(row.get("metadata") or {}, "metadata")
-        fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
+        fn_name = func_name_of(row)
         if not fn_name and any(test.get("testtype") == "functional" for test in listed):
             raise InvalidRequest("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column)
     if not fn_name:
         return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": PRELUDE}
-    cases = [
-        {"args": _arguments(args, index), "expected": read_json(expected, f"output {index}")}
-        for index, (args, expected) in enumerate(pairs)
-    ]
-    return {**_functional(row, fn_name), "cases": cases}
+    results = (read_json(text, f"output {index}") for index, (_, text) in enumerate(pairs))
+    return _functional(row, fn_name, inputs, results)
 
 
 def _apps(row: Row) -> dict[str, Any]:
@@ -236,12 +217,9 @@ def _apps(row: Row) -> dict[str, Any]:
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
         return {**_stdio(pairs), **_APPS_RULE, "setup": PRELUDE}
-    is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
-    cases = [
-        {"args": _arguments(args, index), "expected": expected[0] if is_wrapped else expected}
-        for index, (args, expected) in enumerate(pairs)
-    ]
-    return {**_functional(row, fn_name), "cases": cases}
+    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        outputs = [output[0] for output in outputs]
+    return _functional(row, fn_name, inputs, outputs)
 
 
 _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -262,11 +240,14 @@ def _zip(inputs: Any, outputs: Any, column: str) -> list[tuple[Any, Any]]:
 
 
 def _pair(test: Any, column: str) -> tuple[Any, Any]:
-    """Return the input and the expected output of a test in SandboxFusion's format."""
+    """Return the input and the expected output of a test of CodeContests+ or SandboxFusion."""
+    is_plain = column.startswith("test_cases.")
     try:
-        return test["input"]["stdin"], test["output"]["stdout"]
+        given, expected = test["input"], test["output"]
+        return (given, expected) if is_plain else (given["stdin"], expected["stdout"])
     except (TypeError, KeyError):
-        raise InvalidRequest(f"{column}: must have input.stdin and output.stdout") from None
+        needed = "`input` and `output`" if is_plain else "input.stdin and output.stdout"
+        raise InvalidRequest(f"{column}: must have {needed}") from None
 
 
 def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
@@ -291,10 +272,14 @@ def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return {"kind": "stdio", "cases": cases}
 
 
-def _functional(row: Row, fn_name: str) -> dict[str, Any]:
+def _functional(
+    row: Row, fn_name: str, inputs: Iterable[Any], outputs: Iterable[Any]
+) -> dict[str, Any]:
     """Return the fields of LiveCodeBench and APPS, which compare values as Python does."""
+    pairs = enumerate(zip(inputs, outputs, strict=True))
+    cases = [{"args": _arguments(args, index), "expected": value} for index, (args, value) in pairs]
     fields = {"kind": "functional", "setup": PRELUDE, "fn_name": fn_name, "bool_is_int": True}
-    return {**fields, "prompt": prompt_of(row, fn_name)}
+    return {**fields, "prompt": prompt_of(row, fn_name), "cases": cases}
 
 
 def _text(value: Any) -> Any:
