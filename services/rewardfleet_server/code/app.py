@@ -19,7 +19,18 @@ from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
 from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
-from .settings import MAX_OUTPUT_KB, CodeSettings
+from .settings import CodeSettings
+
+#: Counters of the service, and what they count.
+_COUNTERS = {
+    "jail_restarts": "Jails started again because one died or could not be cleaned.",
+    "missing_modules": "Programs that failed a test because they import a module that is not "
+    "installed.",
+    "program_decisions": "Tests that passed, and that the program could have decided: verdicts by "
+    "`jail`.",
+    "program_kills": "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
+    "memory_waits": "Submissions that waited for the memory of others.",
+}
 
 
 def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> RewardApp:
@@ -39,6 +50,8 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
     """Return the parts of the code service that the server needs."""
     scorer = CodeScorer(settings.sandbox, sandbox, settings)
+    ceilings = {name: {"maximum": value} for name, value in scorer.ceilings.items()}
+    ceilings |= {"run_timeout": ceilings["cpu_s"], "memory_limit_MB": ceilings["memory_mb"]}
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
@@ -59,22 +72,10 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
             *SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
             *TrainerApi(engine, CodeRequest, request_of).routes(),
         ],
-        field_schemas=_ceilings(settings),
+        field_schemas=ceilings,
         collectors=(_Metrics(scorer, sandbox, settings),),
         overview=_overview(settings, sandbox),
     )
-
-
-def _ceilings(settings: CodeSettings) -> dict[str, dict[str, float]]:
-    """Return the largest values of a request's limits, by field."""
-    return {
-        "cpu_s": {"maximum": settings.max_cpu_s},
-        "wall_s": {"maximum": settings.max_wall_s},
-        "memory_mb": {"maximum": settings.max_memory_mb},
-        "output_kb": {"maximum": MAX_OUTPUT_KB},
-        "run_timeout": {"maximum": settings.max_cpu_s},
-        "memory_limit_MB": {"maximum": settings.max_memory_mb},
-    }
 
 
 class _Metrics(Collector):
@@ -95,34 +96,15 @@ class _Metrics(Collector):
         )
         isolation.add_metric((self._scorer.isolation, self._requested), 1)
         yield isolation
-        for name, description, count in (
-            (
-                "jail_restarts",
-                "Jails started again because one died or could not be cleaned.",
-                self._sandbox.restarts,
-            ),
-            (
-                "missing_modules",
-                "Programs that failed a test because they import a module that is not installed.",
-                self._scorer.missing_modules,
-            ),
-            (
-                "program_decisions",
-                "Tests that passed, and that the program could have decided: verdicts by `jail`.",
-                self._scorer.program_decisions,
-            ),
-            (
-                "program_kills",
-                "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
-                self._sandbox.kills,
-            ),
-            (
-                "memory_waits",
-                "Submissions that waited for the memory of others.",
-                self._sandbox.memory_waits,
-            ),
-        ):
-            yield CounterMetricFamily(f"rewardfleet_{name}", description, count)
+        counts = {
+            "jail_restarts": self._sandbox.restarts,
+            "missing_modules": self._scorer.missing_modules,
+            "program_decisions": self._scorer.program_decisions,
+            "program_kills": self._sandbox.kills,
+            "memory_waits": self._sandbox.memory_waits,
+        }
+        for name, description in _COUNTERS.items():
+            yield CounterMetricFamily(f"rewardfleet_{name}", description, counts[name])
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

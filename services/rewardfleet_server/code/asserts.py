@@ -80,11 +80,15 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
                 f"{field_name}: give one assert statement, or a script with asserts: "
                 "it has no check"
             )
-        names = _identifiers(body)
-        if _looks_inside(names) or _changes_inside(body, shared, classes):
+        nodes = [node for statement in body for node in ast.walk(statement)]
+        names = _identifiers(nodes)
+        if _looks_inside(names) or _changes_inside(nodes, shared, classes):
             parsed.append(ParsedAssert("inside", case))
         else:
-            parsed.append(_parsed(case, body, names, given))
+            identity = _identity(nodes)
+            is_sensitive = bool(names & _SENSITIVE or identity)
+            parts = _parts(case, body, given)
+            parsed.append(ParsedAssert(*parts, is_sensitive, identity))
     return parsed
 
 
@@ -100,10 +104,10 @@ def parse(source: str, field_name: str) -> list[ast.stmt]:
         raise InvalidRequest(f"{field_name}: not valid Python: {error}") from None
 
 
-def _parsed(
-    case: str, statements: Sequence[ast.stmt], names: AbstractSet[str], given: AbstractSet[str]
-) -> ParsedAssert:
-    identity = _identity(statements)
+def _parts(
+    case: str, statements: Sequence[ast.stmt], given: AbstractSet[str]
+) -> tuple[Literal["eval", "value", "assert"], str, tuple[Any] | None, bool]:
+    """Return what evaluates a case and its source, the literal, and whether it fails alone."""
     kind: Literal["eval", "value", "assert"] = "assert"
     source, expected = case, None
     compared = _compared_with_literal(statements)
@@ -113,23 +117,16 @@ def _parsed(
         if segment is not None:
             kind = "eval" if _is_call(expression, given) else "value"
             source, expected = f"({segment}\n)", (literal,)
-    return ParsedAssert(
-        kind,
-        source,
-        expected,
-        fails_alone=kind == "eval" or _fails_alone(statements, given),
-        is_sensitive=bool(names & _SENSITIVE or identity),
-        asks_identity=identity,
-    )
+    return kind, source, expected, kind == "eval" or _fails_alone(statements, given)
 
 
-def _identifiers(statements: Sequence[ast.stmt]) -> set[str]:
+def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
     """Return the names and attributes that a test uses, not the words of its texts.
 
     `sys.modules` is one of them.
     """
     found, variables = set(), set()
-    for node in (each for statement in statements for each in ast.walk(statement)):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()):
                 variables.add(name)
@@ -187,14 +184,14 @@ def _is_built_in_type(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and isinstance(getattr(builtins, node.id, None), type)
 
 
-def _identity(statements: Sequence[ast.stmt]) -> Literal["", "is", "is not"]:
-    found: set[type[ast.cmpop]] = set()
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Compare):
-                for operator, operand in zip(node.ops, node.comparators, strict=True):
-                    if not isinstance(operand, ast.Constant) and not _is_built_in_type(operand):
-                        found.add(type(operator))
+def _identity(nodes: Sequence[ast.AST]) -> Literal["", "is", "is not"]:
+    found = {
+        type(operator)
+        for node in nodes
+        if isinstance(node, ast.Compare)
+        for operator, operand in zip(node.ops, node.comparators, strict=True)
+        if not isinstance(operand, ast.Constant) and not _is_built_in_type(operand)
+    }
     return "is not" if ast.IsNot in found else "is" if ast.Is in found else ""
 
 
@@ -230,10 +227,9 @@ def _is_immutable(node: ast.expr) -> bool:
 
 
 def _changes_inside(
-    statements: Sequence[ast.stmt], shared: AbstractSet[str], classes: AbstractSet[str]
+    nodes: Sequence[ast.AST], shared: AbstractSet[str], classes: AbstractSet[str]
 ) -> bool:
     """Return whether a test replaces parts of modules, or uses state that a setup shares."""
-    nodes = [node for statement in statements for node in ast.walk(statement)]
     own = {node.arg for node in nodes if isinstance(node, ast.arg)}
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -255,7 +251,10 @@ def _compared_with_literal(statements: Sequence[ast.stmt]) -> tuple[ast.expr, An
         case [ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right]))]:
             for expression, known in ((left, right), (right, left)):
                 literal = _literal(known)
-                if literal is not None and _is_equality(operator, literal[0]):
+                if literal is None:
+                    continue
+                is_singleton = literal[0] is None or isinstance(literal[0], bool)
+                if isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_singleton):
                     return expression, literal[0]
     return None
 
@@ -266,11 +265,6 @@ def _literal(node: ast.expr) -> tuple[Any] | None:
         return (ast.literal_eval(node),)
     except (ValueError, TypeError, RecursionError, MemoryError):
         return None
-
-
-def _is_equality(operator: ast.cmpop, literal: object) -> bool:
-    is_singleton = literal is None or isinstance(literal, bool)
-    return isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_singleton)
 
 
 def _is_call(node: ast.expr, given: AbstractSet[str]) -> bool:
@@ -302,9 +296,7 @@ def _bound_names(node: ast.AST) -> Iterator[str]:
         match each:
             case ast.Name(id=name, ctx=ast.Store()):
                 yield name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
-            case ast.ClassDef(name=name):
-                yield name
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield each.name
             case ast.alias(name=name, asname=alias):
                 yield alias or name.partition(".")[0]

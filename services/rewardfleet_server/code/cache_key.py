@@ -26,8 +26,6 @@ from .text_parser import TextParser
 from .text_tasks import Visibility
 from .verdict import SANDBOX_DIED
 
-#: Source code of tests with more characters, of all cases together, is analyzed off the event loop.
-_SMALL_TESTS = 2_000
 #: Source code of tests with more characters, of all cases together, is not analyzed.
 _LARGEST_TESTS = 1_000_000
 #: Tests of which it is held in memory what they use.
@@ -96,12 +94,9 @@ class CacheKeys:
         async with self._analysis:  # so that the samples of a problem, which come together, wait
             visibility = self._visibilities.get(digest)
             if visibility is None:
-                if len(tests) <= _SMALL_TESTS:
-                    visibility = names_of_tests(*code) or "text"
-                elif len(tests) <= _LARGEST_TESTS:
+                visibility = "text"
+                if len(tests) <= _LARGEST_TESTS:
                     visibility = await asyncio.to_thread(names_of_tests, *code) or "text"
-                else:
-                    visibility = "text"
                 self._visibilities[digest] = visibility
                 if len(self._visibilities) > _MAX_TESTS:
                     self._visibilities.popitem(last=False)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rewardfleet.wire.code import AssertTests, FunctionalTests, PlainTests
+from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 
 from .parser import parse_source
@@ -57,7 +57,7 @@ def with_setup(tests: PlainTests) -> PlainTests:
         InvalidRequest: The prompt is not valid Python.
     """
     prompt = _prompt_of(tests)
-    if prompt is None or not isinstance(tests, AssertTests | FunctionalTests):
+    if prompt is None:
         return tests
     parts = [part for part in (tests.setup, prompt.setup) if part.strip()]
     return tests.model_copy(update={"setup": "\n".join(parts), "prompt": ""})
@@ -76,13 +76,10 @@ def complete(program: str, tests: PlainTests) -> str:
 
 
 def _prompt_of(tests: PlainTests) -> CodePrompt | None:
-    match tests:
-        case AssertTests(prompt=text, entry_point=entry_point) if text:
-            prompt = read_prompt(text, entry_point)
-        case FunctionalTests(prompt=text, fn_name=fn_name) if text:
-            prompt = read_prompt(text, fn_name)
-        case _:
-            return None
+    if isinstance(tests, StdioTests) or not tests.prompt:
+        return None
+    called = tests.entry_point if isinstance(tests, AssertTests) else tests.fn_name
+    prompt = read_prompt(tests.prompt, called)
     if prompt is None:
         raise InvalidRequest("tests.prompt: not valid Python")
     return prompt

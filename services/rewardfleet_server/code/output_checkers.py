@@ -30,32 +30,20 @@ def output_equals(
     """
     if ignore_case:
         printed, expected = printed.lower(), expected.lower()
-    if checker == "float":
-        return _words_close(printed, expected, tolerance)
-    return _CHECKERS[checker](printed, expected)
-
-
-def _exact(printed: bytes, expected: bytes) -> bool:
-    return _unix(printed).rstrip(b"\n") == _unix(expected).rstrip(b"\n")
-
-
-def _lines(printed: bytes, expected: bytes) -> bool:
-    return _rstripped_lines(printed) == _rstripped_lines(expected)
-
-
-def _unordered_lines(printed: bytes, expected: bytes) -> bool:
-    return Counter(_lines_of_words(printed)) == Counter(_lines_of_words(expected))
-
-
-def _tokens(printed: bytes, expected: bytes) -> bool:
+    if (normalized := _BY_LINES.get(checker)) is not None:
+        return bool(normalized(printed) == normalized(expected))
+    if checker == "decimal_lines":
+        return _decimal_lines(printed, expected)
     wanted = expected.split()
-    # Limits the work to the size of the test.
-    return printed.split(None, len(wanted) + 1)[: len(wanted) + 1] == wanted
-
-
-def _unordered(printed: bytes, expected: bytes) -> bool:
-    wanted = expected.split()
-    return Counter(printed.split(None, len(wanted) + 1)) == Counter(wanted)
+    words = printed.split(None, len(wanted) + 1)  # limits the work to the size of the test
+    if checker == "tokens":
+        return words == wanted
+    if checker == "unordered":
+        return Counter(words) == Counter(wanted)
+    return len(words) == len(wanted) and all(
+        one == other or _close(one, other, tolerance)
+        for one, other in zip(words, wanted, strict=True)
+    )
 
 
 def _decimal_lines(printed: bytes, expected: bytes) -> bool:
@@ -63,25 +51,6 @@ def _decimal_lines(printed: bytes, expected: bytes) -> bool:
     got, wanted = (_unix(text).strip().split(b"\n") for text in (printed, expected))
     return len(got) == len(wanted) and all(
         one.strip() == other.strip() or _equal_numbers(one.split(), other.split())
-        for one, other in zip(got, wanted, strict=True)
-    )
-
-
-_CHECKERS: dict[str, Callable[[bytes, bytes], bool]] = {
-    "exact": _exact,
-    "lines": _lines,
-    "decimal_lines": _decimal_lines,
-    "unordered_lines": _unordered_lines,
-    "tokens": _tokens,
-    "unordered": _unordered,
-}
-
-
-def _words_close(printed: bytes, expected: bytes, tolerance: Tolerance) -> bool:
-    wanted = expected.split()
-    got = printed.split(None, len(wanted) + 1)
-    return len(got) == len(wanted) and all(
-        one == other or _close(one, other, tolerance)
         for one, other in zip(got, wanted, strict=True)
     )
 
@@ -123,5 +92,11 @@ def _rstripped_lines(text: bytes) -> list[bytes]:
     return lines
 
 
-def _lines_of_words(text: bytes) -> list[bytes]:
-    return [b" ".join(line.split()) for line in _rstripped_lines(text)]
+#: What must be equal, by the checkers that compare lines.
+_BY_LINES: dict[str, Callable[[bytes], object]] = {
+    "exact": lambda text: _unix(text).rstrip(b"\n"),
+    "lines": _rstripped_lines,
+    "unordered_lines": lambda text: Counter(
+        b" ".join(line.split()) for line in _rstripped_lines(text)
+    ),
+}

@@ -81,7 +81,8 @@ class Environment:
         nothing that is used.
 
         Raises:
-            ValueError: A package cannot be installed, or the user of the jails could not use it.
+            ValueError: A package cannot be installed, also for lack of pip and uv or because it
+                takes too long; or the user of the jails could not use it.
         """
         if self.is_built:  # maybe in a folder that cannot be written to
             return
@@ -204,11 +205,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _installer(python: str) -> list[str]:
-    """Return a command that installs packages for an interpreter, but runs no code of theirs.
-
-    Raises:
-        ValueError: There is neither pip nor uv.
-    """
+    """Return a command that installs packages for an interpreter, but runs no code of theirs."""
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
         options = ["--no-input", "--quiet", "--only-binary", ":all:"]
@@ -223,11 +220,7 @@ def _installer(python: str) -> list[str]:
 
 
 def _run(command: Sequence[str], lock: int) -> None:
-    """Run a step of a build.
-
-    Raises:
-        ValueError: It failed, or did not end in time.
-    """
+    """Run a step of a build; see `Environment.build` for what it raises."""
     try:
         done = subprocess.run(  # noqa: S603 - requirements are validated by the settings
             command,

@@ -10,7 +10,6 @@ import ast
 import asyncio
 import hashlib
 import re
-import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +26,14 @@ from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox, ru
 from .sandboxes.jail.guest.names import PROGRAM_MODULES
 from .sandboxes.jail.guest.scripts import has_check
 from .settings import CodeSettings
-from .submission import SHORT_TEXT, SubmissionRun
+from .submission import SubmissionRun
 from .verdict import SANDBOX_DIED, CallRun, TestRun, encoded, failure, run_alone
 
 #: Runs a program on tests.
 Run = Callable[[str, PlainTests, RunLimits], Awaitable[SubmissionRun]]
 
+#: Characters of tests and of solutions of rows that are parsed on the event loop.
+_SHORT_TEXT = 20_000
 #: Tests and imports that worked, whose digests are held in memory.
 _MAX_CHECKED = 8192
 #: The modules that lines of a program may import.
@@ -90,21 +91,17 @@ class Preflight:
         cases = tests.cases if isinstance(tests, AssertTests) else []
         if not tests.setup and not cases:
             return {}
-        stdin = encoded(tests.cases[0].stdin) if isinstance(tests, StdioTests) else b""
+        stdin = tests.cases[0].stdin if isinstance(tests, StdioTests) else ""
         alone = run_alone(tests, planned) if isinstance(tests, AssertTests) else None
-        prepare = partial(_prepare, cases, tests.setup, stdin, limits, alone=alone)
-        if sum(map(len, (tests.setup, stdin, *cases))) <= SHORT_TEXT:
-            key, script = prepare()
-        else:
-            key, script = await asyncio.to_thread(prepare)
-        if not key:
+        script = await _computed(partial(_script, cases, tests.setup), tests.setup, *cases)
+        if not script and alone is None:
             return {}
-        if isinstance(tests, StdioTests):
-            job = Job(script, [ProgramRun(stdin, tests.setup)], limits)
-        else:  # checks make the program a module, which the setup may depend on
-            check = Check("assert", script or "pass", secrets.token_hex(16))
-            job = Job("", [ProgramRun(setup=tests.setup, checks=(check,))], limits)
-        return await self._once(key, lambda: self._run(cases, job, alone))
+        key = [f"{limits} {len(stdin)} {len(tests.setup)}", stdin, tests.setup, script]
+        if alone is not None:
+            run, indexes = alone
+            key += [f"{each.kind} {each.source} {each.entry_point}" for each in run.run.checks]
+            key.append(repr((run.expected, run.rule, indexes, len(cases))))
+        return await self._once("\0".join(key), lambda: self._run(tests, script, limits, alone))
 
     async def check_imports(self, solution: str, limits: RunLimits) -> None:
         """Check that programs can import the packages that a solution imports.
@@ -115,12 +112,8 @@ class Preflight:
         """
         if not set(_IMPORT.findall(solution)) - sys.stdlib_module_names:
             return
-        if len(solution) <= SHORT_TEXT:
-            script = import_statements([solution])
-        else:
-            script = await asyncio.to_thread(import_statements, [solution])
-        digest = _digest(f"imports {limits} {script}")
-        await self._once(digest, lambda: self._import(script, limits))
+        script = await _computed(partial(import_statements, [solution]), solution)
+        await self._once(f"imports {limits} {script}", lambda: self._import(script, limits))
 
     async def check_solution(
         self, solution: str, tests: PlainTests, limits: RunLimits, run: Run
@@ -138,12 +131,13 @@ class Preflight:
             Unavailable: Its jail died.
         """
         key = f"{asdict(limits)} {tests.model_dump_json()} {solution}"
-        await self._once(_digest(key), lambda: self._try(solution, tests, limits, run))
+        await self._once(key, lambda: self._try(solution, tests, limits, run))
 
     async def _once(
-        self, digest: str, check: Callable[[], Awaitable[Mapping[int, str]]]
+        self, key: str, check: Callable[[], Awaitable[Mapping[int, str]]]
     ) -> Mapping[int, str]:
         """Make a check once for all equal tests. One that fails is made again."""
+        digest = await _computed(lambda: hashlib.sha256(encoded(key)).hexdigest(), key)
 
         async def checked() -> Mapping[int, str]:
             found = self._checked[digest] = await check()
@@ -155,19 +149,29 @@ class Preflight:
         return await self._running.do(digest, checked) if found is None else found
 
     async def _run(
-        self, cases: Sequence[str], job: Job, alone: tuple[CallRun, list[int]] | None
+        self,
+        tests: PlainTests,
+        script: str,
+        limits: RunLimits,
+        alone: tuple[CallRun, list[int]] | None,
     ) -> Mapping[int, str]:
-        result = await self._result(job)
-        failed = failure(result, job.limits)
-        has_checks = bool(job.runs[0].checks)
-        has_held = b'"held"' in (result.test_report or result.report)
-        if failed is not None or (has_checks and not has_held):
+        if isinstance(tests, StdioTests):
+            run = ProgramRun(encoded(tests.cases[0].stdin), tests.setup)
+            result = await self._result(Job(script, [run], limits))
+            has_held = True
+        else:  # checks make the program a module, which the setup may depend on
+            check = Check("assert", script or "pass")
+            run = ProgramRun(setup=tests.setup, checks=(check,))
+            result = await self._result(Job("", [run], limits))
+            has_held = b'"held"' in (result.test_report or result.report)
+        failed = failure(result, limits)
+        if failed is not None or not has_held:
             raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
-        if alone is None:
+        if alone is None or not isinstance(tests, AssertTests):
             return {}
         call_run, indexes = alone
-        result = await self._result(Job("", [call_run.run], job.limits))
-        return _left_out(cases, indexes, call_run.checks_alone(result))
+        result = await self._result(Job("", [call_run.run], limits))
+        return _left_out(tests.cases, indexes, call_run.checks_alone(result))
 
     async def _result(self, job: Job) -> RunResult:
         result = await run_once(self._sandbox, job)
@@ -189,9 +193,7 @@ class Preflight:
         return f"{message}; to add a package: {how_to_add(self._settings, module[1])}"
 
     async def _import(self, script: str, limits: RunLimits) -> Mapping[int, str]:
-        result = await run_once(self._sandbox, Job(script, [ProgramRun()], limits))
-        if result.stopped == "died":  # the machine may have no memory left
-            raise Unavailable("tests.row: the jail died", retry_after=1)
+        result = await self._result(Job(script, [ProgramRun()], limits))
         module = missing_module(result.stderr.decode(errors="replace"))
         if module:
             raise InvalidRequest(f"tests.row: its solution imports {self._missing(module)}")
@@ -226,8 +228,10 @@ class Preflight:
         return f"{module!r}, which programs cannot import; to add it: {how}"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(encoded(text)).hexdigest()
+async def _computed(work: Callable[[], str], *texts: str) -> str:
+    """Compute something of texts: on the event loop if they are short, else in a thread."""
+    is_short = sum(map(len, texts)) <= _SHORT_TEXT
+    return work() if is_short else await asyncio.to_thread(work)
 
 
 def _left_out(
@@ -266,37 +270,13 @@ def _why_nothing(case: str) -> str:
     return f"its asserts are in `{name}`, which nothing calls{advice}"
 
 
-def _prepare(
-    cases: Sequence[str],
-    setup: str,
-    stdin: bytes,
-    limits: RunLimits,
-    *,
-    alone: tuple[CallRun, list[int]] | None,
-) -> tuple[str, str]:
-    """Return a digest of tests, and a program that compiles the cases and makes all imports.
-
-    The program is empty if nothing can fail; the digest as well if nothing is to be run.
-    """
+def _script(cases: Sequence[str], setup: str) -> str:
+    """Return a program that compiles the cases and makes all imports; "" if nothing can fail."""
     sources = {f"tests.cases.{n}": case for n, case in enumerate(cases) if _WORDS.search(case)}
-    script = ""
-    if sources or setup:
-        compiled = [f"compile({source!r}, {name!r}, 'exec')" for name, source in sources.items()]
-        script = "\n".join([*compiled, import_statements([setup, *sources.values()])])
-    elif alone is None:
-        return "", ""
-    checks = (
-        []
-        if alone is None
-        else [f"{c.kind} {c.source} {c.entry_point}" for c in alone[0].run.checks]
-    )
-    expected = (
-        [] if alone is None else [repr((alone[0].expected, alone[0].rule, alone[1], len(cases)))]
-    )
-    digest = hashlib.sha256(f"{limits} {len(stdin)} {len(setup)}".encode())
-    for part in (stdin, encoded(setup), encoded(script), *map(encoded, (*checks, *expected))):
-        digest.update(part + b"\0")
-    return digest.hexdigest(), script
+    if not sources and not setup:
+        return ""
+    compiled = [f"compile({source!r}, {name!r}, 'exec')" for name, source in sources.items()]
+    return "\n".join([*compiled, import_statements([setup, *sources.values()])])
 
 
 def import_statements(sources: Iterable[str]) -> str:

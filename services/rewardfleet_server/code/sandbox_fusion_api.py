@@ -26,7 +26,7 @@ from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.telemetry import RequestContext
 
-from .datasets.columns import RowError, decode_column
+from .datasets.columns import decode_column
 from .datasets.rows import CODE_CONTESTS_RULE
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .scorer import CodeScorer
@@ -103,49 +103,45 @@ class SandboxFusionApi:
         Raises:
             RewardFleetError: The tests are invalid, or there is no score.
         """
-        is_oj = request.config.dataset_type.startswith("CommonOJ")
+        config = request.config
+        runs_all = _is_oj(request) and bool(config.extra.get("run_all_cases"))
         cases: list[StdioTest] = []
         item: CodeRequest | InvalidRequest
         try:
-            if is_oj:
-                cases = await asyncio.to_thread(_cases, request.config.provided_data.get("test"))
-                item = self._common_oj(request, cases)
-            else:
-                item = await self._livecodebench(request)
+            tests, cases = await asyncio.to_thread(_tests, request)
+            fields = {
+                "revision": request.completion,
+                "tests": tests,
+                "mode": "pass_rate" if runs_all else "all_pass",
+                "limits": self._limits(
+                    config.run_timeout or (_OJ_SECONDS if _is_oj(request) else _LCB_SECONDS)
+                ),
+            }
+            item = validate(CodeRequest, fields)
         except InvalidRequest as error:  # counted like an invalid item of any other route
             item = error
         score = await self._engine.score_item(item, context)
-        if is_oj:
-            tests = _test_results(score, cases, request)
+        verdicts = score.verdicts if runs_all else _until_failure(score.verdicts)
+        if _is_oj(request):  # one entry per case that was run
+            results = [
+                EvalTestCase(
+                    passed=verdict.verdict is Outcome.ACCEPTED,
+                    exec_info=_verdict_response(verdict),
+                    test_info=case.model_dump(),
+                )
+                for case, verdict in zip(cases, verdicts, strict=False)
+            ]
         else:  # one entry for all tests, as in SandboxFusion: its users take the mean over entries
-            last = _verdict_response(_until_failure(score.verdicts)[-1])
-            tests = [EvalTestCase(passed=score.pass_rate == 1, exec_info=last)]
+            last = _verdict_response(verdicts[-1])
+            results = [EvalTestCase(passed=score.pass_rate == 1, exec_info=last)]
         return EvalResult(
             id=request.id,
             accepted=score.pass_rate == 1,
             extracted_code=score.code,
-            full_code=None if is_oj else score.code,
-            tests=tests,
+            full_code=None if _is_oj(request) else score.code,
+            tests=results,
             extra={"isolation": score.isolation, "suspicions": list(score.suspicions)},
         )
-
-    def _common_oj(self, request: SubmitRequest, cases: Sequence[StdioTest]) -> CodeRequest:
-        config = request.config
-        tests = {
-            "kind": "stdio",
-            "cases": [{**case.input.model_dump(), **case.output.model_dump()} for case in cases],
-            **CODE_CONTESTS_RULE,
-        }
-        mode = "pass_rate" if _runs_all(request) else "all_pass"
-        limits = self._limits(config.run_timeout or _OJ_SECONDS)
-        return _item(request.completion, tests, mode, limits)
-
-    async def _livecodebench(self, request: SubmitRequest) -> CodeRequest:
-        config = request.config
-        row = {"test": await asyncio.to_thread(_decoded, config.provided_data.get("test"))}
-        tests = {"kind": "dataset", "dataset": "livecodebench", "row": row}
-        limits = self._limits(config.run_timeout or _LCB_SECONDS)
-        return _item(request.completion, tests, "all_pass", limits)
 
     def _limits(self, seconds: float, memory_mb: int = -1) -> Limits:
         ceiling = self._settings.max_cpu_s
@@ -158,48 +154,28 @@ class SandboxFusionApi:
         return limits.model_copy(update={"memory_mb": memory_mb}) if memory_mb > 0 else limits
 
 
-def _cases(tests: Any) -> list[StdioTest]:
-    """Read the tests of a row of `CommonOJDataset`: a list, or its JSON."""
-    try:
-        is_text = isinstance(tests, str)
-        return _CASES.validate_json(tests) if is_text else _CASES.validate_python(tests)
+def _is_oj(request: SubmitRequest) -> bool:
+    return request.config.dataset_type.startswith("CommonOJ")
+
+
+def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
+    """Return the tests of a request, and those of `CommonOJDataset` as they came.
+
+    Raises:
+        InvalidRequest: They cannot be read.
+    """
+    column = "config.provided_data.test"
+    given: Any = request.config.provided_data.get("test")
+    if not _is_oj(request):  # some of its rows are pickled objects
+        row = {"test": decode_column(given, column, may_be_object=True)}
+        return {"kind": "dataset", "dataset": "livecodebench", "row": row}, []
+    try:  # a list, or its JSON
+        validate_cases = _CASES.validate_json if isinstance(given, str) else _CASES.validate_python
+        cases = validate_cases(given)
     except ValidationError as error:
-        raise InvalidRequest(
-            f"config.provided_data.test: {format_validation_error(error, StdioTest)}"
-        ) from None
-
-
-def _decoded(tests: Any) -> Any:
-    """Decode the tests of a row of `LiveCodeBenchDataset`, some of which are pickled objects."""
-    try:
-        return decode_column(tests, "config.provided_data.test", may_be_object=True)
-    except RowError as error:
-        raise InvalidRequest(str(error)) from None
-
-
-def _item(revision: str, tests: dict[str, Any], mode: str, limits: Limits) -> CodeRequest:
-    fields = {"revision": revision, "tests": tests, "mode": mode, "limits": limits}
-    return validate(CodeRequest, fields)
-
-
-def _runs_all(request: SubmitRequest) -> bool:
-    """Return whether a CommonOJ submission is run on all cases, or until the first failure."""
-    return bool(request.config.extra.get("run_all_cases"))
-
-
-def _test_results(
-    score: CodeScore, cases: Sequence[StdioTest], request: SubmitRequest
-) -> list[EvalTestCase]:
-    """Return one entry per case that was run."""
-    verdicts = score.verdicts if _runs_all(request) else _until_failure(score.verdicts)
-    return [
-        EvalTestCase(
-            passed=verdict.verdict is Outcome.ACCEPTED,
-            exec_info=_verdict_response(verdict),
-            test_info=case.model_dump(),
-        )
-        for case, verdict in zip(cases, verdicts, strict=False)
-    ]
+        raise InvalidRequest(f"{column}: {format_validation_error(error, StdioTest)}") from None
+    pairs = [{"stdin": case.input.stdin, "stdout": case.output.stdout} for case in cases]
+    return {"kind": "stdio", "cases": pairs, **CODE_CONTESTS_RULE}, cases
 
 
 def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:

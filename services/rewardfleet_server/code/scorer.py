@@ -54,6 +54,7 @@ class CodeScorer:
         settings: Has the ceilings of limits.
 
     Attributes:
+        ceilings: The largest values of a request's limits, by field.
         missing_modules: How many programs failed a test because they import a module that is not
             installed.
         program_decisions: How many tests passed that the program could have decided.
@@ -68,7 +69,7 @@ class CodeScorer:
         self.missing_modules = 0
         self.program_decisions = 0
         ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
-        self._ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
+        self.ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
         self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})
 
@@ -139,7 +140,7 @@ class CodeScorer:
             InvalidRequest: A limit exceeds its ceiling.
         """
         for name, requested in limits:
-            ceiling = self._ceilings[name]
+            ceiling = self.ceilings[name]
             if requested > ceiling:
                 is_float = isinstance(requested, float)  # an integer may be too large for `:g`
                 got = f"{requested:g}" if is_float else str(requested)[:20]
@@ -178,9 +179,9 @@ class CodeScorer:
         run = SubmissionRun(
             planned,
             limits,
-            numbers=_numbers(tests, left_out),
+            _numbers(tests, left_out),
+            max_seconds,
             stop_at_failure=request.mode == "all_pass",
-            max_seconds=max_seconds,
         )
         if submission.no_program is None:
             await self._execute(program, run, checker)
@@ -266,13 +267,8 @@ class CodeScorer:
     ) -> SubmissionRun:
         """Run the solution of a row, with as much time as any program."""
         _, planned, left_out = await self._counted(tests, limits)
-        run = SubmissionRun(
-            planned,
-            limits,
-            numbers=_numbers(tests, left_out),
-            stop_at_failure=True,
-            max_seconds=self._settings.max_submission_s,
-        )
+        seconds = self._settings.max_submission_s
+        run = SubmissionRun(planned, limits, _numbers(tests, left_out), seconds)
         await self._execute(program, run, await self._checkers.prepare(tests))
         return run
 
@@ -308,13 +304,7 @@ class CodeScorer:
         if seconds <= 0:
             return None
         planned = await _plan_runs(tests)
-        run = SubmissionRun(
-            planned,
-            before.limits,
-            numbers=_numbers(tests),
-            stop_at_failure=True,
-            max_seconds=seconds,
-        )
+        run = SubmissionRun(planned, before.limits, _numbers(tests), seconds)
         await self._execute(original_program, run, checker)
         if run.was_cut:
             return None

@@ -126,10 +126,6 @@ class CodeSettings(CacheSettings):
         """Refuse settings of jails if there are none."""
         given = [name for name in self.of_jails if name in self.model_fields_set]
         if given and self.sandbox == "fusion":
-            raise ValueError(
-                "; ".join(
-                    unread(given_flag(name, getattr(self, name)), ["fusion"], ["jail"])
-                    for name in given
-                )
-            )
+            flags = [given_flag(name, getattr(self, name)) for name in given]
+            raise ValueError("; ".join(unread(flag, ["fusion"], ["jail"]) for flag in flags))
         return self

@@ -19,8 +19,6 @@ from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
 
-#: Characters of tests and of solutions of rows that are parsed on the event loop.
-SHORT_TEXT = 20_000
 #: What comes before the first statement, and its first character.
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
@@ -89,12 +87,11 @@ class SubmissionRun:
         planned: The runs, with what is expected of each.
         limits: The limits of one run.
         numbers: The numbers of the tests, from 1, by which suspicions name them.
-        stop_at_failure: Whether the runs after the first failure are skipped.
         max_seconds: The budget of all runs together: seconds of CPU time, and 1.5 times as many of
             wall time.
+        stop_at_failure: Whether the runs after the first failure are skipped.
 
     Attributes:
-        numbers: The numbers of the tests.
         verdicts: One per test so far.
         suspicions: Signs of tampering.
         timing: The stages of all runs.
@@ -110,10 +107,10 @@ class SubmissionRun:
         self,
         planned: Sequence[TestRun],
         limits: RunLimits,
-        *,
         numbers: Sequence[int],
-        stop_at_failure: bool,
         max_seconds: float,
+        *,
+        stop_at_failure: bool = True,
     ) -> None:
         self.limits = limits
         self.numbers = numbers

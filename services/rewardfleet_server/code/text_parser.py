@@ -134,11 +134,7 @@ class _Lane:
             task: See `run_task`.
             content: What it reads.
             ms: How long it may take, about. It may wait for as long as that, some times over.
-            cpu_s: See `TaskProcess.run`.
-
-        Raises:
-            TaskTooLarge: See `TaskProcess.run`.
-            TaskLost: See `TaskProcess.run`.
+            cpu_s: See `TaskProcess.run`, also for what is raised.
         """
         if self._closed:
             raise TaskLost("the service is shutting down")

@@ -5,6 +5,7 @@ It imports little, so that such a process starts within a tenth of a second.
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Literal
 
@@ -47,12 +48,12 @@ def _form_digest(text: str) -> str:
     return form_digest(program, visibility)
 
 
-def _judgment(text: str) -> str:
-    return overall_judgment(text) or ""
-
-
 #: What is computed of a text, by the name of the task.
-TASKS = {"program": extract_program, "judgment": _judgment, "form": _form_digest}
+TASKS: dict[str, Callable[[str], str]] = {
+    "program": extract_program,
+    "judgment": lambda text: overall_judgment(text) or "",
+    "form": _form_digest,
+}
 
 
 def run_task(task: Literal["program", "judgment", "form"], source: int, result: int) -> None:

@@ -6,7 +6,6 @@ All of this happens outside the sandbox, where expected values stay, and has no 
 import json
 import keyword
 import re
-import secrets
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,6 @@ from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
-_EARLY = "exited, as if successful, before it had answered"
 
 #: Checks of one test that a verdict counts.
 _MAX_CHECKS = 10**9
@@ -106,7 +104,7 @@ def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
             CallRun(
                 ProgramRun(
                     setup=tests.setup,
-                    checks=(Check("call", tests.fn_name, secrets.token_hex(16), tuple(case.args)),),
+                    checks=(Check("call", tests.fn_name, args=tuple(case.args)),),
                 ),
                 ((case.expected,),),
                 rule,
@@ -126,7 +124,6 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
         Check(
             "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
-            secrets.token_hex(16),
             entry_point=tests.entry_point,
         )
         for each in asserts
@@ -176,14 +173,11 @@ class StdioRun:
         outcome = failure(result, limits)
         # Without checks, the supervisor reports nothing but a failure.
         forged = any(not _FAILED.fullmatch(line) for line in _lines(result.report))
+        undecided = None
         if outcome is None and self.tests.checker_program is not None:
             outcome = Outcome.SKIPPED
-            return RunVerdicts(
-                [_verdict(outcome, result, by="checker")],
-                _suspicions(outcome, result, forged),
-                CheckerFiles(self.run.stdin, result.stdout, self.expected),
-            )
-        if outcome is None:
+            undecided = CheckerFiles(self.run.stdin, result.stdout, self.expected)
+        elif outcome is None:
             tolerance = Tolerance(self.tests.tolerance, self.tests.relative_tolerance)
             right = output_equals(
                 result.stdout,
@@ -194,8 +188,11 @@ class StdioRun:
             )
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
-        verdict = _verdict(outcome, result, checks=checks)
-        return RunVerdicts([verdict], _suspicions(outcome, result, forged))
+        by: Literal["service", "checker"] = "service" if undecided is None else "checker"
+        verdict = _verdict(outcome, result, by=by, checks=checks)
+        is_early = outcome is Outcome.EXITED_EARLY
+        suspicions = _suspicions(result, forged=forged, is_early=is_early)
+        return RunVerdicts([verdict], suspicions, undecided)
 
 
 # Runs that answer checks
@@ -234,7 +231,8 @@ class CallRun:
         if failed in _EXCEEDED and len(nonces) == 1:
             answers.clear()
         unanswered = failed or Outcome.EXITED_EARLY
-        verdicts, suspicions = [], _suspicions(unanswered, result, forged)
+        is_early = unanswered is Outcome.EXITED_EARLY and len(answers) < len(nonces)
+        verdicts, suspicions = [], _suspicions(result, forged=forged, is_early=is_early)
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected, self.rule)
@@ -254,8 +252,6 @@ class CallRun:
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")
-        if len(answers) == len(nonces):
-            suspicions = [each for each in suspicions if each != _EARLY]
         if self.known:
             pairs = zip(self.known, verdicts, strict=True)
             return RunVerdicts([known or found for known, found in pairs], suspicions)
@@ -400,14 +396,12 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _suspicions(outcome: Outcome, result: RunResult, forged: bool) -> list[str]:
-    suspicions = []
+def _suspicions(result: RunResult, *, forged: bool, is_early: bool) -> list[str]:
+    suspicions = [SANDBOX_DIED] if result.stopped == "died" else []
     if forged:
         suspicions.append("wrote to the report, where only the supervisor writes")
-    if outcome is Outcome.EXITED_EARLY:
-        suspicions.append(_EARLY)
-    if result.stopped == "died":
-        suspicions.insert(0, SANDBOX_DIED)
+    if is_early:
+        suspicions.append("exited, as if successful, before it had answered")
     return suspicions
 
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rewardfleet_server.code.asserts import parse
-from rewardfleet_server.code.datasets.columns import statements_of
 from rewardfleet_server.code.normal_form import normal_form
 from rewardfleet_server.code.preflight import import_statements
 
@@ -60,7 +59,6 @@ def test_threads_that_parse_do_not_disturb_each_other():
         lambda: normal_form(SOURCE, level="stdin"),
         lambda: parse(SOURCE, "tests"),
         lambda: import_statements([SOURCE]),
-        lambda: statements_of(SOURCE),
     ]
     with ThreadPoolExecutor(len(calls)) as pool:
         running = [pool.submit(parse_often, each, 20 * n) for n, each in enumerate(calls)]

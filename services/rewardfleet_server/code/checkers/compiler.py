@@ -19,6 +19,7 @@ from rewardfleet_server.code.sandboxes.jail.isolation import (
     FALLBACK_ORDER,
     IsolationLevel,
     IsolationSpec,
+    as_jail_user,
     find_python,
     isolation_spec,
     jail_user,
@@ -154,12 +155,7 @@ class Compiler:
         return isolation_spec(level, find_python(self._python), self._workers)
 
     def _compile(self, source: str) -> bytes:
-        """Run the compiler.
-
-        Raises:
-            InvalidRequest: The checker does not compile.
-            Unavailable: The compiler did not end in time, was killed, or cannot be started.
-        """
+        """Run the compiler; see `compile` for what it raises."""
         if self._spec.level == "bubblewrap":  # which has a folder of its own
             return self._compile_in(self._spec.writable[0], source)
         with tempfile.TemporaryDirectory(prefix="rewardfleet-checker-") as folder:
@@ -185,8 +181,7 @@ class Compiler:
                 "RLIMIT_NPROC": spec.processes,
             },
         }
-        user = jail_user()
-        process = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
             spec.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -194,9 +189,7 @@ class Compiler:
             env=ENVIRONMENT,
             cwd="/",
             start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            **as_jail_user(),
         )
         try:
             output, errors = process.communicate(

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ class Checkers:
 
         Raises:
             InvalidRequest: It does not compile, or fails in the trial.
-            Unavailable: It cannot be run now.
+            Unavailable: It cannot be run now, did not end in time, or its jail died.
         """
         if not isinstance(tests, StdioTests) or tests.checker_program is None:
             return None
@@ -118,12 +119,7 @@ class Checkers:
         return checker
 
     async def _try(self, checker: Checker, files: Sequence[CheckerFiles]) -> None:
-        """Run a checker on expected outputs, as far as there is time.
-
-        Raises:
-            InvalidRequest: It fails on one of them.
-            Unavailable: It did not end in time, or its jail died.
-        """
+        """Run a checker on expected outputs, as far as there is time; see `prepare`."""
         results: list[RunResult] = []
         ms_left = self._max_seconds * 1000
 
@@ -191,11 +187,7 @@ def _trial_files(tests: StdioTests, checker: Checker) -> tuple[list[CheckerFiles
     answers = [(encoded(case.stdin), encoded(case.stdout)) for case in tests.cases]
     files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers]
     digest = hashlib.sha256()
-    for part in (
-        encoded(checker.program),
-        *checker.library,
-        *(part for each in files for part in each),
-    ):
+    for part in (encoded(checker.program), *checker.library, *itertools.chain(*files)):
         digest.update(b"%d " % len(part))
         digest.update(part)
     return files, digest.hexdigest()

@@ -1,6 +1,7 @@
 """Columns of rows: values, and code that surrounds programs and tests.
 
-A value may be JSON as an object or as text, or JSON compressed as LiveCodeBench does it.
+A value may be JSON as an object or as text, or JSON compressed as LiveCodeBench does it. The
+message of an error begins with the name of the column.
 """
 
 import ast
@@ -8,13 +9,13 @@ import base64
 import json
 import pickletools
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.asserts import parse
 from rewardfleet_server.code.completion import read_prompt
-from rewardfleet_server.code.parser import parse_source
 
 Row = dict[str, JsonValue]
 
@@ -33,15 +34,11 @@ _PROMPTS = ("code_prompt", "complete_prompt", "prompt", "content")
 _CODE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-class RowError(Exception):
-    """A row cannot be read. The message begins with the name of the column."""
-
-
 def json_of(value: Any, column: str) -> Any:
     """Parse JSON if it is text; return any other value unchanged.
 
     Raises:
-        RowError: The text is not valid JSON.
+        InvalidRequest: The text is not valid JSON.
     """
     return read_json(value, column) if isinstance(value, str) else value
 
@@ -50,12 +47,12 @@ def read_json(text: Any, column: str) -> Any:
     """Parse JSON text.
 
     Raises:
-        RowError: It is not valid JSON, or not text.
+        InvalidRequest: It is not valid JSON, or not text.
     """
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise RowError(f"{column}: not valid JSON: {str(error)[:100]}") from None
+        raise InvalidRequest(f"{column}: not valid JSON: {str(error)[:100]}") from None
 
 
 def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> Any:
@@ -68,7 +65,7 @@ def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> An
         may_be_object: Whether the pickle may be a flat dictionary of strings, as in SandboxFusion.
 
     Raises:
-        RowError: It is neither, or larger than `MAX_DECOMPRESSED`.
+        InvalidRequest: It is neither, or larger than `MAX_DECOMPRESSED`.
     """
     if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
         return json_of(value, column)
@@ -76,7 +73,7 @@ def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> An
     if is_dict and may_be_object and len(texts) % 2 == 0:
         return dict(zip(texts[::2], texts[1::2], strict=True))
     if is_dict or len(texts) != 1:
-        raise RowError(f"{column}: the pickle is not exactly one string")
+        raise InvalidRequest(f"{column}: the pickle is not exactly one string")
     return read_json(texts[0], column)
 
 
@@ -84,23 +81,25 @@ def decompress(text: Any, column: str) -> bytes:
     """Return what was compressed by zlib and encoded in base64.
 
     Raises:
-        RowError: It cannot be read, or is larger than `MAX_DECOMPRESSED`.
+        InvalidRequest: It cannot be read, or is larger than `MAX_DECOMPRESSED`.
     """
     if not isinstance(text, str):
-        raise RowError(f"{column}: must be text")
+        raise InvalidRequest(f"{column}: must be text")
     try:
         compressed = base64.b64decode("".join(text.split()), validate=True)
     except ValueError:
-        raise RowError(f"{column}: neither JSON nor base64") from None
+        raise InvalidRequest(f"{column}: neither JSON nor base64") from None
     decompressor = zlib.decompressobj()
     try:
         content = decompressor.decompress(compressed, MAX_DECOMPRESSED + 1)
     except zlib.error as error:
-        raise RowError(f"{column}: not compressed by zlib: {error}") from None
+        raise InvalidRequest(f"{column}: not compressed by zlib: {error}") from None
     if len(content) > MAX_DECOMPRESSED:
-        raise RowError(f"{column}: larger than {MAX_DECOMPRESSED >> 20} MiB when decompressed")
+        raise InvalidRequest(
+            f"{column}: larger than {MAX_DECOMPRESSED >> 20} MiB when decompressed"
+        )
     if not decompressor.eof:
-        raise RowError(f"{column}: the compressed data is truncated")
+        raise InvalidRequest(f"{column}: the compressed data is truncated")
     return content
 
 
@@ -119,9 +118,11 @@ def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
             elif opcode.name in _DICT:
                 is_dict = True
             elif opcode.name not in _FRAMING:
-                raise RowError(f"{column}: the pickle is not exactly one string ({opcode.name})")
+                raise InvalidRequest(
+                    f"{column}: the pickle is not exactly one string ({opcode.name})"
+                )
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
-        raise RowError(f"{column}: not a valid pickle: {str(error)[:100]}") from None
+        raise InvalidRequest(f"{column}: not a valid pickle: {str(error)[:100]}") from None
     return texts, is_dict
 
 
@@ -134,11 +135,11 @@ def list_of(value: Any, column: str) -> list[Any]:
     """Return a list, which may be JSON text.
 
     Raises:
-        RowError: It is none.
+        InvalidRequest: It is none.
     """
     items = json_of(value, column)
     if not isinstance(items, list):
-        raise RowError(f"{column}: must be a list, or its JSON")
+        raise InvalidRequest(f"{column}: must be a list, or its JSON")
     return items
 
 
@@ -146,12 +147,18 @@ def labels_of(row: Row) -> Row:
     """Return the labels of a row of SandboxFusion.
 
     Raises:
-        RowError: They are not an object.
+        InvalidRequest: They are not an object.
     """
     labels = json_of(row.get("labels") or {}, "labels")
     if not isinstance(labels, dict):
-        raise RowError("labels: must be an object, or its JSON")
+        raise InvalidRequest("labels: must be an object, or its JSON")
     return labels
+
+
+def func_name_of(test: Row) -> Any:
+    """Return the function that the metadata of LiveCodeBench name; None if they name none."""
+    metadata = json_of(test.get("metadata") or {}, "metadata")
+    return metadata.get("func_name") if isinstance(metadata, dict) else None
 
 
 def prompt_of(row: Row, entry_point: str) -> str:
@@ -172,32 +179,15 @@ def entry_point_of(row: Row) -> str:
     for each in (row.get("entry_point"), labels_of(row).get("entry_point"), row.get("class_name")):
         if isinstance(each, str):
             return each
-    functions = row.get("test_info")  # KodCode
-    match functions:
+    match row.get("test_info"):  # KodCode
         case [{"function_name": str(name)}]:
             return name
     return ""
 
 
-def statements_of(source: str) -> Sequence[ast.stmt]:
-    """Return the statements of source code of tests.
-
-    Raises:
-        RowError: It is not valid Python.
-    """
-    try:
-        return parse_source(source).body
-    except SyntaxError as error:
-        raise RowError(f"the tests are not valid Python: {str(error)[:100]}") from None
-
-
 def _code(value: JsonValue, entry_point: str) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not (prompt := read_prompt(value, entry_point)):
         return ""
-    prompt = read_prompt(value, entry_point)
-    if prompt is None:
-        return ""
-    if prompt.stub:
+    if prompt.stub or any(isinstance(each, _CODE) for each in parse(prompt.setup, "prompt")):
         return value
-    statements = statements_of(prompt.setup)
-    return value if any(isinstance(each, _CODE) for each in statements) else ""
+    return ""

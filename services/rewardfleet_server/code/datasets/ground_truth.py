@@ -1,19 +1,7 @@
 """Ground truths of trainers: which dataset's form they have.
 
-    {"inputs": …, "outputs": …}         verl, PRIME, NeMo Gym (also `packed`); with `fn_name` calls
-    {"assert_case": […]}                verl with SandboxFusion
-    {"functional": …}, {"pytest": …}    code-r1, DeepCoder: a script
-    {"test_cases": [{"input": …}]}      `verification_info` of open-r1, ms-swift and prime-rl
-    {"test_cases": ["assert …"]}        AceCode
-    {"tests": …}                        DeepCoder: any of these
-    {"input_output": …} and other rows  APPS, TACO, LiveCodeBench, CodeContests(+), CTRL
-    {"test": …}, {"test_list": …}       HumanEval(+), MBPP(+), LeetCodeDataset, BigCodeBench,
-                                        ClassEval, KodCode
-    a list of tests, or of asserts      SandboxFusion's, ROLL's, or with `input` and `output`
-    a text                              the JSON of these, a script of tests, or LiveCodeBench's
-                                        compressed tests
-
-They may be in a row of verl, PRIME or NeMo Gym (`reward_model`, `verifier_metadata`, …).
+docs/wire-formats.md lists the forms, and whose they are. They may be in a row of verl, PRIME or
+NeMo Gym (`reward_model`, `verifier_metadata`, …).
 
 Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
 PRIME by that of APPS, from which their runners come; `test_cases` and lists of `input` and `output`
@@ -30,7 +18,7 @@ from rewardfleet.wire.code import CodeRequest, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from .columns import Row, RowError, decompress, json_of, read_json
+from .columns import Row, decompress, func_name_of, json_of, read_json
 from .solutions import SOLUTIONS
 
 _ACCEPTED = (
@@ -76,13 +64,13 @@ def recognize(row: Row) -> tuple[str, Row]:
         row: A row; or a single column `ground_truth`, whose value may have any form.
 
     Raises:
-        RowError: It has no known form.
+        InvalidRequest: It has no known form.
     """
     value = row["ground_truth"] if row.keys() == {"ground_truth"} else row
     try:
         return _recognize(value)
     except RecursionError:
-        raise RowError("ground_truth: nested too deep") from None
+        raise InvalidRequest("ground_truth: nested too deep") from None
 
 
 def _recognize(value: JsonValue) -> tuple[str, Row]:
@@ -98,7 +86,7 @@ def _recognize(value: JsonValue) -> tuple[str, Row]:
         return "livecodebench", {"test": value}
     if _is_script(value):
         return "mbppplus", {"test": value}
-    raise RowError(f"ground_truth: {_ACCEPTED}")
+    raise InvalidRequest(f"ground_truth: {_ACCEPTED}")
 
 
 def _is_script(value: JsonValue) -> bool:
@@ -113,7 +101,7 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
     if "packed" in value:  # NeMo Gym: base64 of zlib of JSON
         packed = read_json(decompress(value["packed"], "packed").decode(errors="replace"), "packed")
         if not isinstance(packed, dict) or "packed" in packed:
-            raise RowError("packed: must be an object with `inputs` and `outputs`")
+            raise InvalidRequest("packed: must be an object with `inputs` and `outputs`")
         return _of_object({**packed, "fn_name": value.get("fn_name") or packed.get("fn_name")})
     if "inputs" in value and "outputs" in value:
         inputs = value["inputs"]
@@ -128,7 +116,7 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
         if value.get("checker"):
             return "code_contests", value  # CodeContests+
         if (language := value.get("language")) not in {None, "python", "python3"}:
-            raise RowError(f"language: must be 'python' (got {json.dumps(language)[:40]})")
+            raise InvalidRequest(f"language: must be 'python' (got {json.dumps(language)[:40]})")
         return _of_list(json_of(value["test_cases"], "test_cases"), "test_cases")
     for column, dataset in _COLUMNS.items():
         if value.get(column) is not None:
@@ -136,37 +124,31 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
     for column in _CONTAINERS:
         if value.get(column) is not None:
             return _recognize(value[column])
-    raise RowError(f"ground_truth: {_ACCEPTED} (its fields: {', '.join(value)[:100]})")
+    raise InvalidRequest(f"ground_truth: {_ACCEPTED} (its fields: {', '.join(value)[:100]})")
 
 
 def _of_list(items: Any, column: str) -> tuple[str, Row]:
     if not isinstance(items, list) or not items:
-        raise RowError(f"{column}: must be a list with at least one test")
+        raise InvalidRequest(f"{column}: must be a list with at least one test")
     items = [_of_roll(each) for each in items]
     if all(isinstance(each, str) for each in items):
         return "mbppplus", {"test_list": items}
     for each in items:
         if not (isinstance(each, dict) and {"input", "output"} <= each.keys()):
             found = f" (one has: {', '.join(each)[:100]})" if isinstance(each, dict) else ""
-            raise RowError(
+            raise InvalidRequest(
                 f"{column}: each test must be an assert, or have `input` and `output`{found}"
             )
     if all(isinstance(each["input"], dict) for each in items):
         return "code_contests", {"test": items}  # SandboxFusion
-    names = {str(name) for each in items if (name := _called(each))}
+    # DeepCoder has the tests of LiveCodeBench.
+    names = {str(name) for each in items if (name := each.get("fn_name") or func_name_of(each))}
     if not names:
         return "livecodebench", {"public_test_cases": items}
     if len(names) > 1:
-        raise RowError(f"{column}: all tests must call the same function")
+        raise InvalidRequest(f"{column}: all tests must call the same function")
     inputs, outputs = ([each[key] for each in items] for key in ("input", "output"))
     return _of_object({"inputs": inputs, "outputs": outputs, "fn_name": names.pop()})
-
-
-def _called(test: Row) -> JsonValue:
-    """Return the function that a test calls; None for a test by standard input."""
-    metadata = json_of(test.get("metadata") or {}, "metadata")  # LiveCodeBench in DeepCoder
-    of_metadata = metadata.get("func_name") if isinstance(metadata, dict) else None
-    return test.get("fn_name") or of_metadata
 
 
 def _of_roll(test: Any) -> Any:
@@ -193,10 +175,7 @@ def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
     """
     fields = ground_truth
     if isinstance(fields, str) and fields.lstrip().startswith("{"):
-        try:
-            fields = read_json(fields, "ground_truth")
-        except RowError as error:
-            raise InvalidRequest(str(error)) from None
+        fields = read_json(fields, "ground_truth")
     if not (isinstance(fields, dict) and "tests" in fields):
         fields = {"tests": fields}
     given = {name: fields[name] for name in CodeRequest.model_fields if name in fields}

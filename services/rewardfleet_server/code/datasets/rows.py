@@ -16,15 +16,7 @@ integer always needs an equal number:
                                 Its runner also accepts words in any order, which is unsound
     MBPP+                       as Python does; floating-point numbers with EvalPlus's tolerance
 
-Otherwise, tests mean what they mean in CTRL with SandboxFusion, except:
-
-    LiveCodeBench               one verdict per test, not one for all; public tests come before the
-                                private ones, as in its own runner
-    MBPP+                       one verdict per comparison, all in one run of the program; values
-                                are compared outside the sandbox. A script of an unusual form runs
-                                in the sandbox, and gets one verdict, made there
-    APPS with a function        outputs are unwrapped only if each of them is a list of one item
-    a time limit                limits CPU time, not wall time
+docs/code-service.md says what else differs from CTRL with SandboxFusion.
 """
 
 import math
@@ -45,9 +37,9 @@ from rewardfleet.wire.validation import validate
 
 from .columns import (
     Row,
-    RowError,
     decode_column,
     first_of,
+    func_name_of,
     json_of,
     labels_of,
     list_of,
@@ -104,7 +96,7 @@ def read_row(tests: DatasetTests) -> DatasetRow:
         fields |= _overrides(tests, fields["kind"])
         time_limit = _time_limit(row)
         solution = first_solution_of(row) if tests.check_reference else solution_of(row)
-    except RowError as error:
+    except InvalidRequest as error:
         raise InvalidRequest(f"tests.row: {error}") from None
     kind = fields["kind"]
     plain = validate(_KINDS[kind], fields, prefix=f"tests.row: as {kind} tests, ")
@@ -122,7 +114,7 @@ def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
     """Return the rule that the request gives in place of the dataset's."""
     given = tests.model_dump(exclude=_NOT_RULES, exclude_none=True)
     for name in given.keys() - _KINDS[kind].model_fields.keys():
-        raise RowError(f"`{name}` does not apply: the row becomes {kind} tests")
+        raise InvalidRequest(f"`{name}` does not apply: the row becomes {kind} tests")
     if kind == "stdio" and {"tolerance", "relative_tolerance"} & given.keys():
         given.setdefault("checker", "float")
     if "checker" in given:  # replaces the row's program
@@ -136,16 +128,16 @@ def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
 
 def _first_cases(cases: list[Any], count: int | None) -> list[Any]:
     if not cases:
-        raise RowError("the row has no tests")
+        raise InvalidRequest("the row has no tests")
     if len(cases[:count]) > MAX_TESTS:
-        raise RowError(f"the row has {len(cases)} tests; use the `first` {MAX_TESTS} of them")
+        raise InvalidRequest(f"the row has {len(cases)} tests; use the `first` {MAX_TESTS} of them")
     return cases[:count]
 
 
 def _check_labels(row: Row) -> None:
     language = labels_of(row).get("programming_language", "python")
     if language != "python":
-        raise RowError(f"labels: the language must be 'python' (got {str(language)[:40]!r})")
+        raise InvalidRequest(f"labels: the language must be 'python' (got {str(language)[:40]!r})")
 
 
 def _time_limit(row: Row) -> float | None:
@@ -161,7 +153,7 @@ def _time_limit(row: Row) -> float | None:
     if limit is None or (isinstance(limit, float) and math.isnan(limit)):
         return None
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6:
-        raise RowError(f"time_limit: must be seconds above 0 (got {str(limit)[:40]!r})")
+        raise InvalidRequest(f"time_limit: must be seconds above 0 (got {str(limit)[:40]!r})")
     return float(limit)
 
 
@@ -169,30 +161,22 @@ def _time_limit(row: Row) -> float | None:
 
 
 def _code_contests(row: Row) -> dict[str, Any]:
-    if (tests := row.get("test_cases")) is not None:  # CodeContests+
-        pairs = []
-        for index, test in enumerate(list_of(tests, "test_cases")):
-            if not (isinstance(test, dict) and {"input", "output"} <= test.keys()):
-                raise RowError(f"test_cases.{index}: must have `input` and `output`")
-            pairs.append((test["input"], test["output"]))
-        fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
-        if source := row.get("checker"):  # in C++ with testlib
-            fields["checker"] = "tokens"
-            fields["checker_program"] = {"language": "cpp", "source": source}
-        return fields
-    column, tests = first_of(row, "selected_uts", "all_uts", "test")
+    column, tests = first_of(row, "test_cases", "selected_uts", "all_uts", "test")
     if tests is not None:
-        pairs = [
-            _pair(test, f"{column}.{index}") for index, test in enumerate(list_of(tests, column))
-        ]
-        return {**_stdio(pairs), **CODE_CONTESTS_RULE}
-    pairs = []
-    for column in ("public_tests", "private_tests", "generated_tests"):
-        tests = json_of(row.get(column) or {}, column)
-        if not isinstance(tests, dict):
-            raise RowError(f"{column}: must be an object with `input` and `output`")
-        pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
-    return {**_stdio(pairs), **CODE_CONTESTS_RULE}
+        listed = enumerate(list_of(tests, column))
+        pairs = [_pair(test, f"{column}.{index}") for index, test in listed]
+    else:
+        pairs = []
+        for column in ("public_tests", "private_tests", "generated_tests"):
+            tests = json_of(row.get(column) or {}, column)
+            if not isinstance(tests, dict):
+                raise InvalidRequest(f"{column}: must be an object with `input` and `output`")
+            pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
+    fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
+    if column == "test_cases" and (source := row.get("checker")):  # in C++ with testlib
+        fields["checker"] = "tokens"
+        fields["checker_program"] = {"language": "cpp", "source": source}
+    return fields
 
 
 def _livecodebench(row: Row) -> dict[str, Any]:
@@ -200,7 +184,7 @@ def _livecodebench(row: Row) -> dict[str, Any]:
     if (encoded := row.get(column)) is not None:
         tests = decode_column(encoded, column, may_be_object=True)
         if not isinstance(tests, dict) or "input_output" not in tests:
-            raise RowError("test: `input_output` is missing")
+            raise InvalidRequest("test: `input_output` is missing")
         inputs, outputs, fn_name = _input_output(tests["input_output"])
     else:
         listed = [
@@ -210,20 +194,16 @@ def _livecodebench(row: Row) -> dict[str, Any]:
         ]
         column = "public_test_cases, private_test_cases"
         if not all(isinstance(test, dict) for test in listed):
-            raise RowError(f"{column}: each test must be an object")
+            raise InvalidRequest(f"{column}: each test must be an object")
         inputs, outputs = ([test.get(key) for test in listed] for key in ("input", "output"))
-        metadata = json_of(row.get("metadata") or {}, "metadata")
-        fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
+        fn_name = func_name_of(row)
         if not fn_name and any(test.get("testtype") == "functional" for test in listed):
-            raise RowError("metadata: `func_name` is missing, and a test is functional")
+            raise InvalidRequest("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column)
     if not fn_name:
         return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": PRELUDE}
-    cases = [
-        {"args": _arguments(args, index), "expected": read_json(expected, f"output {index}")}
-        for index, (args, expected) in enumerate(pairs)
-    ]
-    return {**_functional(row, fn_name), "cases": cases}
+    results = (read_json(text, f"output {index}") for index, (_, text) in enumerate(pairs))
+    return _functional(row, fn_name, inputs, results)
 
 
 def _apps(row: Row) -> dict[str, Any]:
@@ -232,17 +212,14 @@ def _apps(row: Row) -> dict[str, Any]:
         is_stdio = any(isinstance(test, dict) for test in list_of(tests, column))
         return _code_contests(row) if is_stdio else read_tests(row)
     if not row.get("input_output"):
-        raise RowError("the row has no tests: no `input_output` or `selected_uts`")
+        raise InvalidRequest("the row has no tests: no `input_output` or `selected_uts`")
     inputs, outputs, fn_name = _input_output(row["input_output"])
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
         return {**_stdio(pairs), **_APPS_RULE, "setup": PRELUDE}
-    is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
-    cases = [
-        {"args": _arguments(args, index), "expected": expected[0] if is_wrapped else expected}
-        for index, (args, expected) in enumerate(pairs)
-    ]
-    return {**_functional(row, fn_name), "cases": cases}
+    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        outputs = [output[0] for output in outputs]
+    return _functional(row, fn_name, inputs, outputs)
 
 
 _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -258,23 +235,26 @@ _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
 
 def _zip(inputs: Any, outputs: Any, column: str) -> list[tuple[Any, Any]]:
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
-        raise RowError(f"{column}: must be a list of inputs, and a list of as many outputs")
+        raise InvalidRequest(f"{column}: must be a list of inputs, and a list of as many outputs")
     return list(zip(inputs, outputs, strict=True))
 
 
 def _pair(test: Any, column: str) -> tuple[Any, Any]:
-    """Return the input and the expected output of a test in SandboxFusion's format."""
+    """Return the input and the expected output of a test of CodeContests+ or SandboxFusion."""
+    is_plain = column.startswith("test_cases.")
     try:
-        return test["input"]["stdin"], test["output"]["stdout"]
+        given, expected = test["input"], test["output"]
+        return (given, expected) if is_plain else (given["stdin"], expected["stdout"])
     except (TypeError, KeyError):
-        raise RowError(f"{column}: must have input.stdin and output.stdout") from None
+        needed = "`input` and `output`" if is_plain else "input.stdin and output.stdout"
+        raise InvalidRequest(f"{column}: must have {needed}") from None
 
 
 def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
     """Return the inputs, the outputs and the function name, in the format of APPS."""
     fields = json_of(value, "input_output")
     if not isinstance(fields, dict):
-        raise RowError("input_output: must be an object with `inputs` and `outputs`")
+        raise InvalidRequest("input_output: must be an object with `inputs` and `outputs`")
     return fields.get("inputs") or [], fields.get("outputs") or [], fields.get("fn_name")
 
 
@@ -283,7 +263,7 @@ def _arguments(value: Any, index: int) -> list[Any]:
     if isinstance(value, list):
         return value
     if not isinstance(value, str):
-        raise RowError(f"input {index}: must be a list of arguments, or lines of JSON")
+        raise InvalidRequest(f"input {index}: must be a list of arguments, or lines of JSON")
     return [read_json(line, f"input {index}") for line in value.strip().split("\n") if line.strip()]
 
 
@@ -292,10 +272,14 @@ def _stdio(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return {"kind": "stdio", "cases": cases}
 
 
-def _functional(row: Row, fn_name: str) -> dict[str, Any]:
+def _functional(
+    row: Row, fn_name: str, inputs: Iterable[Any], outputs: Iterable[Any]
+) -> dict[str, Any]:
     """Return the fields of LiveCodeBench and APPS, which compare values as Python does."""
+    pairs = enumerate(zip(inputs, outputs, strict=True))
+    cases = [{"args": _arguments(args, index), "expected": value} for index, (args, value) in pairs]
     fields = {"kind": "functional", "setup": PRELUDE, "fn_name": fn_name, "bool_is_int": True}
-    return {**fields, "prompt": prompt_of(row, fn_name)}
+    return {**fields, "prompt": prompt_of(row, fn_name), "cases": cases}
 
 
 def _text(value: Any) -> Any:

@@ -8,15 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.asserts import parse
+
 from .columns import (
     Row,
-    RowError,
     entry_point_of,
     first_of,
     labels_of,
     list_of,
     prompt_of,
-    statements_of,
 )
 
 #: Modules that LiveCodeBench and APPS import for each program.
@@ -90,23 +91,24 @@ def read_tests(row: Row) -> dict[str, Any]:
     """Return the fields of `AssertTests` for a row.
 
     Raises:
-        RowError: The row has no tests, or they cannot be read.
+        InvalidRequest: The row has no tests, or they cannot be read.
     """
     if row.get("plus_input") is not None:
-        raise RowError(
+        raise InvalidRequest(
             "plus_input: EvalPlus computes its expected outputs when it is installed; give a row "
             "with the complete tests, of the release `OriginFmt`"
         )
     column, tests = first_of(row, "selected_uts", "all_uts", "test", "test_code", "test_list")
     if tests is None:
-        raise RowError("the row has no tests: no `selected_uts`, `test` or `test_list`")
+        raise InvalidRequest("the row has no tests: no `selected_uts`, `test` or `test_list`")
     entry_point = entry_point_of(row)
     imports = [str(each) for each in list_of(row.get("test_imports") or [], "test_imports")]
     # What must run before each test, with the program's classes, unless it only imports.
     preparation = row.get("test_setup_code") or labels_of(row).get("test_setup_code") or ""
     if not isinstance(preparation, str):
-        raise RowError("test_setup_code: must be text")
-    if all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements_of(preparation)):
+        raise InvalidRequest("test_setup_code: must be text")
+    statements = parse(preparation, "test_setup_code")
+    if all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements):
         imports.append(preparation)
         preparation = ""
     if isinstance(script := row.get("functional"), str):
@@ -133,7 +135,7 @@ def _read_script(source: str) -> dict[str, Any]:
     A script of asserts, and EvalPlus's usual script, become one case per comparison. Any other
     script becomes one case.
     """
-    body = statements_of(source)
+    body = parse(source, "tests")
     if not body:
         return {"cases": []}
     if all(isinstance(node, ast.Assert) for node in body):

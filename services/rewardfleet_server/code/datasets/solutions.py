@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.extract import extract_program
+from rewardfleet_server.code.parser import parse_source
 
-from .columns import Row, RowError, json_of, statements_of
+from .columns import Row, json_of
 
 #: Columns with one solution: HumanEval and BigCodeBench, LeetCodeDataset, ClassEval, MBPP, KodCode,
 #: and others. A `completion` is one only in a row that says what is called.
@@ -40,7 +42,7 @@ def first_solution_of(row: Row) -> str:
     """Return the first solution of a row that is valid Python.
 
     Raises:
-        RowError: There is none, or a column is text that begins like JSON, and is not.
+        InvalidRequest: There is none, or a column is text that begins like JSON, and is not.
     """
     only = solution_of(row)
     if only is not None:
@@ -48,10 +50,10 @@ def first_solution_of(row: Row) -> str:
     programs = (extract_program(text) for name in _SEVERAL for text in _texts(row.get(name), name))
     for _, program in zip(range(_MAX_TRIED), programs, strict=False):
         if program.strip():
-            with suppress(RowError):  # not Python
-                statements_of(program)
+            with suppress(SyntaxError):
+                parse_source(program)
                 return program
-    raise RowError("check_reference: the row has no solution in Python")
+    raise InvalidRequest("check_reference: the row has no solution in Python")
 
 
 def _texts(value: Any, column: str) -> Iterator[str]:

@@ -4,8 +4,9 @@ A sandbox is registered as a lazy `module:attribute` string. The attribute is ca
 service's `CodeSettings` and returns a `Sandbox`.
 """
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pydantic import JsonValue
@@ -57,7 +58,7 @@ class Check:
 
     kind: Literal["call", "eval", "assert", "value", "inside"]
     source: str
-    nonce: str
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     args: tuple[JsonValue, ...] = ()
     entry_point: str = ""
 

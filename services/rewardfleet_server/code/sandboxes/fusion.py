@@ -166,11 +166,7 @@ class Fusion:
         """Do nothing: no connection is held."""
 
     async def _probe(self, timing: Timing) -> None:
-        """Run a known-good program.
-
-        Raises:
-            Unavailable: The program did not print what it should.
-        """
+        """Run a known-good program; see `run` for what it raises."""
         result = await self._run(_PROBE, _PROBE.runs[0], timing)
         output = (result.stdout if result else b"").decode(errors="replace")
         echo, _, python = output.partition(" ")

@@ -122,7 +122,7 @@ def find_python(requested: Path | None) -> Python:
                 check=True,
                 timeout=_VERSION_TIMEOUT_S,
                 cwd="/",
-                **_as_jail_user(),
+                **as_jail_user(),
             )
             new_enough, *prefixes = json.loads(done.stdout)
         except subprocess.CalledProcessError as error:
@@ -191,7 +191,7 @@ def runs_at_all(spec: IsolationSpec) -> bool:
             check=True,
             timeout=_VERSION_TIMEOUT_S,
             cwd="/",
-            **_as_jail_user(),
+            **as_jail_user(),
         )
     except (OSError, subprocess.SubprocessError):
         return False
@@ -215,12 +215,13 @@ def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subpr
         pass_fds=channels,
         cwd="/",
         start_new_session=True,
-        **_as_jail_user(),
+        **as_jail_user(),
     )
     return process
 
 
-def _as_jail_user() -> dict[str, Any]:
+def as_jail_user() -> dict[str, Any]:
+    """Return the arguments of `subprocess.Popen` by which a process runs as that user."""
     user = jail_user()
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 

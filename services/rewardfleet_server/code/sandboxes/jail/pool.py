@@ -315,7 +315,10 @@ class Schedule:
 
 
 class CoreTurn:
-    """The permit of one job; see `CoreGrant`.
+    """The permit of one job to have a jail and a core.
+
+    The thread of its worker calls `needs_core`, `take_long`, `lend` and `take`. All else but
+    `cancel` is called on the event loop.
 
     Args:
         schedule: Grants it.
@@ -324,8 +327,6 @@ class CoreTurn:
         is_checker: Whether the job needs a jail for checkers.
 
     Attributes:
-        share: The memory of the job.
-        is_checker: Whether the job needs a jail for checkers.
         number: The order in which jobs came.
         worker: The jail, once it has begun.
         begins: Gets the jail.
@@ -373,7 +374,7 @@ class CoreTurn:
 
     @property
     def needs_core(self) -> bool:
-        """See `CoreGrant`."""
+        """Whether others may use the core, because the program sleeps or must pause for them."""
         return self._is_lent or not self.has_core
 
     def begin(self, worker: Worker) -> None:
@@ -395,16 +396,16 @@ class CoreTurn:
         self.worker.stop()
 
     def take_long(self) -> None:
-        """See `CoreGrant`."""
+        """Note that a run takes long, so that others may come first."""
         self._loop.call_soon_threadsafe(self._schedule.take_long, self)
 
     def lend(self) -> None:
-        """See `CoreGrant`."""
+        """Let others use the core."""
         self._is_lent = True
         self._loop.call_soon_threadsafe(self._schedule.lend, self)
 
     def take(self) -> None:
-        """See `CoreGrant`."""
+        """Wait for a core again, until `cancel`."""
         with stage(self._timing, "queue"):
             self._granted.clear()
             if not self._cancelled:  # `cancel` after this ends the wait
@@ -417,7 +418,7 @@ class CoreTurn:
         self._granted.set()
 
     def cancel(self) -> None:
-        """See `CoreGrant`."""
+        """End the wait, from any thread."""
         self._cancelled = True
         self._granted.set()
 

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 
@@ -20,6 +20,9 @@ from .guest.descriptors import KILLED
 from .isolation import IsolationSpec, runs_at_all, spawn
 from .run_files import ProgramFiles, RunFiles
 from .seccomp import Filters
+
+if TYPE_CHECKING:  # it imports this module
+    from .pool import CoreTurn
 
 log = logging.getLogger(__name__)
 
@@ -73,26 +76,6 @@ class WorkerConfig:
     preload: tuple[str, ...]
 
 
-class CoreGrant(Protocol):
-    """The permit of a job to use a core. All methods but `cancel` are called by its worker."""
-
-    @property
-    def needs_core(self) -> bool:
-        """Whether others may use the core, because the program sleeps or must pause for them."""
-
-    def take_long(self) -> None:
-        """Note that a run takes long, so that others may come first."""
-
-    def lend(self) -> None:
-        """Let others use the core."""
-
-    def take(self) -> None:
-        """Wait for a core again, until `cancel`."""
-
-    def cancel(self) -> None:
-        """End the wait, from any thread."""
-
-
 class Worker:
     """Runs one job at a time in its jail, which is replaced if it breaks.
 
@@ -114,7 +97,7 @@ class Worker:
         self._zygote: socket.socket | None = None
         self._stopped = threading.Event()
         self._run_number = 0
-        self._grant: CoreGrant | None = None
+        self._grant: CoreTurn | None = None
         self.handshake: Mapping[str, Any] = {}
         self.restarts = 0
         self.kills = 0
@@ -191,7 +174,7 @@ class Worker:
         """Whether there is a jail."""
         return self._channel is not None
 
-    def begin(self, grant: CoreGrant) -> None:
+    def begin(self, grant: "CoreTurn") -> None:
         """Prepare for the next job: undo `stop`, and use the job's permit."""
         self._grant = grant
         self._stopped.clear()
