@@ -100,9 +100,6 @@ class RedisCache:
         self._circuit_open_until = 0.0
         self._refused = LogThrottle(log)
 
-    async def get(self, key: str) -> bytes | None:
-        return (await self.get_many([key])).get(key)
-
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         values = dict(await self._memory.get_many(keys))
         missing = [key for key in keys if key not in values]

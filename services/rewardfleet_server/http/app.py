@@ -1,6 +1,5 @@
 """Assembly: a service's parts become one ASGI application."""
 
-import logging
 import re
 import resource
 from collections.abc import AsyncIterator
@@ -18,16 +17,11 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import (
-    Forbidden,
-    InvalidRequest,
-    RewardFleetError,
-    Unavailable,
-)
+from rewardfleet.wire.errors import Forbidden, InvalidRequest, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import Score
-from rewardfleet_server.admission import Admission
+from rewardfleet_server.admission import Admission, fitting_line
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.samples_in_flight import list_samples
@@ -51,8 +45,6 @@ from .routes import Route, Routes, Service
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
-log = logging.getLogger(__name__)
-
 _MIB = 2**20
 #: How many of the largest bodies the admitted requests may have together: of 64 MiB, one GiB.
 _LARGEST_BODIES = 16
@@ -69,23 +61,11 @@ _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
 
 
 def most_waiting(settings: ServerSettings, open_files: int) -> int:
-    """Return how many requests may wait in line, each of which is an open connection.
-
-    Args:
-        settings: Their limits on other requests.
-        open_files: The limit on open files, which the server raises to the hard one.
-    """
+    """Return how many requests may wait in line; see `fitting_line`."""
     if open_files == resource.RLIM_INFINITY:
         return _MAX_WAITING
     others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
-    fitting = max(min(_MAX_WAITING, open_files - others), 1)
-    if fitting < _MAX_WAITING:
-        log.warning(
-            "at most %d requests wait in line instead of %d: each is an open connection, and the "
-            "limit of open files is %d (`ulimit -n`), %d of them for others",
-            fitting, _MAX_WAITING, open_files, others,
-        )  # fmt: skip
-    return fitting
+    return fitting_line(open_files - others, _MAX_WAITING, open_files)
 
 
 class RewardApp:
@@ -99,7 +79,6 @@ class RewardApp:
         settings: The limits, the cache and the keys of the service.
 
     Attributes:
-        service: What it serves.
         routes: The routes that are dispatched.
         telemetry: Its metrics.
 

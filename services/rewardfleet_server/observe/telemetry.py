@@ -234,9 +234,7 @@ class Telemetry:
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
 
     Attributes:
-        service: The name of the service.
         metrics: All metrics of this class, for the documentation.
-        deadline_s: Seconds for a request.
     """
 
     def __init__(

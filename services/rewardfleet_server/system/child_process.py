@@ -46,6 +46,13 @@ def end_with_parent(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
+def describe_end(status: int | None) -> str:
+    """Return how a process ended, by its status; None if that is unknown."""
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
 class MemoryFile:
     """A file in memory, which another process can read. It is gone as soon as this object is.
 

@@ -14,7 +14,7 @@ from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
 from .discovery import follow
 from .gateway import PAGES, Gateway
-from .line import fitting_line
+from .line import most_waiting
 from .replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ async def _run(
     listener: socket.socket, hosts: AllowedHosts, services: Mapping[str, Sequence[str]]
 ) -> int:
     fleet: dict[str, list[Replica]] = {name: [] for name in services}
-    max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
+    max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
     # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
     server = GracefulServer(gateway, handles_signals=False)

@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from rewardfleet_server.serve import CANNOT_BE_BOUND
-from rewardfleet_server.system.child_process import end_with_parent
+from rewardfleet_server.system.child_process import describe_end, end_with_parent
 
 from .replicas import Replica, watch
 from .settings import PlannedReplica
@@ -77,17 +77,17 @@ class ReplicaProcess:
                 started = time.monotonic()
                 status = await self._run_once()
                 self.replica.is_ready = False
-                self.replica.last_failure = _ended(status)
+                self.replica.last_failure = reason = describe_end(status)
                 if self._lacks_port() and ports_left > 0:
                     ports_left -= 1
                     self._move()
                     continue
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
-                    raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
+                    raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")
                 if time.monotonic() - started > _STABLE_SECONDS:
                     backoff = _MIN_BACKOFF
-                name, reason = self.planned.name, _ended(status)
+                name = self.planned.name
                 log.warning("%s %s; it is restarted in %g s", name, reason, backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, _MAX_BACKOFF)
@@ -166,9 +166,3 @@ class ReplicaProcess:
             await process.wait()
         finally:
             drain.cancel()
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by {signal.Signals(-status).name}"

@@ -33,6 +33,7 @@ from rewardfleet.wire.errors import (
     TooLarge,
     Unavailable,
 )
+from rewardfleet_server.system.child_process import describe_end
 
 from .judge_child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
 
@@ -297,7 +298,7 @@ class JudgeProcess:
         # First of all: calls that wait for a slot must not be sent to it.
         self._problem = f"{self._label} is restarting"
         status = await self._end(None)
-        reason = self._killed_because or f"its process {_ended(status)}"
+        reason = self._killed_because or f"its process {describe_end(status)}"
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(self._lost(reason))
@@ -389,7 +390,7 @@ class _JudgeChild:
             reason = f"it was not ready within {timeout_s or 0:.0f} s" if is_late else ""
         self.kill()
         status = self.wait()
-        raise JudgeNotStarted(reason or f"its process {_ended(status)} before it was ready")
+        raise JudgeNotStarted(reason or f"its process {describe_end(status)} before it was ready")
 
     def kill(self) -> None:
         """Kill the process and those that it started."""
@@ -421,22 +422,12 @@ def _reap(process: subprocess.Popen[bytes], lock: threading.Lock, exited: Future
 
 def _copy_output(label: str, output: IO[bytes]) -> None:
     """Log each line that a judge prints."""
-    rest = b""
     with output:
-        while chunk := os.read(output.fileno(), 2**16):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _MAX_LINE:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                _log_line(label, line)
-    _log_line(label, rest)
-
-
-def _log_line(label: str, line: bytes) -> None:
-    """Log a line; of a progress bar, which returns to the start of its line, the last state."""
-    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-    if text.strip():
-        _output.info("%s: %s", label, text)
+        while line := output.readline(_MAX_LINE):
+            # Of a progress bar, which returns to the start of its line, the last state.
+            text = line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
+            if text.strip():
+                _output.info("%s: %s", label, text)
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> JudgeAnswer:
@@ -451,9 +442,3 @@ def _encoded(message: Mapping[str, Any]) -> bytes:
         return to_json(message, inf_nan_mode="constants")
     except PydanticSerializationError:  # the name of a file that is not UTF-8
         return json.dumps(message).encode()
-
-
-def _ended(status: int | None) -> str:
-    if status is None or status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by {signal.Signals(-status).name}"

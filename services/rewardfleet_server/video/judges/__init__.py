@@ -127,22 +127,6 @@ class RecoveringJudge(Protocol):
     def outage(self) -> str | None: ...
 
 
-@runtime_checkable
-class RestartingJudge(RecoveringJudge, Protocol):
-    """A judge whose process is restarted.
-
-    Attributes:
-        restarts: How many times its process was started in place of another one.
-        abandoned: Calls at work for which no caller waits any more.
-    """
-
-    @property
-    def restarts(self) -> int: ...
-
-    @property
-    def abandoned(self) -> int: ...
-
-
 #: What a builder returns once it is loaded.
 Judge = ClipJudge | FileJudge
 
