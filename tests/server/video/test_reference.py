@@ -172,7 +172,7 @@ def test_a_library_with_failures_only_abstains(tmp_path: Path):
     comparison = ReferenceMatcher(load_library(tmp_path)).compare(
         "stack the bowl", [np.zeros((64, 64, 3), np.uint8)]
     )
-    assert comparison.probability is None
+    assert comparison.score is None
 
 
 def test_a_changed_library_has_another_fingerprint(tmp_path: Path):

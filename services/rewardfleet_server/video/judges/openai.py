@@ -132,9 +132,13 @@ class OpenAIJudge:
         prompt = self._prompt_for(options)
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
-        choice = await self._complete([*parts, question])
+        messages = [{"role": "user", "content": [*parts, question]}]
         if self._readout == "probability":
-            return _probability(choice)
+            logprobs = {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+            return _probability(
+                await self._endpoint.complete(messages, {**self._sampling, **logprobs})
+            )
+        choice = await self._endpoint.complete(messages, self._sampling)
         # Parsing a long chain of thought takes milliseconds.
         mode = options.mode(is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)
@@ -160,12 +164,6 @@ class OpenAIJudge:
 
     def _prompt_for(self, options: PromptOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
-
-    async def _complete(self, content: Sequence[Mapping[str, object]]) -> Choice:
-        parameters: dict[str, object] = {**self._sampling}
-        if self._readout == "probability":
-            parameters |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        return await self._endpoint.complete([{"role": "user", "content": content}], parameters)
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
-from rewardfleet.wire.validation import validate
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.options import JudgeOptions
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import (
@@ -125,18 +125,6 @@ class ProgressReadout:
         return Judgment(max(progress, 0.0), text, {"progress": progress})
 
 
-class SoleOptions(BaseModel):
-    """The `backend_kwargs` of requests to `sole-r1`.
-
-    Attributes:
-        score_mode: Has no effect: the answer is a percentage.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    score_mode: ScoreMode | None = None
-
-
 class SoleJudge(VlmJudge):
     """Asks about one frame after another, with the progress that was answered for the one before.
 
@@ -144,12 +132,12 @@ class SoleJudge(VlmJudge):
     """
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        validate(SoleOptions, backend_kwargs, prefix="backend_kwargs: ")
+        JudgeOptions.of(backend_kwargs)  # which have no effect: the answer is a percentage
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        self.check_options(backend_kwargs)
+        del backend_kwargs  # they have no effect
         judgments = await self._judge_frames(task_text, clip)
         if not judgments:
             return Judgment(None, "[there is no frame after the first one]")
