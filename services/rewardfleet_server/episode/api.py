@@ -12,7 +12,6 @@ import numpy as np
 from prometheus_client import Counter, Gauge
 
 from rewardfleet.episodes import (
-    BatchResult,
     Rewards,
     RunningMeanStd,
     TemperatureBin,
@@ -164,31 +163,23 @@ class EpisodeApi:
         def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> ScoredBatch:
             with stage(timing, "backend"):
                 result = aggregate(rewards, options, running)
-            return self._encode(result, by_temperature(rewards), running, context, timing)
+            bins = by_temperature(rewards)
+            self._metrics.observe(bins)
+            timing.total = round(context.elapsed_ms, 3)
+            content = encode.encode_batch(result, bins, running, context.request_id, timing)
+            scores = result.scores[np.isfinite(result.scores)]
+            return ScoredBatch(content, encode.statuses(result), scores)
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
-                return _compute(batch)
+                valid = validate_batch(batch.items, options, batch.invalid)
+                return compute_rewards(valid, options)
 
         if options.normalize != "running":
             return await self._in_thread(batch, lambda: encoded(compute()))
         rewards = await self._in_thread(batch, compute)
         running = await count_rewards(self._store, batch.header, rewards)
         return await self._in_thread(batch, lambda: encoded(rewards, running))
-
-    def _encode(
-        self,
-        result: BatchResult,
-        bins: list[TemperatureBin],
-        running: RunningMeanStd | None,
-        context: RequestContext,
-        timing: Timing,
-    ) -> ScoredBatch:
-        self._metrics.observe(bins)
-        timing.total = round(context.elapsed_ms, 3)
-        content = encode.encode_batch(result, bins, running, context.request_id, timing)
-        scores = result.scores[np.isfinite(result.scores)]
-        return ScoredBatch(content, encode.statuses(result), scores)
 
     async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
@@ -225,8 +216,3 @@ class EpisodeApi:
         """
         async with self._engine.permit(context):
             return await sample_temperatures(self._store, request)
-
-
-def _compute(batch: DecodedBatch) -> Rewards:
-    options = batch.header.options
-    return compute_rewards(validate_batch(batch.items, options, batch.invalid), options)

@@ -10,7 +10,6 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.episodes import BatchResult, RunningMeanStd, TemperatureBin
-from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 
 #: The `backend` of every score.
@@ -31,7 +30,9 @@ def encode_batch(
     response: dict[str, Any] = {
         "results": results(result, request_id),
         "groups": group_stats(result),
-        "temperatures": [_temperature_stats(each) for each in bins],
+        "temperatures": [
+            dict(zip(vars(each), _without_nan(vars(each).values()), strict=True)) for each in bins
+        ],
         "provenance": {BACKEND: PROVENANCE},
         "timing_ms": timing.model_dump(),
     }
@@ -68,25 +69,12 @@ def results(result: BatchResult, request_id: str | None) -> list[dict[str, Any]]
             if label >= 0:
                 each["cluster"], each["pseudo_label"] = label, int(vote)
     for index, error in result.batch.reasons.items():
-        encoded[index] = _without_score(items[index].uid, error, request_id)
+        uid, status = items[index].uid, Status.ABSTAINED if error is None else Status.ERROR
+        rest = {"score": None, "status": status, "keep": False, "backend": BACKEND}
+        encoded[index] = {"uid": uid, **rest}
+        if error is not None:
+            encoded[index]["error"] = error.problem(request_id).model_dump(mode="json")
     return encoded
-
-
-def _without_score(
-    uid: str, error: RewardFleetError | None, request_id: str | None
-) -> dict[str, Any]:
-    """Return the fields of a score with an error, or without one of an abstention."""
-    status = Status.ABSTAINED if error is None else Status.ERROR
-    fields: dict[str, Any] = {
-        "uid": uid,
-        "score": None,
-        "status": status,
-        "keep": False,
-        "backend": BACKEND,
-    }
-    if error is not None:
-        fields["error"] = error.problem(request_id).model_dump(mode="json")
-    return fields
 
 
 def _components(result: BatchResult) -> list[dict[str, float]]:
@@ -135,10 +123,6 @@ def group_stats(result: BatchResult) -> list[dict[str, Any]]:
         columns["majority_ratio"] = _without_nan(clusters.majority_ratio.tolist())
         columns["diversity"] = _without_nan(clusters.diversity.tolist())
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _temperature_stats(each: TemperatureBin) -> dict[str, Any]:
-    return dict(zip(vars(each), _without_nan(vars(each).values()), strict=True))
 
 
 def _without_nan(values: Iterable[Any]) -> list[Any]:

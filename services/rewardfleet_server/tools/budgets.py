@@ -64,13 +64,6 @@ class _BudgetState(BaseModel):
             raise ValueError("a sum is too large")
         return self
 
-    def limited(self) -> Self:
-        """Keep the multiplier within the limit of the options."""
-        multiplier = self.checkpoint.multiplier
-        multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
-        multiplier.integral = min(multiplier.integral, self.options.max_lambda)
-        return self
-
     def count(self, request: BudgetUpdateRequest) -> bool:
         """Count a request that was not counted before; return whether its step is closed."""
         last, opened = self.checkpoint.step, self.open_step
@@ -121,7 +114,12 @@ class _BudgetState(BaseModel):
             return
         mean_cost = window.cost / window.count
         before = MultiplierState.from_dict(self.checkpoint.multiplier.model_dump())
-        after = update(_controller(self.options), before, mean_cost)
+        options = self.options
+        gains = options.pid.model_dump() if options.controller == "pid" else {}
+        controller = Controller(
+            budget=options.budget, eta=options.eta, max_lambda=options.max_lambda, **gains
+        )
+        after = update(controller, before, mean_cost)
         self.checkpoint = BudgetCheckpoint.model_validate(
             {
                 "multiplier": asdict(after),
@@ -213,7 +211,10 @@ class Budgets:
         """
 
         def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Budget]:
-            state = _changed(stored, request).limited()
+            state = _changed(stored, request)
+            multiplier = state.checkpoint.multiplier
+            multiplier.multiplier = min(multiplier.multiplier, state.options.max_lambda)
+            multiplier.integral = min(multiplier.integral, state.options.max_lambda)
             return state, state.budget(run)
 
         budget: Budget = await self._store.update(
@@ -276,10 +277,3 @@ def _closed_at(stored: _BudgetState | None, last: int | None) -> Ranges:
         return [(0, last)]
     before = [(first, min(end, last)) for first, end in stored.closed if first <= last]
     return including(before, last)
-
-
-def _controller(options: BudgetOptions) -> Controller:
-    gains = options.pid.model_dump() if options.controller == "pid" else {}
-    return Controller(
-        budget=options.budget, eta=options.eta, max_lambda=options.max_lambda, **gains
-    )

@@ -195,11 +195,6 @@ class JudgeProcess:
             await asyncio.wait({supervising})
             await self._end(_KILL_SECONDS)
 
-    def close(self) -> None:
-        """Kill the process if it was never connected. Blocks."""
-        self._child.kill()
-        self._child.wait()
-
     def _check(self) -> None:
         if (reason := self.outage) is not None:
             raise Unavailable(reason, retry_after=1)

@@ -126,9 +126,9 @@ def test_the_score_modes_of_the_original_server_are_accepted(client, mode):
 @pytest.mark.parametrize(
     ("kwargs", "detail"),
     [
-        ({"score_mode": "sideways"}, "auto, percentage, unit"),
-        ({"score_mode": 7}, "auto, percentage, unit"),
-        ({"prompt_template": "x"}, "does not take prompt_template"),
+        ({"score_mode": "sideways"}, "'auto', 'percentage' or 'unit' (got 'sideways')"),
+        ({"score_mode": 7}, "'auto', 'percentage' or 'unit' (got 7)"),
+        ({"prompt_template": "x"}, "unknown field 'prompt_template'; accepted: score_mode"),
     ],
 )
 def test_unknown_options_are_named(client, kwargs, detail):

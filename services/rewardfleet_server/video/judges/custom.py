@@ -133,7 +133,3 @@ class CustomJudge:
     async def lifespan(self) -> AsyncIterator[None]:
         async with self.process.running():
             yield
-
-    def close(self) -> None:
-        """End the process of a judge whose `lifespan` was never entered."""
-        self.process.close()

@@ -76,7 +76,6 @@ class TextReadout:
     """Reads a score from text.
 
     Attributes:
-        prompt: See `Readout`.
         numbers_only: Restrict the text to a whole number from 0 to 100.
         strict_tags: Abstain unless `<answer>` follows a closed `<think>`.
         component: Name of a component that repeats the score, or None.
@@ -129,8 +128,6 @@ class LabelReadout:
     """Reads a score from the probabilities of labels at the first token.
 
     Attributes:
-        name: See `Readout`.
-        prompt: See `Readout`.
         labels: The token ids of each label, by the label's value in [0, 1].
         component: Name of a component with the log-probability of the label 1.0, or None.
     """

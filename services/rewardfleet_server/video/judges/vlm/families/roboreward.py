@@ -72,12 +72,7 @@ def authors_text(file: Path) -> Prompt:
 
 @dataclass(frozen=True)
 class GradeReadout:
-    """Reads a grade from 1 to 5 after `ANSWER:`; the score is (grade - 1) / 4.
-
-    Attributes:
-        prompt: See `Readout`.
-        name: See `Readout`.
-    """
+    """Reads a grade from 1 to 5 after `ANSWER:`; the score is (grade - 1) / 4."""
 
     prompt: Prompt
     name: str = "grade v1"

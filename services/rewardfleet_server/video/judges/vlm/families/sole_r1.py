@@ -97,12 +97,7 @@ def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
 
 @dataclass(frozen=True)
 class ProgressReadout:
-    """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`.
-
-    Attributes:
-        prompt: See `Readout`.
-        name: See `Readout`.
-    """
+    """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`."""
 
     prompt: Prompt
     name: str = "progress v1"
