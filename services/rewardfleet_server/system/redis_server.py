@@ -42,8 +42,7 @@ def unreachable_reason(
         command: What it must be able to do, e.g. `("MGET", "key")`.
 
     Raises:
-        ImportError: The `redis` package is not installed.
-        ValueError: It is not such a URL. The message may contain a part of the password.
+        ImportError, ValueError: See `client_of`.
     """
     import redis.backoff  # noqa: PLC0415 - an optional package
     import redis.retry  # noqa: PLC0415 - an optional package

@@ -83,7 +83,7 @@ class ChatApi:
                 "Score frames, or report their trend; OpenAI's format",
                 ChatRequest,
                 ChatCompletion,
-                self.complete,
+                self._complete,
                 decode_query,
                 failure_model=ChatError,
             ),
@@ -92,19 +92,15 @@ class ChatApi:
                 "The loaded judges; OpenAI's format",
                 None,
                 ChatModels,
-                self.models,
+                self._models,
                 scores=False,
                 failure_model=ChatError,
                 method="GET",
             ),
         )
 
-    async def complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
-        """Score the items and answer in the form that the prompt asks for.
-
-        Raises:
-            RewardFleetError: There is no score.
-        """
+    async def _complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
+        """Score the items and answer in the form that the prompt asks for."""
         judge = {"backend": self._judge(query.model)}
         items = [item.model_copy(update=judge) for item in query.items]
         scores = await self._engine.score_batch(items, context)
@@ -125,8 +121,7 @@ class ChatApi:
             scores=scores,
         )
 
-    async def models(self, _: object, __: RequestContext) -> ChatModels:
-        """Return the loaded judges, the default one first."""
+    async def _models(self, _: object, __: RequestContext) -> ChatModels:
         return ChatModels(data=[ChatModel(id=name) for name in self._scorer.judge_names])
 
     def _judge(self, model: str | None) -> str | None:

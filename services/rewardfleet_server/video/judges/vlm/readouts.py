@@ -163,11 +163,7 @@ class LabelReadout:
 
 
 def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
-    """Return the readouts that a model supports, by name.
-
-    Raises:
-        ValueError: Its tokenizer has no single token for a label.
-    """
+    """Return the readouts that a model supports, by name; see `label_tokens` for errors."""
     yes_and_no = {1.0: ("Yes", "yes", " Yes", " yes"), 0.0: ("No", "no", " No", " no")}
     grades = {(grade - 1) / 4: (str(grade), f" {grade}") for grade in range(1, 6)}
     return {

@@ -94,11 +94,7 @@ class QwenGeometry:
         return self._size(height, width, min(least, most), most)
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width in pixels to which an image is resized.
-
-        Raises:
-            InvalidRequest: The image is too narrow.
-        """
+        """Return the same for an image."""
         least, most = (tokens * self.side**2 for tokens in _IMAGE_TOKENS)
         most = min(most, self.max_pixels or most)
         return self._size(height, width, min(least, most), most)

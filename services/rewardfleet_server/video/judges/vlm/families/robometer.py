@@ -176,8 +176,7 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     """Build the judge `robometer`.
 
     Raises:
-        ValueError: The checkpoint is in another layout or does not
-            fit the settings, or transformers is not installed.
+        ValueError: The checkpoint does not fit the settings, or transformers is not installed.
     """
     del service
     prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
@@ -200,11 +199,7 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
 
 
 def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
-    """Read the checkpoint of the settings, without its weights.
-
-    Raises:
-        ValueError: It is in another layout, or its context is too short.
-    """
+    """Read the checkpoint of the settings, without its weights; see `read_layout` for errors."""
     path = settings.model_path or ""
     config = read_config(path)
     layout = read_layout(path, config)
@@ -213,11 +208,7 @@ def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
 
 
 def authors_text(file: Path) -> Prompt:
-    """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`.
-
-    Raises:
-        ValueError: It is not in the file.
-    """
+    """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`; see `one_text`."""
     text = one_text(read_texts(file), "_process_progress_batch.prompt")
     return authors_prompt(text, "robometer_authors")
 

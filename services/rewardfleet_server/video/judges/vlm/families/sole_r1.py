@@ -60,11 +60,7 @@ def build(settings: SoleSettings, service: VideoSettings) -> DeferredJudge:
 
 
 def judge_spec(settings: SoleSettings) -> JudgeSpec:
-    """Return how SOLE-R1 is used as a judge.
-
-    Raises:
-        ValueError: The file of the authors has no prompts.
-    """
+    """Return how SOLE-R1 is used as a judge; see `prompts_of` for errors."""
     system, question = prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
     return JudgeSpec(
         name=_NAME,
@@ -76,13 +72,10 @@ def judge_spec(settings: SoleSettings) -> JudgeSpec:
 
 
 def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
-    """Read the system prompt and the question from a file of the authors.
+    """Read the system prompt and the question from a file of the authors; see `one_text`.
 
     It is `reward_server/src/reward_server/constants.py`. The same texts in RoboReason's `sole.py`
     have other names.
-
-    Raises:
-        ValueError: They are not in the file.
     """
     texts = read_texts(file)
     system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
