@@ -138,8 +138,8 @@ class RewardApp:
         self._page_routes = [
             each for each in self._pages.routes if getattr(each, "path", "") not in documented
         ]
-        self._pages.add_exception_handler(RewardFleetError, _on_failure)
-        self._pages.add_exception_handler(HTTPException, _on_http_exception)
+        for kind in (RewardFleetError, HTTPException):
+            self._pages.add_exception_handler(kind, _on_failure)
         self._generate = self._pages.openapi
         self._pages.openapi = self.openapi  # type: ignore[method-assign] # as FastAPI documents it
 
@@ -298,16 +298,13 @@ def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:
     )
 
 
-async def _on_failure(_: Request, error: Exception) -> Response:
-    if not isinstance(error, RewardFleetError):  # which the type of add_exception_handler allows
-        raise error
-    return problem_response(error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own refusals, e.g. of an unknown path."""
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == 404:
-        return problem_response(no_endpoint(request.url.path))
-    return problem_response(InvalidRequest(str(error.detail)))
+async def _on_failure(request: Request, error: Exception) -> Response:
+    """Answer a failure, and Starlette's own refusals, e.g. of an unknown path."""
+    match error:
+        case RewardFleetError():
+            return problem_response(error)
+        case HTTPException(status_code=404):
+            return problem_response(no_endpoint(request.url.path))
+        case HTTPException():
+            return problem_response(InvalidRequest(str(error.detail)))
+    raise error  # which the type of add_exception_handler allows

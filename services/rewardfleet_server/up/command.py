@@ -35,7 +35,7 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
     services: dict[str, list[str]] = {}
     for each in given:
         name, _, url = each.partition("=")
-        if not _is_name(name):
+        if not (name.isascii() and name.isidentifier()) or name in PAGES:
             raise ValueError(
                 f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
                 f"and is not {', '.join(PAGES[1:])}"
@@ -46,10 +46,6 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
     if not services:
         raise ValueError("give --service NAME=http://HOST:PORT, once or more")
     return services
-
-
-def _is_name(text: str) -> bool:
-    return text.isascii() and text.isidentifier() and text not in PAGES
 
 
 def _is_base_url(text: str) -> bool:

@@ -78,9 +78,13 @@ class ReplicaProcess:
                 status = await self._run_once()
                 self.replica.is_ready = False
                 self.replica.last_failure = reason = describe_end(status)
-                if self._lacks_port() and ports_left > 0:
+                is_taken = any(CANNOT_BE_BOUND in line for line in self._last_lines)
+                # By another process, after the port was found to be free.
+                if is_taken and self.planned.has_free_port and ports_left > 0:
                     ports_left -= 1
-                    self._move()
+                    self.planned = self.planned.on_another_port()
+                    self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
+                    self._last_lines.clear()
                     continue
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
@@ -95,16 +99,6 @@ class ReplicaProcess:
         finally:
             await self._stop()
             self._log.close()
-
-    def _lacks_port(self) -> bool:
-        """Whether another process bound the port after it was found to be free."""
-        is_bound = any(CANNOT_BE_BOUND in line for line in self._last_lines)
-        return is_bound and self.planned.has_free_port
-
-    def _move(self) -> None:
-        self.planned = self.planned.on_another_port()
-        self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
-        self._last_lines.clear()
 
     async def _run_once(self) -> int:
         command = [sys.executable, "-m", "rewardfleet_server", "serve", self.planned.service]

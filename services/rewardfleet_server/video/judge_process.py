@@ -161,10 +161,13 @@ class JudgeProcess:
         await self._slots.acquire()
         try:
             self._check()
-            number, call = self._send_call(arguments)
+            self._last_number = number = self._last_number + 1
+            self._send({"id": number, "arguments": arguments})
         except BaseException:
             self._slots.release()
             raise
+        call: asyncio.Future[JudgeAnswer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = call
         call.add_done_callback(lambda _: self._slots.release())
         started = time.monotonic()
         try:
@@ -198,16 +201,6 @@ class JudgeProcess:
     def _check(self) -> None:
         if (reason := self.outage) is not None:
             raise Unavailable(reason, retry_after=1)
-
-    def _send_call(
-        self, arguments: tuple[JsonValue, ...]
-    ) -> tuple[int, asyncio.Future[JudgeAnswer]]:
-        self._last_number += 1
-        number = self._last_number
-        self._send({"id": number, "arguments": arguments})
-        call: asyncio.Future[JudgeAnswer] = asyncio.get_running_loop().create_future()
-        self._calls[number] = call
-        return number, call
 
     def _send(self, message: Mapping[str, Any]) -> None:
         content = _encoded(message)
@@ -312,7 +305,10 @@ class JudgeProcess:
         """Hand out answers until the connection ends."""
         with contextlib.suppress(*_CONNECTION_ENDED):
             while True:
-                answer = await _read_answer(reader)
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if size > MAX_ANSWER_BYTES:  # not a message of a judge
+                    return
+                answer = _decode_answer(await reader.readexactly(size))
                 call = self._calls.pop(answer.id, None)
                 if call is not None and not call.done():
                     call.set_result(answer)
@@ -423,13 +419,6 @@ def _copy_output(label: str, output: IO[bytes]) -> None:
             text = line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
             if text.strip():
                 _output.info("%s: %s", label, text)
-
-
-async def _read_answer(reader: asyncio.StreamReader) -> JudgeAnswer:
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if size > MAX_ANSWER_BYTES:
-        raise ValueError("not a message of a judge")
-    return _decode_answer(await reader.readexactly(size))
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:

@@ -128,7 +128,11 @@ class VideoFiles:
             stored = self._digests.get(path)
         if stored is None or stored[0][0] not in self._local_devices:
             return None
-        return stored[1] if _current_identity(self._roots, path) == stored[0] else None
+        identity, digest = stored
+        for root in self._roots:
+            with contextlib.suppress(OSError, ValueError):
+                return digest if _identity(os.stat(os.path.join(root, path))) == identity else None
+        return None
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[tuple[str, str]]:
@@ -210,13 +214,6 @@ def _local_devices() -> frozenset[int]:
 def _identity(status: os.stat_result) -> _Identity:
     times = status.st_mtime_ns, status.st_ctime_ns
     return (status.st_dev, status.st_ino, status.st_size, *times)
-
-
-def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
-    for root in roots:
-        with contextlib.suppress(OSError, ValueError):
-            return _identity(os.stat(os.path.join(root, path)))
-    return None
 
 
 @dataclass(frozen=True)

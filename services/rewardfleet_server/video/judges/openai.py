@@ -22,7 +22,7 @@ import cv2
 from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.video.frames import Clip, Frame, as_mp4
+from rewardfleet_server.video.frames import Clip, as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
@@ -167,22 +167,19 @@ class OpenAIJudge:
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:
-    return [
-        {"type": "image_url", "image_url": {"url": _data_url("image/jpeg", _jpeg(frame))}}
-        for frame in clip.frames
-    ]
+    parts: list[dict[str, object]] = []
+    for frame in clip.frames:
+        bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
+        _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+        url = _data_url("image/jpeg", jpeg.tobytes())
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:
     with as_mp4(clip) as path:
         url = _data_url("video/mp4", path.read_bytes())
     return [{"type": "video_url", "video_url": {"url": url}}]
-
-
-def _jpeg(frame: Frame) -> bytes:
-    bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
-    _, content = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-    return content.tobytes()
 
 
 def _data_url(media_type: str, content: bytes) -> str:

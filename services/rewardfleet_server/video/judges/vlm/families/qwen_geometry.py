@@ -100,13 +100,12 @@ class QwenGeometry:
         return self._size(height, width, min(least, most), most)
 
     def tokens(self, conversation: Conversation) -> int:
-        return sum(
-            self._tokens_of(part) for part in conversation.parts if not isinstance(part, str)
-        )
-
-    def _tokens_of(self, part: ImagePart | VideoPart) -> int:
-        frames = 1 if isinstance(part, ImagePart) else len(part.frames) // self.temporal
-        return frames * math.prod(self._size_of(part)) // self.side**2
+        tokens = 0
+        for part in conversation.parts:
+            if not isinstance(part, str):
+                frames = 1 if isinstance(part, ImagePart) else len(part.frames) // self.temporal
+                tokens += frames * math.prod(self._size_of(part)) // self.side**2
+        return tokens
 
     def _size_of(self, part: ImagePart | VideoPart) -> tuple[int, int]:
         if isinstance(part, ImagePart):
