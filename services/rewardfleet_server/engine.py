@@ -384,9 +384,7 @@ class Engine(Generic[RequestT, ScoreT]):
         cached = await self._lookup(plan.backend, policy)
         if cached is None:
             return await self._share(plan, policy, context)
-        is_sampled = self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
-        # Never at the expense of requests.
-        if is_sampled and len(self._audits) < self._admission.free_permits:
+        if self._is_audited():
             audit = asyncio.create_task(self._audit(plan, policy, cached, context))
             self._audits.add(audit)
             audit.add_done_callback(self._audits.discard)
@@ -450,6 +448,11 @@ class Engine(Generic[RequestT, ScoreT]):
             key, ttl_s = policy.store_policy(score)
         value = score.model_dump_json(exclude={"cached", "timing_ms", *policy.not_stored})
         await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)
+
+    def _is_audited(self) -> bool:
+        """Return whether to compute this cached score again: never at the expense of requests."""
+        is_sampled = self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
+        return is_sampled and len(self._audits) < self._admission.free_permits
 
     async def _audit(
         self,

@@ -117,6 +117,7 @@ class RewardApp:
         self.routes = Routes(service, engine)
         self._keys = ApiKeys(settings.api_key_file)
         self._dispatcher = Dispatcher(self._keys, self._admission, max_body_bytes, self.telemetry)
+        self.cancel_all = self._dispatcher.cancel_all
         self._hosts = AllowedHosts(
             settings.allowed_host,
             listens_on=settings.host,
@@ -245,7 +246,9 @@ class RewardApp:
         elif method != "GET":
             response = self._dispatcher.refuse(request, self._no_route(scope))
         else:
-            prefix = _prefix(scope)
+            # The path below which a proxy serves this service, for the links of the pages.
+            prefix = request.headers.get(PREFIX_HEADER, "")
+            prefix = prefix if _PREFIX.fullmatch(prefix) else ""
             path = prefix + scope["path"]  # by ASGI's specification, it includes the root path
             page = {**scope, "method": method, "root_path": prefix, "path": path}
             await self._pages(page, receive, send_page)
@@ -270,16 +273,6 @@ class RewardApp:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
         if not await self._admission.drain(timeout_s):
             self.cancel_all()
-
-    def cancel_all(self) -> None:
-        """Cancel the admitted requests; their callers get 503."""
-        self._dispatcher.cancel_all()
-
-
-def _prefix(scope: Scope) -> str:
-    """Return the path below which a proxy serves this service, for the links of the pages."""
-    prefix = dict(scope["headers"]).get(PREFIX_HEADER.encode(), b"").decode("latin-1")
-    return prefix if _PREFIX.fullmatch(prefix) else ""
 
 
 def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:

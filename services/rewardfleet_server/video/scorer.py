@@ -150,11 +150,7 @@ class VideoScorer:
         return dict(self._provenance[backend])
 
     def check_ready(self) -> None:
-        """Check that no judge is down. All are loaded before the service listens.
-
-        Raises:
-            Unavailable: One of them is.
-        """
+        """Check that no judge is down. All are loaded before the service listens."""
         for judge in self._judges.values():
             if isinstance(judge, RecoveringJudge) and judge.outage is not None:
                 raise Unavailable(judge.outage, retry_after=1)

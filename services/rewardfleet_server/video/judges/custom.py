@@ -121,11 +121,6 @@ class CustomJudge:
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file.
-
-        Raises:
-            RewardFleetError: See `JudgeProcess.call`.
-        """
         answer = await self.process.call(task_text, path, nframes, max_pixels, dict(backend_kwargs))
         return Judgment(answer.score, answer.text)
 
