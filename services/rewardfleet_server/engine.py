@@ -280,14 +280,13 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
+        See `score_item` for errors, each of which is counted once for the batch.
+
         Args:
             backend: What scores it.
             context: The request.
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
             items: How many items it has.
-
-        Raises:
-            RewardFleetError: See `score_item`; it is counted once for the batch.
         """
         timing = Timing()
         try:
@@ -311,14 +310,13 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> AsyncIterator[None]:
         """Hold a permit, before the context's deadline, for work that is not the score of an item.
 
+        See `score_item` for errors.
+
         Args:
             context: The request.
             timing: The wait is added to its `queue`.
             items: How many samples the work is for.
             backend: What does it.
-
-        Raises:
-            RewardFleetError: See `score_item`.
         """
         sample = context.begin(items)
         sample.backend = backend

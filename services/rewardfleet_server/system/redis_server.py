@@ -41,8 +41,7 @@ def unreachable_reason(
         timeout_s: Seconds to wait for it.
         command: What it must be able to do, e.g. `("MGET", "key")`.
 
-    Raises:
-        ImportError, ValueError: See `client_of`.
+    See `client_of` for errors.
     """
     import redis.backoff  # noqa: PLC0415 - an optional package
     import redis.retry  # noqa: PLC0415 - an optional package

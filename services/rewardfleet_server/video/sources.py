@@ -67,8 +67,7 @@ class Source(Protocol):
     def digest(self) -> str:
         """Check the source without decoding it; return a SHA-256 that identifies it, in hex.
 
-        Raises:
-            RewardFleetError: See `VideoFiles.open`.
+        See `VideoFiles.open` for errors.
         """
 
     def digest_of(self, sha256: str) -> str:
@@ -76,11 +75,7 @@ class Source(Protocol):
         return sha256
 
     def cost(self) -> Cost:
-        """Return what decoding takes, from headers.
-
-        Raises:
-            RewardFleetError: See `VideoFiles.open` and `frames.video_cost`.
-        """
+        """Return what decoding takes, from headers; see `frames.video_cost` for errors."""
 
     def clip(self, spec: DecodeSpec) -> Clip:
         """Decode frames.
@@ -94,8 +89,7 @@ class Source(Protocol):
     def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
         """Return a context that gives the path of a video file; entering it blocks.
 
-        Raises:
-            RewardFleetError: See `clip`; raised when the context is entered.
+        Entering it raises the errors of `clip`.
         """
 
 

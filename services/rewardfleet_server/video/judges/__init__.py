@@ -100,7 +100,7 @@ class FileJudge(_Backend, Protocol):
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file.
+        """Judge a video file; see `ClipJudge.judge` for errors.
 
         Args:
             task_text: The task.
@@ -108,10 +108,6 @@ class FileJudge(_Backend, Protocol):
             nframes: Number of frames to judge.
             max_pixels: The most pixels per frame.
             backend_kwargs: Options that `check_options` accepted.
-
-        Raises:
-            RewardFleetError: See `ClipJudge.judge`.
-            Exception: See `ClipJudge.judge`.
         """
 
 
