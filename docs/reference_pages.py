@@ -24,7 +24,7 @@ from rewardfleet_server.observe.telemetry import Telemetry
 from rewardfleet_server.registry import SERVICES, ServiceEntry
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, flag_of
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
-from rewardfleet_server.video.app import video_service
+from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.judges.settings import BuiltInJudge, all_built_in
 from rewardfleet_server.video.settings import VideoSettings, judge_setting
 
@@ -88,7 +88,7 @@ _HEADERS = (
 def services() -> dict[str, Service[Any, Any]]:
     """Return every service; those that need a judge or a jail have a fake one."""
     with_fakes = {
-        "video": lambda: video_service(VideoSettings(), {"reference": FakeJudge()}),
+        "video": lambda: create_video_app(VideoSettings(), {"reference": FakeJudge()}).service,
         "code": lambda: code_service(CodeSettings(), FakeSandbox()),
     }
     return {

@@ -7,6 +7,7 @@ three quarters of the permits and of the queue, so that they never take all.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -18,10 +19,30 @@ from rewardfleet.wire.score import Timing
 
 from .observe.tracing import SAMPLE, stage
 
+log = logging.getLogger(__name__)
+
 #: The share of the permits and of the queue that large items may take.
 _LARGE_SHARE = 0.75
 #: Weight of the newest item in the moving average of backend times.
 _MEAN_WEIGHT = 0.1
+
+
+def fitting_line(free_files: int, most: int, open_files: int) -> int:
+    """Return how many requests may wait in line, each of which is an open connection.
+
+    Args:
+        free_files: How many more files may be open than others need.
+        most: The most requests in line.
+        open_files: The limit on open files, for the log.
+    """
+    fitting = max(min(most, free_files), 1)
+    if fitting < most:
+        log.warning(
+            "at most %d requests wait in line instead of %d: each is an open connection, and the "
+            "limit of open files is %d (`ulimit -n`)",
+            fitting, most, open_files,
+        )  # fmt: skip
+    return fitting
 
 
 class Admission:
@@ -34,9 +55,6 @@ class Admission:
         max_waiting: Requests that wait in line.
 
     Attributes:
-        max_in_flight: Items at the backend at the same time.
-        max_queue_depth: Items that wait for the backend.
-        max_waiting: Requests that wait in line.
         admitted: Requests admitted and not answered yet.
         in_flight: Items that hold a permit.
         queue_depth: Items that wait for a permit.

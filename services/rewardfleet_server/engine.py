@@ -40,7 +40,7 @@ from .admission import Admission
 from .cache import Cache
 from .cache.single_flight import SingleFlight
 from .observe.telemetry import RequestContext, Telemetry
-from .observe.tracing import SAMPLE, ItemSpan, stage
+from .observe.tracing import SAMPLE, stage
 from .system.anonymous_file import AnonymousFile
 from .system.log_throttle import LogThrottle
 
@@ -280,14 +280,13 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
+        See `score_item` for errors, each of which is counted once for the batch.
+
         Args:
             backend: What scores it.
             context: The request.
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
             items: How many items it has.
-
-        Raises:
-            RewardFleetError: See `score_item`; it is counted once for the batch.
         """
         timing = Timing()
         try:
@@ -311,14 +310,13 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> AsyncIterator[None]:
         """Hold a permit, before the context's deadline, for work that is not the score of an item.
 
+        See `score_item` for errors.
+
         Args:
             context: The request.
             timing: The wait is added to its `queue`.
             items: How many samples the work is for.
             backend: What does it.
-
-        Raises:
-            RewardFleetError: See `score_item`.
         """
         sample = context.begin(items)
         sample.backend = backend
@@ -332,7 +330,10 @@ class Engine(Generic[RequestT, ScoreT]):
             if sample.root is not None:
                 sample.root.end()
         except Exception as error:
-            raise _ended(sample, as_failure(error, context, overdue=limit.expired())) from error
+            failure = as_failure(error, context, overdue=limit.expired())
+            if sample.root is not None:
+                sample.root.end(failure.kind)
+            raise failure from error
         finally:
             context.end(sample)
 
@@ -430,12 +431,8 @@ class Engine(Generic[RequestT, ScoreT]):
             score = self._score_type.model_validate_json(value, strict=True)
         except ValidationError:
             score = None
-        if (
-            score is None
-            or score.status is not Status.OK
-            or score.backend != backend
-            or not policy.is_valid(score)
-        ):
+        is_usable = score and score.status is Status.OK and score.backend == backend
+        if score is None or not (is_usable and policy.is_valid(score)):
             self._telemetry.record_damaged_entry()
             self._warning("a cached score is not valid and is computed again")
             return None
@@ -479,10 +476,8 @@ class Engine(Generic[RequestT, ScoreT]):
         if not agrees:
             for key in policy.lookup_keys:
                 await self._cache.delete(self._key_prefix + key)
-            log.warning(
-                "a cached score differs from its recomputation and was evicted: %s",
-                policy.lookup_keys[0],
-            )
+            message = "a cached score differs from its recomputation and was evicted: %s"
+            log.warning(message, policy.lookup_keys[0])
         self._telemetry.record_audit(agrees=agrees)
 
 
@@ -509,13 +504,6 @@ def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:
     """Return the fields of the score of an item that has none."""
     problem = failure.problem(context.request_id).model_dump(mode="json")
     return {"score": None, "status": Status.ERROR, "error": problem}
-
-
-def _ended(sample: ItemSpan, failure: RewardFleetError) -> RewardFleetError:
-    """End the span of a sample with its failure; return the failure."""
-    if sample.root is not None:
-        sample.root.end(failure.kind)
-    return failure
 
 
 def _overdue(context: RequestContext) -> DeadlineExceeded:

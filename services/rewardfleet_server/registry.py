@@ -1,6 +1,6 @@
 """The services. Adding one means adding its folder and an entry here."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,5 @@ SERVICES: dict[str, ServiceEntry] = {
 }
 
 
-def load_attribute(target: str) -> Any:
-    """Import the object that `module:attribute` names."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+#: Imports the object that `module:attribute` names.
+load_attribute = pkgutil.resolve_name

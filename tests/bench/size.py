@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from rewardfleet import RewardFleet, video_request
 from rewardfleet.code import code_request
 from rewardfleet.commands.load.requests import tools_item
 from rewardfleet.wire.tools import ToolsRequest
-from rewardfleet_server.commands.sizing import OfferedLoad, Sizing, StageTimes, read_times
+from rewardfleet_server.commands.size import Sizing, measured_times, read_durations
 
 ROOT = Path(__file__).parent.parent.parent
 CLIPS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
@@ -41,24 +40,24 @@ def main() -> int:
         flags = ("--cache-mb", "0", "--workers", "1", "--cache", "")
         urls = [stack.enter_context(command_serving("code", *flags)) for _ in range(2)]
         ratios = asyncio.run(compare("code", urls, 1, score_programs, single_items(2)))
-        ratios += asyncio.run(compare("code", urls[:1], 1, score_programs, batches(8)))
+        ratios += asyncio.run(compare("code", urls[:1], 1, score_programs, batches(1, 8)))
     roots = ("--video-root", str(ROOT / "tests" / "data"))
     with command_serving("video", "--cache-mb", "0", "--max-in-flight", "2", *roots) as url:
         ratios += asyncio.run(compare("video", [url], 2, score_clips, single_items(2)))
-        ratios += asyncio.run(compare("video", [url], 2, score_clips, batches(8)))
+        ratios += asyncio.run(compare("video", [url], 2, score_clips, batches(2, 8)))
     with command_serving("tools") as url:
-        ratios += asyncio.run(compare("tools", [url], 1, score_answers, batches(64)))
+        ratios += asyncio.run(compare("tools", [url], 1, score_answers, batches(1, 64)))
     return report(ratios)
 
 
-def single_items(slots: int) -> list[tuple[OfferedLoad, int]]:
+def single_items(slots: int) -> list[tuple[Sizing, int]]:
     """Return loads of single items, and how many requests each has; the first is not judged."""
-    callers = [(OfferedLoad(callers=n * slots), 50 * n + 100) for n in (1, 4, 8)]
-    return [*callers, (OfferedLoad(rate=1, burst=20), 240)]
+    callers = [(Sizing([], slots, callers=n * slots), 50 * n + 100) for n in (1, 4, 8)]
+    return [*callers, (Sizing([], slots, rate=1, burst=20), 240)]
 
 
-def batches(items: int) -> list[tuple[OfferedLoad, int]]:
-    return [(OfferedLoad(callers=callers, batch=items), 15 * callers) for callers in (1, 3)]
+def batches(slots: int, items: int) -> list[tuple[Sizing, int]]:
+    return [(Sizing([], slots, callers=n, batch=items), 15 * n) for n in (1, 3)]
 
 
 async def score_programs(fleet: RewardFleet, numbers: list[int]) -> None:
@@ -88,24 +87,25 @@ async def score_answers(fleet: RewardFleet, numbers: list[int]) -> None:
 
 
 async def compare(
-    service: str, urls: list[str], slots: int, score: Score, loads: list[tuple[OfferedLoad, int]]
+    service: str, urls: list[str], slots: int, score: Score, loads: list[tuple[Sizing, int]]
 ) -> list[Ratio]:
     """Return predictions next to measurements."""
     total = slots * len(urls)
     numbers = itertools.count()
     ratios = []
     async with RewardFleet(**{service: urls}) as fleet:
-        await run(fleet, OfferedLoad(callers=total), MEASURED, score, numbers)
-        times = await asyncio.to_thread(read_times, urls[0])
-        capacity = Sizing(times, OfferedLoad(callers=total), slots).predict(len(urls)).items_per_s
+        full = Sizing([], slots, callers=total)
+        await run(fleet, full, MEASURED, score, numbers)
+        times = measured_times(await asyncio.to_thread(read_durations, urls[0]))
+        capacity = full._replace(times=times).predict(len(urls)).items_per_s
         for load, count in loads:
             if load.rate is not None:
-                load = replace(load, rate=0.6 * capacity)  # noqa: PLW2901 - now it is known
-            before = await asyncio.to_thread(read_times, urls[0])
+                load = load._replace(rate=0.6 * capacity)  # noqa: PLW2901 - now it is known
+            before = await asyncio.to_thread(read_durations, urls[0])
             per_second, p95 = await run(fleet, load, count, score, numbers)
-            after = await asyncio.to_thread(read_times, urls[0])
-            times = [without(*each) for each in zip(after, before, strict=True)]
-            found = Sizing(times, load, slots).predict(len(urls))
+            after = await asyncio.to_thread(read_durations, urls[0])
+            times = measured_times({each: after[each] - before[each] for each in before})
+            found = load._replace(times=times).predict(len(urls))
             is_judged = load.callers != total and service != "tools"
             kind = f"{load.callers} callers" if load.callers else f"bursts of {load.burst}"
             kind += f", {load.batch} items" if load.batch > 1 else ""
@@ -126,15 +126,8 @@ async def compare(
     return ratios
 
 
-def without(all_: StageTimes, other: StageTimes) -> StageTimes:
-    """Return the durations that are not in the other ones."""
-    counts = [a - b for a, b in zip(all_.counts, other.counts, strict=True)]
-    seconds = [each.mean_s * sum(each.counts) for each in (all_, other)]
-    return StageTimes(all_.lower, all_.upper, counts, (seconds[0] - seconds[1]) / sum(counts))
-
-
 async def run(
-    fleet: RewardFleet, load: OfferedLoad, count: int, score: Score, numbers: Iterator[int]
+    fleet: RewardFleet, load: Sizing, count: int, score: Score, numbers: Iterator[int]
 ) -> tuple[float, float]:
     """Send requests; return items per second, and the 95th percentile of the time of a request."""
     seconds: list[float] = []

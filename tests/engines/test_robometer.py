@@ -147,7 +147,7 @@ def test_clips_of_different_sizes_and_lengths_share_a_batch(
     judge: RobometerJudge, videos: list[Path]
 ):
     """Their scores are those of single clips, within rounding."""
-    engine = judge._scorer
+    engine = judge._engine
     assert isinstance(engine, RobometerEngine)
     sizes = [(1, 200_704), (3, 12_544), (8, 50_176), (5, 200_704)]
     clips = [clip_of(path, *size) for path, size in zip(videos, sizes, strict=False)]

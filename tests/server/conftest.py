@@ -10,6 +10,7 @@ from typing import Self
 import pytest
 import redis
 
+from rewardfleet_server.cache import Cache
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
@@ -21,6 +22,11 @@ def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands that run in this process leave its logging and standard error alone."""
     monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
     monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
+
+
+async def cached_value(cache: Cache, key: str) -> bytes | None:
+    """Return what a cache has under a key."""
+    return (await cache.get_many([key])).get(key)
 
 
 class RedisServer:

@@ -22,7 +22,7 @@ from rewardfleet_server.engine import CachePolicy, Engine, ScoringPlan
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Route, Service
-from rewardfleet_server.observe.logs import RequestIdFilter
+from rewardfleet_server.observe.logs import add_request_id
 from rewardfleet_server.observe.telemetry import REQUEST_ID, RequestContext, Telemetry
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.settings import CacheSettings
@@ -335,7 +335,7 @@ async def test_log_lines_of_threads_keep_the_request_id(caplog: pytest.LogCaptur
     REQUEST_ID.set("the-request")
     record = logging.LogRecord("x", logging.INFO, "", 0, "message", None, None)
     with ThreadPoolExecutor(1) as pool:
-        await run_in_thread(pool, lambda: RequestIdFilter().filter(record))
+        await run_in_thread(pool, lambda: add_request_id(record))
     assert record.request_id == "the-request"
 
 

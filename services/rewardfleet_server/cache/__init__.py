@@ -23,9 +23,6 @@ _FILE_MB = 1024
 class Cache(Protocol):
     """A store of finished scores, as bytes by key."""
 
-    async def get(self, key: str) -> bytes | None:
-        """Return the value stored under `key`, or None."""
-
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """Return the values that are stored under any of `keys`, by key, with one access."""
 

@@ -19,21 +19,17 @@ class MemoryCache:
         # By key: the value, and the monotonic time at which it expires.
         self._entries: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
 
-    async def get(self, key: str) -> bytes | None:
-        value, expires_at = self._entries.get(key, (None, 0.0))
-        if value is None or time.monotonic() > expires_at:
-            return None
-        self._entries.move_to_end(key)
-        return value
-
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        found = [(key, await self.get(key)) for key in keys]
-        return {key: value for key, value in found if value is not None}
+        found = {}
+        for key in keys:
+            value, expires_at = self._entries.get(key, (None, 0.0))
+            if value is not None and time.monotonic() <= expires_at:
+                self._entries.move_to_end(key)
+                found[key] = value
+        return found
 
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
-        old, _ = self._entries.pop(key, (None, 0.0))
-        if old is not None:
-            self._bytes -= len(key) + len(old)
+        await self.delete(key)
         self._entries[key] = value, math.inf if ttl_s is None else time.monotonic() + ttl_s
         self._bytes += len(key) + len(value)
         while self._bytes > self._max_bytes:

@@ -100,9 +100,6 @@ class RedisCache:
         self._circuit_open_until = 0.0
         self._refused = LogThrottle(log)
 
-    async def get(self, key: str) -> bytes | None:
-        return (await self.get_many([key])).get(key)
-
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         values = dict(await self._memory.get_many(keys))
         missing = [key for key in keys if key not in values]
@@ -163,7 +160,9 @@ class RedisCache:
             try:
                 found = self._send(list(dict.fromkeys(trip.keys)), trip.entries)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, a cache never fails
-                self._open_circuit(error)
+                # No request waits for the server in the next seconds.
+                log.warning("the shared cache could not be used: %s", reason_of(error))
+                self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS
         self._sent_at = math.inf
         trip.found.set_result(found)
 
@@ -186,8 +185,3 @@ class RedisCache:
         if refusals:
             self._refused("the shared cache stores nothing: SET: %s", reason_of(refusals[0]))
         return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-
-    def _open_circuit(self, error: Exception) -> None:
-        """Skip the server for 5 s: no request waits for it."""
-        log.warning("the shared cache could not be used: %s", reason_of(error))
-        self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS

@@ -101,9 +101,6 @@ class SqliteCache:
         aside = SqliteFile.set_aside(self._path)
         log.warning("the cache file is corrupt and was renamed to %s: %s", aside.name, error)
 
-    async def get(self, key: str) -> bytes | None:
-        return (await self.get_many([key])).get(key)
-
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         values = dict(await self._memory.get_many(keys))
         missing = [key for key in keys if key not in values]

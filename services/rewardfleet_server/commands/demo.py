@@ -19,13 +19,10 @@ from typing import NamedTuple
 
 import httpx
 from pydantic import BaseModel
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
+from rewardfleet.commands.options import table
 from rewardfleet_server.up.settings import free_port
 
 _STOP_SECONDS, _POLL_SECONDS = 60, 0.1
@@ -72,22 +69,21 @@ class Scored(NamedTuple):
 
 def main(folder: Path) -> int:
     """Score every rollout of `folder` with a new fleet; print scores and their accuracy."""
-    console = Console(highlight=False)
     lines = (folder / "manifest.jsonl").read_text().splitlines()
     rollouts = [Rollout.model_validate_json(line) for line in lines]
-    console.print("Starting the services: rewardfleet up …")
+    print("Starting the services: rewardfleet up …")
     try:
         with _fleet(folder) as url:
-            console.print(f"They are below {url}; the video judge is `reference`.\n")
-            results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts, console))
+            print(f"They are below {url}; the video judge is `reference`.\n")
+            results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts))
     except RewardFleetError as error:
-        console.print(f"[red]A service failed:[/red] {escape(str(error))}")
+        print(f"A service failed: {error}")
         return 1
-    console.print(_table(results))
-    console.print(_summary(results))
+    print(_table(results))
+    print(_summary(results))
     for name, (what, score) in others.items():
-        console.print(f"{name:8} {what:40} {score.score:.2f}")
-    console.print(_NEXT)
+        print(f"{name:8} {what:40} {score.score:.2f}")
+    print(_NEXT)
     return 0
 
 
@@ -126,11 +122,11 @@ def _is_ready(url: str) -> bool:
 
 
 async def _score_all(
-    url: str, folder: Path, rollouts: Sequence[Rollout], console: Console
+    url: str, folder: Path, rollouts: Sequence[Rollout]
 ) -> tuple[list[Scored], dict[str, tuple[str, Score]]]:
     """Score each rollout twice, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
-    with Progress(console=console) as progress:
+    with Progress() as progress:
         bar = progress.add_task("Scoring", total=2 * len(rollouts))
 
         async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
@@ -162,27 +158,24 @@ async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
     }
 
 
-def _table(results: Sequence[Scored]) -> Table:
-    title = "Times in milliseconds; a repeated request is answered from the cache"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("task", "score", "simulator said", "first", "again", "cached"):
-        is_number = name in {"score", "first", "again"}
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    for rollout, judged, first_ms, again, again_ms in sorted(
-        results, key=lambda each: each.rollout.task_text
-    ):
-        score = judged.score
-        wrong = score is not None and (score >= _THRESHOLD) != rollout.success
-        shown = "none" if score is None else f"{score:.2f}"
-        table.add_row(
-            _shortened(rollout.task_text),
-            f"[red]{shown}[/red]" if wrong else shown,
-            "[green]success[/green]" if rollout.success else rollout.failure_kind or "failure",
-            f"{first_ms:.0f}",
-            f"{again_ms:.1f}",
-            "yes" if again.cached else "no",
+def _table(results: Sequence[Scored]) -> str:
+    rows = []
+    for each in sorted(results, key=lambda each: each.rollout.task_text):
+        score, rollout = each.score.score, each.rollout
+        said = "success" if rollout.success else rollout.failure_kind or "failure"
+        is_wrong = score is not None and (score >= _THRESHOLD) != rollout.success
+        rows.append(
+            [
+                _shortened(rollout.task_text),
+                "none" if score is None else f"{score:.2f}",
+                f"{said} (!)" if is_wrong else said,
+                f"{each.first_ms:.0f}",
+                f"{each.again_ms:.1f}",
+                "yes" if each.again.cached else "no",
+            ]
         )
-    return table
+    columns = ("task", "score", "simulator said", "first ms", "again ms", "cached")
+    return table(columns, rows, numbers=True)
 
 
 def _shortened(task_text: str) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from prometheus_client import Counter, Gauge
 
 from rewardfleet.episodes import (
-    BatchResult,
     Rewards,
     RunningMeanStd,
     TemperatureBin,
@@ -116,7 +115,7 @@ class EpisodeApi:
                 "Score a rollout batch with its groups",
                 EpisodeBatchRequest,
                 EpisodeBatchResponse,
-                self.score_batch,
+                self._score_batch,
                 decode_batch,
                 max_fields=_MAX_BATCH_FIELDS,
                 max_values=_MAX_BATCH_VALUES,
@@ -127,7 +126,7 @@ class EpisodeApi:
                 "Add one episode to its group; repeat until the group is released",
                 GroupMemberRequest,
                 GroupMemberResponse,
-                self.add_member,
+                self._add_member,
                 max_fields=_MAX_FIELDS,
             ),
             Route(
@@ -135,19 +134,13 @@ class EpisodeApi:
                 "Return the temperature of each sample of a prompt",
                 TemperaturesRequest,
                 TemperaturesResponse,
-                self.temperatures,
+                self._temperatures,
                 scores=False,
                 max_fields=_MAX_FIELDS,
             ),
         )
 
-    async def score_batch(self, batch: DecodedBatch, context: RequestContext) -> bytes:
-        """Score a batch as a whole; return the encoded response.
-
-        Raises:
-            RewardFleetError: The batch cannot be clustered, its step is too old for
-                `normalize: running`, or it cannot be scored now.
-        """
+    async def _score_batch(self, batch: DecodedBatch, context: RequestContext) -> bytes:
         scored = await self._engine.score_together(
             encode.BACKEND,
             context,
@@ -164,11 +157,17 @@ class EpisodeApi:
         def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> ScoredBatch:
             with stage(timing, "backend"):
                 result = aggregate(rewards, options, running)
-            return self._encode(result, by_temperature(rewards), running, context, timing)
+            bins = by_temperature(rewards)
+            self._metrics.observe(bins)
+            timing.total = round(context.elapsed_ms, 3)
+            content = encode.encode_batch(result, bins, running, context.request_id, timing)
+            scores = result.scores[np.isfinite(result.scores)]
+            return ScoredBatch(content, encode.statuses(result), scores)
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
-                return _compute(batch)
+                valid = validate_batch(batch.items, options, batch.invalid)
+                return compute_rewards(valid, options)
 
         if options.normalize != "running":
             return await self._in_thread(batch, lambda: encoded(compute()))
@@ -176,31 +175,10 @@ class EpisodeApi:
         running = await count_rewards(self._store, batch.header, rewards)
         return await self._in_thread(batch, lambda: encoded(rewards, running))
 
-    def _encode(
-        self,
-        result: BatchResult,
-        bins: list[TemperatureBin],
-        running: RunningMeanStd | None,
-        context: RequestContext,
-        timing: Timing,
-    ) -> ScoredBatch:
-        self._metrics.observe(bins)
-        timing.total = round(context.elapsed_ms, 3)
-        content = encode.encode_batch(result, bins, running, context.request_id, timing)
-        scores = result.scores[np.isfinite(result.scores)]
-        return ScoredBatch(content, encode.statuses(result), scores)
-
     async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
-    async def add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
-        """Add one episode to its group; return the encoded response.
-
-        Raises:
-            RewardFleetError: The episode is invalid or does not fit its group, its step is too
-                old, or the run state cannot be written now.
-        """
-
+    async def _add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
         async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
                 check_episode(request.item, request.options)
@@ -215,18 +193,8 @@ class EpisodeApi:
         scored = await self._engine.score_together(encode.BACKEND, context, add)
         return scored.content
 
-    async def temperatures(
+    async def _temperatures(
         self, request: TemperaturesRequest, context: RequestContext
     ) -> TemperaturesResponse:
-        """Return the temperatures of the samples of a prompt.
-
-        Raises:
-            RewardFleetError: The step is too old, or the run state cannot be written now.
-        """
         async with self._engine.permit(context):
             return await sample_temperatures(self._store, request)
-
-
-def _compute(batch: DecodedBatch) -> Rewards:
-    options = batch.header.options
-    return compute_rewards(validate_batch(batch.items, options, batch.invalid), options)

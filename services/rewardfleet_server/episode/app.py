@@ -29,14 +29,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     Raises:
         ValueError: The run-state store cannot be opened; the message names the flag.
     """
-    store = store or open_run_state(settings, SHAPES)
-    return RewardApp(episode_service(settings, store), settings)
-
-
-def episode_service(
-    settings: EpisodeSettings, store: RunState
-) -> Service[EpisodeRequest, EpisodeScore]:
-    """Return what the episode service provides."""
+    state = store or open_run_state(settings, SHAPES)
     metrics = TemperatureMetrics()
     thread = ThreadPoolExecutor(1, thread_name_prefix="episodes")
 
@@ -46,17 +39,18 @@ def episode_service(
             yield
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
-            await store.aclose()
+            await state.aclose()
 
-    return Service(
+    service = Service(
         name="episode",
         description=SERVICES["episode"].description,
         scorer=EpisodeScorer(),
         request_type=EpisodeRequest,
         score_type=EpisodeScore,
         lifespan=lifespan,
-        routes=lambda engine: EpisodeApi(engine, store, metrics, thread).routes(),
-        collectors=(*metrics.collectors, store.metrics),
-        failure=lambda: store.failure,
+        routes=lambda engine: EpisodeApi(engine, state, metrics, thread).routes(),
+        collectors=(*metrics.collectors, state.metrics),
+        failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )
+    return RewardApp(service, settings)

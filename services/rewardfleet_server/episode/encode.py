@@ -10,7 +10,6 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.episodes import BatchResult, RunningMeanStd, TemperatureBin
-from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 
 #: The `backend` of every score.
@@ -51,7 +50,9 @@ def encode_batch(
     response: dict[str, Any] = {
         "results": results(result, request_id),
         "groups": group_stats(result),
-        "temperatures": [_temperature_stats(each) for each in bins],
+        "temperatures": [
+            dict(zip(vars(each), _without_nan(vars(each).values()), strict=True)) for each in bins
+        ],
         "provenance": {BACKEND: PROVENANCE},
         "timing_ms": timing.model_dump(),
     }
@@ -81,16 +82,11 @@ def results(result: BatchResult, request_id: str | None) -> list[Result]:
             if label >= 0:
                 each.cluster, each.pseudo_label = label, int(vote)
     for index, error in result.batch.reasons.items():
-        encoded[index] = _without_score(items[index].uid, error, request_id)
+        status = Status.ABSTAINED if error is None else Status.ERROR
+        encoded[index] = Result(items[index].uid, None, status, False, BACKEND)
+        if error is not None:
+            encoded[index].error = error.problem(request_id).model_dump(mode="json")
     return encoded
-
-
-def _without_score(uid: str, error: RewardFleetError | None, request_id: str | None) -> Result:
-    """Return a result with an error, or without one an abstention."""
-    if error is None:
-        return Result(uid, None, Status.ABSTAINED, False, BACKEND)
-    problem = error.problem(request_id).model_dump(mode="json")
-    return Result(uid, None, Status.ERROR, False, BACKEND, error=problem)
 
 
 def _components(result: BatchResult) -> list[dict[str, float]]:
@@ -139,10 +135,6 @@ def group_stats(result: BatchResult) -> list[dict[str, Any]]:
         columns["majority_ratio"] = _without_nan(clusters.majority_ratio.tolist())
         columns["diversity"] = _without_nan(clusters.diversity.tolist())
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _temperature_stats(each: TemperatureBin) -> dict[str, Any]:
-    return dict(zip(vars(each), _without_nan(vars(each).values()), strict=True))
 
 
 def _without_nan(values: Iterable[Any]) -> list[Any]:

@@ -69,7 +69,7 @@ class GroupCollector:
         while group.missing is None:
             retry_after_s = _retry_after_s(group)
             if retry_after_s is not None:
-                missing = _missing(group)
+                missing = group.size - group.arrived
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
             await self._release(key, group, request_id)
             # The member is stored already: this returns its result.
@@ -77,12 +77,8 @@ class GroupCollector:
         _check(key, EpisodeScore, score)
         if group.stats is not None:
             _check(key, GroupStats, group.stats)
-        return {
-            "released": True,
-            "missing": group.missing,
-            "result": score,
-            "group": group.stats,
-        }
+        rest = {"missing": group.missing, "result": score, "group": group.stats}
+        return {"released": True, **rest}
 
     async def _release(self, key: GroupKey, group: Group, request_id: str | None) -> None:
         """Score an open group. If several requests do, the result of the first one counts."""
@@ -116,14 +112,10 @@ def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
         raise Damaged(key.scope) from error
 
 
-def _missing(group: Group) -> int:
-    return group.size - group.arrived
-
-
 def _retry_after_s(group: Group) -> float | None:
     """Return the seconds until the next request; None if it is time to release the group."""
     remaining_s = group.left_s
-    if _missing(group) <= 0 or remaining_s <= 0:
+    if group.arrived >= group.size or remaining_s <= 0:
         return None
     pause_s = min(max(remaining_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
     return round(min(pause_s, remaining_s), 3)

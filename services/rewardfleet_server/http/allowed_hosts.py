@@ -38,19 +38,17 @@ class AllowedHosts:
         if self._accepts_any:
             return
         given = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        if len(given) != 1 or not self._accepts(_normalized(_without_port(given[0]))):
+        if len(given) != 1 or not self._accepts(given[0]):
             shown = ", ".join(given)[:100]
             raise Forbidden(f"the host {shown!r} is not accepted; allow it with --allowed-host")
 
-    def _accepts(self, host: str) -> bool:
+    def _accepts(self, header: str) -> bool:
+        name, colon, port = header.rpartition(":")
+        has_port = colon and (port.isdigit() or not port) and not name.endswith(":")
+        host = _normalized(name if has_port else header)
         if host in self._names or is_loopback(host):
             return True
         return self._accepts_addresses and _is_address(host)
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and (port.isdigit() or not port) and not name.endswith(":") else host
 
 
 def _normalized(host: str) -> str:

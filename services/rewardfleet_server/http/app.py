@@ -1,6 +1,5 @@
 """Assembly: a service's parts become one ASGI application."""
 
-import logging
 import re
 import resource
 from collections.abc import AsyncIterator
@@ -18,16 +17,11 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import (
-    Forbidden,
-    InvalidRequest,
-    RewardFleetError,
-    Unavailable,
-)
+from rewardfleet.wire.errors import Forbidden, InvalidRequest, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import Score
-from rewardfleet_server.admission import Admission
+from rewardfleet_server.admission import Admission, fitting_line
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.samples_in_flight import list_samples
@@ -51,8 +45,6 @@ from .routes import Route, Routes, Service
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
-log = logging.getLogger(__name__)
-
 _MIB = 2**20
 #: How many of the largest bodies the admitted requests may have together: of 64 MiB, one GiB.
 _LARGEST_BODIES = 16
@@ -69,23 +61,11 @@ _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
 
 
 def most_waiting(settings: ServerSettings, open_files: int) -> int:
-    """Return how many requests may wait in line, each of which is an open connection.
-
-    Args:
-        settings: Their limits on other requests.
-        open_files: The limit on open files, which the server raises to the hard one.
-    """
+    """Return how many requests may wait in line; see `fitting_line`."""
     if open_files == resource.RLIM_INFINITY:
         return _MAX_WAITING
     others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
-    fitting = max(min(_MAX_WAITING, open_files - others), 1)
-    if fitting < _MAX_WAITING:
-        log.warning(
-            "at most %d requests wait in line instead of %d: each is an open connection, and the "
-            "limit of open files is %d (`ulimit -n`), %d of them for others",
-            fitting, _MAX_WAITING, open_files, others,
-        )  # fmt: skip
-    return fitting
+    return fitting_line(open_files - others, _MAX_WAITING, open_files)
 
 
 class RewardApp:
@@ -99,7 +79,6 @@ class RewardApp:
         settings: The limits, the cache and the keys of the service.
 
     Attributes:
-        service: What it serves.
         routes: The routes that are dispatched.
         telemetry: Its metrics.
 
@@ -138,6 +117,7 @@ class RewardApp:
         self.routes = Routes(service, engine)
         self._keys = ApiKeys(settings.api_key_file)
         self._dispatcher = Dispatcher(self._keys, self._admission, max_body_bytes, self.telemetry)
+        self.cancel_all = self._dispatcher.cancel_all
         self._hosts = AllowedHosts(
             settings.allowed_host,
             listens_on=settings.host,
@@ -159,8 +139,8 @@ class RewardApp:
         self._page_routes = [
             each for each in self._pages.routes if getattr(each, "path", "") not in documented
         ]
-        self._pages.add_exception_handler(RewardFleetError, _on_failure)
-        self._pages.add_exception_handler(HTTPException, _on_http_exception)
+        for kind in (RewardFleetError, HTTPException):
+            self._pages.add_exception_handler(kind, _on_failure)
         self._generate = self._pages.openapi
         self._pages.openapi = self.openapi  # type: ignore[method-assign] # as FastAPI documents it
 
@@ -266,7 +246,9 @@ class RewardApp:
         elif method != "GET":
             response = self._dispatcher.refuse(request, self._no_route(scope))
         else:
-            prefix = _prefix(scope)
+            # The path below which a proxy serves this service, for the links of the pages.
+            prefix = request.headers.get(PREFIX_HEADER, "")
+            prefix = prefix if _PREFIX.fullmatch(prefix) else ""
             path = prefix + scope["path"]  # by ASGI's specification, it includes the root path
             page = {**scope, "method": method, "root_path": prefix, "path": path}
             await self._pages(page, receive, send_page)
@@ -292,16 +274,6 @@ class RewardApp:
         if not await self._admission.drain(timeout_s):
             self.cancel_all()
 
-    def cancel_all(self) -> None:
-        """Cancel the admitted requests; their callers get 503."""
-        self._dispatcher.cancel_all()
-
-
-def _prefix(scope: Scope) -> str:
-    """Return the path below which a proxy serves this service, for the links of the pages."""
-    prefix = dict(scope["headers"]).get(PREFIX_HEADER.encode(), b"").decode("latin-1")
-    return prefix if _PREFIX.fullmatch(prefix) else ""
-
 
 def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:
     """Add a route to the OpenAPI document; `RewardApp` dispatches it before FastAPI does."""
@@ -319,16 +291,13 @@ def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:
     )
 
 
-async def _on_failure(_: Request, error: Exception) -> Response:
-    if not isinstance(error, RewardFleetError):  # which the type of add_exception_handler allows
-        raise error
-    return problem_response(error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own refusals, e.g. of an unknown path."""
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == 404:
-        return problem_response(no_endpoint(request.url.path))
-    return problem_response(InvalidRequest(str(error.detail)))
+async def _on_failure(request: Request, error: Exception) -> Response:
+    """Answer a failure, and Starlette's own refusals, e.g. of an unknown path."""
+    match error:
+        case RewardFleetError():
+            return problem_response(error)
+        case HTTPException(status_code=404):
+            return problem_response(no_endpoint(request.url.path))
+        case HTTPException():
+            return problem_response(InvalidRequest(str(error.detail)))
+    raise error  # which the type of add_exception_handler allows

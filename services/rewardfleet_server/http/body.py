@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -17,12 +17,7 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.threads import run_in_thread
 
-from .body_parser import (
-    BodyParser,
-    ComplexityLimits,
-    check_complexity,
-    is_simple,
-)
+from .body_parser import BodyParser, ComplexityLimits, check_complexity, is_simple
 from .guard import ClientDisconnected
 from .routes import Form, Route
 
@@ -125,7 +120,8 @@ class BodyReader:
         decode = _decoder(route)
         if isinstance(body, bytes):
             if len(body) <= _SMALL_BODY:
-                return _decode(decode, body, limits)
+                check_complexity(body, limits)
+                return decode(body)
             few = ComplexityLimits(min(limits.fields, _MAX_FIELDS), min(limits.values, _MAX_VALUES))
             if is_simple(body, few):
                 async with asyncio.timeout_at(deadline):
@@ -180,11 +176,6 @@ def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
         return route.decode
     assert route.request_model is not None  # noqa: S101 - it has a body
     return partial(validate_json, route.request_model)  # type: ignore[return-value] # the default
-
-
-def _decode(decode: Callable[[bytes], DecodedT], body: bytes, limits: ComplexityLimits) -> DecodedT:
-    check_complexity(body, limits)
-    return decode(body)
 
 
 async def _collect(stream: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
@@ -258,7 +249,8 @@ def _check_form(form: FormData) -> Form:
         if isinstance(value, str):
             fields[name] = value
         elif name == FILE_FIELD:
-            file = _spooled(value)
+            value.file.fileno()  # moves a spooled file to disk
+            file = AnonymousFile(value.file)
         else:
             raise InvalidRequest(f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}")
     if file is None:
@@ -266,8 +258,3 @@ def _check_form(form: FormData) -> Form:
             f"the form has no file; send one part {FILE_FIELD!r} with a file name and the video"
         )
     return Form(fields, file)
-
-
-def _spooled(upload: UploadFile) -> AnonymousFile:
-    upload.file.fileno()  # moves a spooled file to disk
-    return AnonymousFile(upload.file)

@@ -47,7 +47,10 @@ def request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str,
     """Return what FastAPI does not know about the requests of a route."""
     extra: dict[str, Any] = {}
     if route.request_model is not None:
-        schema = _request_schema(route, service)
+        schema = _inline_schema(route.request_model, service.field_schemas)
+        if route.items_fail_alone:
+            items = schema["properties"]["items"]
+            items["items"] = {"anyOf": [items["items"], {"description": _INVALID_ITEM}]}
         content = {"application/json": {"schema": schema}}
         if route.decode_form is not None:
             content["multipart/form-data"] = {"schema": _form_schema(schema, service)}
@@ -59,25 +62,13 @@ def request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str,
     return extra
 
 
-def _request_schema(route: Route[Any], service: Service[Any, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a route's bodies, with the limits that the settings add.
-
-    Args:
-        route: It has a request model.
-        service: The route's service.
-    """
-    assert route.request_model is not None  # noqa: S101 - the caller has checked it
-    schema = _inline_schema(route.request_model, service.field_schemas)
-    if route.items_fail_alone:
-        items = schema["properties"]["items"]
-        items["items"] = {"anyOf": [items["items"], {"description": _INVALID_ITEM}]}
-    return schema
-
-
 def _inline_schema(
     model: type[BaseModel], field_schemas: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a model's schema without references, as OpenAPI keeps definitions elsewhere."""
+    """Return a model's schema with what the settings add to its fields.
+
+    It has no references, as OpenAPI keeps definitions elsewhere.
+    """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 

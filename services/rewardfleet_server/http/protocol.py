@@ -239,12 +239,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the time limits."""
-        for timer in (
-            self._header_timer,
-            self._discard_timer,
-            self._write_timer,
-            self._end_timer,
-        ):
+        timers = (self._header_timer, self._discard_timer, self._write_timer, self._end_timer)
+        for timer in timers:
             self._cancel(timer)
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -328,6 +324,12 @@ class _Buffer(threading.local):
         self.view = memoryview(bytearray(_READ_BYTES))
 
 
+#: What asyncio calls besides the methods of `HttpProtocol`.
+_PASSED_ON = (
+    "connection_made", "eof_received", "pause_writing", "resume_writing", "connection_lost",
+)  # fmt: skip
+
+
 class HttpProtocol(asyncio.BufferedProtocol):
     """A `BoundedHttpProtocol` that is given little more than the headers until they are complete.
 
@@ -339,10 +341,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     def __init__(self, **arguments: Any) -> None:
         self._http = BoundedHttpProtocol(**arguments)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass it on, as the other events."""
-        self._http.connection_made(cast("asyncio.Transport", transport))
+        for event in _PASSED_ON:
+            setattr(self, event, getattr(self._http, event))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of the interface
         """Return where the next bytes are read to."""
@@ -351,19 +351,3 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes that were read."""
         self._http.data_received(bytes(self._buffer.view[:nbytes]))
-
-    def eof_received(self) -> None:
-        """Pass it on."""
-        self._http.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass it on."""
-        self._http.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass it on."""
-        self._http.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
-        self._http.connection_lost(exc)

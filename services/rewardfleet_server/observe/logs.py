@@ -20,15 +20,12 @@ _native.setLevel(logging.INFO)
 _FLUSH_SECONDS = 0.2
 
 
-class RequestIdFilter(logging.Filter):
-    """Adds the request id to the lines that are written while a request is handled."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Set `request_id`, if there is one; keep every line."""
-        request_id = REQUEST_ID.get(None)
-        if request_id is not None:
-            record.request_id = request_id
-        return True
+def add_request_id(record: logging.LogRecord) -> bool:
+    """Add its id to a line that is written while a request is handled; keep every line."""
+    request_id = REQUEST_ID.get(None)
+    if request_id is not None:
+        record.request_id = request_id
+    return True
 
 
 class _TerminalFormatter(logging.Formatter):
@@ -36,9 +33,6 @@ class _TerminalFormatter(logging.Formatter):
 
     default_time_format = "%H:%M:%S"
     default_msec_format = ""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
@@ -101,12 +95,16 @@ def configure_logging(level: str) -> None:
         "rename_fields": {"levelname": "level", "name": "logger"},
         "reserved_attrs": [*RESERVED_ATTRS, "color_message"],
     }
+    terminal_format = {
+        "()": _TerminalFormatter,
+        "fmt": "%(asctime)s %(levelname)-7s %(message)s",
+    }
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": json_format, "terminal": {"()": _TerminalFormatter}},
-            "filters": {"request": {"()": RequestIdFilter}},
+            "formatters": {"json": json_format, "terminal": terminal_format},
+            "filters": {"request": {"()": lambda: add_request_id}},
             "handlers": {
                 "stderr": {
                     "class": "logging.StreamHandler",

@@ -234,9 +234,7 @@ class Telemetry:
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
 
     Attributes:
-        service: The name of the service.
         metrics: All metrics of this class, for the documentation.
-        deadline_s: Seconds for a request.
     """
 
     def __init__(
@@ -353,17 +351,10 @@ class Telemetry:
             self._scores.observe(score.score, score.backend)
         is_computed = not score.cached and score.status is not Status.ERROR
         self._observe_stages(score.timing_ms, _STAGES if is_computed else ("total",))
-        if span is not None:
-            self._end_sample_span(span, score)
-
-    def _end_sample_span(self, span: "Span", score: Score) -> None:
-        span.set(
-            {
-                "rewardfleet.backend": score.backend,
-                "rewardfleet.status": score.status.value,
-                "rewardfleet.cached": score.cached,
-            }
-        )
+        if span is None:
+            return
+        own = {"backend": score.backend, "status": score.status.value, "cached": score.cached}
+        span.set({f"rewardfleet.{name}": value for name, value in own.items()})
         if score.error is None:
             value = {} if score.score is None else {"gen_ai.evaluation.score.value": score.score}
             label = {"gen_ai.evaluation.score.label": score.status.value}
@@ -434,7 +425,16 @@ class Telemetry:
             if context.fallback_rewards:
                 self._fallbacks[()].inc(context.fallback_rewards)
         if context.span is not None:
-            self._end_span(context, context.span, status, kind)
+            context.span.set(
+                {
+                    "http.response.status_code": status,
+                    "rewardfleet.service": self.service,
+                    "rewardfleet.request_id": context.request_id,
+                    "rewardfleet.items": context.items,
+                    "rewardfleet.cached": context.cached,
+                }
+            )
+            context.span.end(kind or (None if status == 200 else "disconnected"))
         has_failed = status != 200 or context.failed > 0
         if not has_failed and random.random() >= self._log_sample_rate:  # noqa: S311 - no secret
             return
@@ -453,20 +453,6 @@ class Telemetry:
                 "total_ms": round(context.elapsed_ms, 3),
             },
         )
-
-    def _end_span(
-        self, context: RequestContext, span: "Span", status: int, kind: ErrorKind | None
-    ) -> None:
-        span.set(
-            {
-                "http.response.status_code": status,
-                "rewardfleet.service": self.service,
-                "rewardfleet.request_id": context.request_id,
-                "rewardfleet.items": context.items,
-                "rewardfleet.cached": context.cached,
-            }
-        )
-        span.end(kind or (None if status == 200 else "disconnected"))
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

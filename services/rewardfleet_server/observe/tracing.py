@@ -9,7 +9,6 @@ import logging
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rewardfleet.wire.errors import RewardFleetError
@@ -75,8 +74,14 @@ def trace_headers() -> dict[str, str]:
     return {} if sample is None or sample.span is None else sample.span.headers()
 
 
-class Stage:
-    """A stage of scoring an item, from entering the block to leaving it, or to `stop`."""
+class stage:  # noqa: N801 - a context manager, named like those of contextlib
+    """Mark a `with` block as a stage of the current sample, until its end or `stop`.
+
+    Args:
+        timing: The milliseconds of the block are added to its field `name`; None: they are not
+            reported.
+        name: The name of the stage.
+    """
 
     def __init__(self, timing: Timing | None, name: str) -> None:
         self._timing = timing
@@ -95,12 +100,7 @@ class Stage:
                 sample.span = self._span = sample.span.child(self._name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.stop(error)
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -120,17 +120,6 @@ class Stage:
             self._sample.stage, self._sample.since, self._sample.span = self._outer
         if self._span is not None:
             self._span.end(None if error is None else failure_kind(error))
-
-
-def stage(timing: Timing | None, name: str) -> Stage:
-    """Mark a `with` block as a stage of the current sample.
-
-    Args:
-        timing: The milliseconds of the block are added to its field `name`; None: they are not
-            reported.
-        name: The name of the stage.
-    """
-    return Stage(timing, name)
 
 
 def failure_kind(error: BaseException) -> str:

@@ -14,12 +14,11 @@ from .check import check_rows
 from .groups import Group, GroupKey, Groups
 from .settings import RunStateSettings
 from .sqlite import SqliteStore
-from .state import KEEP_STEPS, RunState, Transition
+from .state import RunState
 from .store import Damaged, Scope, Store
 from .values import NO_SHAPES, Shape, Shapes
 
 __all__ = [
-    "KEEP_STEPS",
     "Damaged",
     "Group",
     "GroupKey",
@@ -28,7 +27,6 @@ __all__ = [
     "Scope",
     "Shape",
     "Shapes",
-    "Transition",
     "describe_run_state",
     "open_run_state",
 ]

@@ -100,8 +100,7 @@ _ABANDONED = Group(size=1, options=None, left_s=0.0, missing=0)
 class Groups:
     """The groups of training runs. A member costs the same however many groups are open.
 
-    Every method raises `Unavailable` if the store cannot be used now, or if what it stores is
-    damaged.
+    For errors of every method see `Store`.
 
     Args:
         state: The state of training runs.

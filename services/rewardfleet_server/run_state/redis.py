@@ -102,9 +102,7 @@ class RedisStore:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
 
     Raises:
-        ImportError: The `redis` package is not installed.
-        ValueError: It is not such a URL. The message may contain a part of the password.
-        Unavailable: The server has run state of an earlier version.
+        Unavailable: The server has run state of an earlier version. See also `client_of`.
     """
 
     def __init__(self, url: str) -> None:

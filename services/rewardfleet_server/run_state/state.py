@@ -52,9 +52,7 @@ Transition = Callable[[Any], tuple[Any, Any]]
 class RunState:
     """A small state per scope, the outcomes of its transitions, and groups.
 
-    Its reads are never cached. Every method raises `Unavailable` if the store cannot be used now,
-    or if what it stores is damaged. Nothing is changed then, unless only the store's response was
-    lost.
+    Its reads are never cached. For errors of every method see `Store`.
 
     Runs that no call has changed for long are deleted with all their scopes and groups.
 

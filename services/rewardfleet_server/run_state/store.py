@@ -85,7 +85,6 @@ class Transaction:
         now: The time.
 
     Attributes:
-        now: The time.
         found: What was looked up.
         dropped: Keys of which all fields are deleted before others are written.
         written: The new values of fields, by key; None deletes a field.

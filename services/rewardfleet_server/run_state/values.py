@@ -87,16 +87,12 @@ def load(scope: Scope, text: str | bytes, adapter: TypeAdapter[Any] | None = Non
     try:
         if adapter is None:
             return json.loads(text, parse_constant=_refuse_constant)
-        if _has_constants(text):
+        encoded = text.encode() if isinstance(text, str) else text
+        if b"NaN" in encoded or b"Infinity" in encoded:
             json.loads(text, parse_constant=_refuse_constant)
         return adapter.validate_json(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise Damaged(scope) from error
-
-
-def _has_constants(text: str | bytes) -> bool:
-    encoded = text.encode() if isinstance(text, str) else text
-    return b"NaN" in encoded or b"Infinity" in encoded
 
 
 def _refuse_constant(name: str) -> NoReturn:

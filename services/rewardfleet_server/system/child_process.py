@@ -46,6 +46,13 @@ def end_with_parent(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
+def describe_end(status: int | None) -> str:
+    """Return how a process ended, by its status; None if that is unknown."""
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
 class MemoryFile:
     """A file in memory, which another process can read. It is gone as soon as this object is.
 
@@ -124,22 +131,18 @@ class TaskProcess:
         try:
             self._started().run(message, source.fd, result.fd, seconds)
         except OSError as error:  # also after a timeout
-            raise self._failure(error) from None
+            code = self._stop()
+            if self._closed:
+                raise TaskLost("the service is shutting down") from None
+            log.warning("the process that %s is replaced: %r", self._label, error)
+            if isinstance(error, TimeoutError) or code in _TOO_LARGE:
+                raise TaskTooLarge from None
+            raise TaskLost(f"the process that {self._label} ended") from None
 
     def close(self) -> None:
         """End the process."""
         self._closed = True
         self._stop()
-
-    def _failure(self, error: OSError) -> TaskTooLarge | TaskLost:
-        """End the process, which did not answer; return why."""
-        code = self._stop()
-        if self._closed:
-            return TaskLost("the service is shutting down")
-        log.warning("the process that %s is replaced: %r", self._label, error)
-        if isinstance(error, TimeoutError) or code in _TOO_LARGE:
-            return TaskTooLarge()
-        return TaskLost(f"the process that {self._label} ended")
 
     def _started(self) -> "_Child":
         with self._lock:

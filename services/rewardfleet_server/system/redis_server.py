@@ -41,9 +41,7 @@ def unreachable_reason(
         timeout_s: Seconds to wait for it.
         command: What it must be able to do, e.g. `("MGET", "key")`.
 
-    Raises:
-        ImportError: The `redis` package is not installed.
-        ValueError: It is not such a URL. The message may contain a part of the password.
+    See `client_of` for errors.
     """
     import redis.backoff  # noqa: PLC0415 - an optional package
     import redis.retry  # noqa: PLC0415 - an optional package

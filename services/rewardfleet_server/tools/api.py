@@ -107,7 +107,7 @@ class ToolsApi:
                 "Create the budget of a run, change its options, or resume it from a checkpoint",
                 BudgetRequest,
                 Budget,
-                self.put_budget,
+                self._put_budget,
                 method="PUT",
                 scores=False,
             ),
@@ -116,7 +116,7 @@ class ToolsApi:
                 "Return the budget of a run, with a checkpoint",
                 None,
                 Budget,
-                self.get_budget,
+                self._get_budget,
                 method="GET",
                 scores=False,
             ),
@@ -125,41 +125,26 @@ class ToolsApi:
                 "Count the costs of a step, or of a part of it, once",
                 BudgetUpdateRequest,
                 BudgetUpdate,
-                self.update_budget,
+                self._update_budget,
                 scores=False,
             ),
         )
 
-    async def put_budget(self, request: BudgetRequest, context: RequestContext) -> BaseModel:
-        """Create or change the budget of a run.
-
-        Raises:
-            RewardFleetError: The run state cannot be written now.
-        """
+    async def _put_budget(self, request: BudgetRequest, context: RequestContext) -> BaseModel:
         run = _run(context)
         async with self._engine.permit(context):
             budget = await self._budgets.put(run, request)
         self._metrics.observe(budget)
         return budget
 
-    async def get_budget(self, _: None, context: RequestContext) -> BaseModel:
-        """Return the budget of a run.
-
-        Raises:
-            RewardFleetError: There is none, or the run state cannot be read now.
-        """
+    async def _get_budget(self, _: None, context: RequestContext) -> BaseModel:
         run = _run(context)
         async with self._engine.permit(context):
             return await self._budgets.get(run)
 
-    async def update_budget(
+    async def _update_budget(
         self, request: BudgetUpdateRequest, context: RequestContext
     ) -> BaseModel:
-        """Count costs.
-
-        Raises:
-            RewardFleetError: They do not fit the run, or the run state cannot be written now.
-        """
         run = _run(context)
         async with self._engine.permit(context):
             update = await self._budgets.update(run, request)

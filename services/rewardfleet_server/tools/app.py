@@ -30,18 +30,9 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
     Raises:
         ValueError: The file of tool families, or the run-state store, cannot be used.
     """
-    store = store or open_run_state(settings, {"budget": SHAPE})
-    return RewardApp(tools_service(settings, store), settings)
-
-
-def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequest, ToolsScore]:
-    """Return what the tools service provides.
-
-    Raises:
-        ValueError: The file of tool families cannot be used.
-    """
+    state = store or open_run_state(settings, {"budget": SHAPE})
     families = {} if settings.tool_families is None else read_families(settings.tool_families)
-    budgets, metrics = Budgets(store), BudgetMetrics()
+    budgets, metrics = Budgets(state), BudgetMetrics()
     scorer = ToolsScorer(families, budgets)
 
     @asynccontextmanager
@@ -49,9 +40,9 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
         try:
             yield
         finally:
-            await store.aclose()
+            await state.aclose()
 
-    return Service(
+    service = Service(
         name="tools",
         description=SERVICES["tools"].description,
         scorer=scorer,
@@ -64,7 +55,8 @@ def tools_service(settings: ToolsSettings, store: RunState) -> Service[ToolsRequ
             *ToolsApi(engine, budgets, metrics).routes(),
             *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],
-        collectors=(*metrics.collectors, store.metrics),
-        failure=lambda: store.failure,
+        collectors=(*metrics.collectors, state.metrics),
+        failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )
+    return RewardApp(service, settings)

@@ -64,13 +64,6 @@ class _BudgetState(BaseModel):
             raise ValueError("a sum is too large")
         return self
 
-    def limited(self) -> Self:
-        """Keep the multiplier within the limit of the options."""
-        multiplier = self.checkpoint.multiplier
-        multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
-        multiplier.integral = min(multiplier.integral, self.options.max_lambda)
-        return self
-
     def count(self, request: BudgetUpdateRequest) -> bool:
         """Count a request that was not counted before; return whether its step is closed."""
         last, opened = self.checkpoint.step, self.open_step
@@ -175,6 +168,9 @@ class Price(NamedTuple):
 class Budgets:
     """The budgets in a run-state store.
 
+    Every method raises `Unavailable` if the store cannot be used now. All but `put` raise
+    `NotFound` if the run has no budget.
+
     Args:
         store: The state of training runs.
     """
@@ -183,33 +179,22 @@ class Budgets:
         self._store = store
 
     async def price(self, run: str) -> Price:
-        """Return the multiplier and the budget of a run.
-
-        Raises:
-            NotFound: The run has no budget.
-            Unavailable: The store cannot be read now.
-        """
+        """Return the multiplier and the budget of a run."""
         state = _existing(await self._store.read(_scope(run)), run)
         return Price(state.checkpoint.multiplier.multiplier, state.options.budget)
 
     async def get(self, run: str) -> Budget:
-        """Return the budget of a run.
-
-        Raises:
-            NotFound: The run has no budget.
-            Unavailable: The store cannot be read now.
-        """
+        """Return the budget of a run."""
         return _existing(await self._store.read(_scope(run)), run).budget(run)
 
     async def put(self, run: str, request: BudgetRequest) -> Budget:
-        """Create a budget, change its options, or resume from a checkpoint.
-
-        Raises:
-            Unavailable: The store cannot be written now.
-        """
+        """Create a budget, change its options, or resume from a checkpoint."""
 
         def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Budget]:
-            state = _changed(stored, request).limited()
+            state = _changed(stored, request)
+            multiplier = state.checkpoint.multiplier
+            multiplier.multiplier = min(multiplier.multiplier, state.options.max_lambda)
+            multiplier.integral = min(multiplier.integral, state.options.max_lambda)
             return state, state.budget(run)
 
         budget: Budget = await self._store.update(
@@ -223,9 +208,7 @@ class Budgets:
         A request that is sent again gets the answer it got the first time.
 
         Raises:
-            NotFound: The run has no budget.
             InvalidRequest: The step is closed, or it has parts and these are all its costs.
-            Unavailable: The store cannot be written now.
         """
 
         def transition(stored: _BudgetState | None) -> tuple[_BudgetState, BudgetUpdate]:

@@ -14,7 +14,7 @@ from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
 from .discovery import follow
 from .gateway import PAGES, Gateway
-from .line import fitting_line
+from .line import most_waiting
 from .replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
     services: dict[str, list[str]] = {}
     for each in given:
         name, _, url = each.partition("=")
-        if not _is_name(name):
+        if not (name.isascii() and name.isidentifier()) or name in PAGES:
             raise ValueError(
                 f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
                 f"and is not {', '.join(PAGES[1:])}"
@@ -46,10 +46,6 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
     if not services:
         raise ValueError("give --service NAME=http://HOST:PORT, once or more")
     return services
-
-
-def _is_name(text: str) -> bool:
-    return text.isascii() and text.isidentifier() and text not in PAGES
 
 
 def _is_base_url(text: str) -> bool:
@@ -90,7 +86,7 @@ async def _run(
     listener: socket.socket, hosts: AllowedHosts, services: Mapping[str, Sequence[str]]
 ) -> int:
     fleet: dict[str, list[Replica]] = {name: [] for name in services}
-    max_waiting = fitting_line(raise_descriptor_limit(), _REPLICAS)
+    max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
     # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
     server = GracefulServer(gateway, handles_signals=False)

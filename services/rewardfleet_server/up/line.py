@@ -1,14 +1,13 @@
 """Requests that wait in line at the gateway, with their bodies unread."""
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from .replicas import Replica
+from rewardfleet_server.admission import fitting_line
 
-log = logging.getLogger(__name__)
+from .replicas import Replica
 
 #: The most requests in progress, without those that may wait in line.
 MAX_REQUESTS = 4096
@@ -83,14 +82,9 @@ class Line:
         self.advance()
 
 
-def fitting_line(open_files: int, replicas: int) -> int:
+def most_waiting(open_files: int, replicas: int) -> int:
     """Return how many requests may wait in line, if so many files may be open."""
     # A request at a replica has a second connection.
     free = open_files - 2 * MAX_REQUESTS - _OTHER_FILES
-    fitting = max(min(MAX_WAITING, max(free - MAX_OUTSTANDING * replicas, free // 2)), 1)
-    if fitting < MAX_WAITING:
-        log.warning(
-            "the limit of open files is %d: at most %d requests wait in line, instead of %d",
-            open_files, fitting, MAX_WAITING,
-        )  # fmt: skip
-    return fitting
+    free = max(free - MAX_OUTSTANDING * replicas, free // 2)
+    return fitting_line(free, MAX_WAITING, open_files)

@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from rewardfleet_server.serve import CANNOT_BE_BOUND
-from rewardfleet_server.system.child_process import end_with_parent
+from rewardfleet_server.system.child_process import describe_end, end_with_parent
 
 from .replicas import Replica, watch
 from .settings import PlannedReplica
@@ -77,17 +77,21 @@ class ReplicaProcess:
                 started = time.monotonic()
                 status = await self._run_once()
                 self.replica.is_ready = False
-                self.replica.last_failure = _ended(status)
-                if self._lacks_port() and ports_left > 0:
+                self.replica.last_failure = reason = describe_end(status)
+                is_taken = any(CANNOT_BE_BOUND in line for line in self._last_lines)
+                # By another process, after the port was found to be free.
+                if is_taken and self.planned.has_free_port and ports_left > 0:
                     ports_left -= 1
-                    self._move()
+                    self.planned = self.planned.on_another_port()
+                    self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
+                    self._last_lines.clear()
                     continue
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
-                    raise FleetFailed(f"{self.planned.name} {_ended(status)}:\n{lines}")
+                    raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")
                 if time.monotonic() - started > _STABLE_SECONDS:
                     backoff = _MIN_BACKOFF
-                name, reason = self.planned.name, _ended(status)
+                name = self.planned.name
                 log.warning("%s %s; it is restarted in %g s", name, reason, backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, _MAX_BACKOFF)
@@ -95,16 +99,6 @@ class ReplicaProcess:
         finally:
             await self._stop()
             self._log.close()
-
-    def _lacks_port(self) -> bool:
-        """Whether another process bound the port after it was found to be free."""
-        is_bound = any(CANNOT_BE_BOUND in line for line in self._last_lines)
-        return is_bound and self.planned.has_free_port
-
-    def _move(self) -> None:
-        self.planned = self.planned.on_another_port()
-        self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
-        self._last_lines.clear()
 
     async def _run_once(self) -> int:
         command = [sys.executable, "-m", "rewardfleet_server", "serve", self.planned.service]
@@ -166,9 +160,3 @@ class ReplicaProcess:
             await process.wait()
         finally:
             drain.cancel()
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by {signal.Signals(-status).name}"

@@ -83,11 +83,7 @@ class PlannedReplica:
         return [flag for name, value in self.given.items() for flag in _flags(name, value)]
 
     def on_another_port(self) -> "PlannedReplica":
-        """Return the same replica on another port that is free.
-
-        Raises:
-            OSError: No port is free.
-        """
+        """Return the same replica on another port; see `free_port`."""
         port = free_port()
         settings = self.settings.model_copy(update={"port": port})
         return replace(self, settings=settings, given={**self.given, "port": port})

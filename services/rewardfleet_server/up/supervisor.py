@@ -24,7 +24,7 @@ from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.diagnosis import Diagnosis, check_redis_servers
 
 from .gateway import Gateway
-from .line import fitting_line
+from .line import most_waiting
 from .processes import FleetFailed, ReplicaProcess
 from .replicas import Replica
 from .settings import FleetConfig, PlannedReplica, plan
@@ -54,7 +54,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         return 1
     if config.api_key_file is None and not is_loopback(config.host):
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
-    max_waiting = fitting_line(raise_descriptor_limit(), len(replicas))
+    max_waiting = most_waiting(raise_descriptor_limit(), len(replicas))
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with _locked(folder):

@@ -36,13 +36,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     Raises:
         ValueError: The settings name a judge that does not exist or cannot be loaded.
     """
-    return RewardApp(video_service(settings, judges or load_judges(settings)), settings)
-
-
-def video_service(
-    settings: VideoSettings, judges: Mapping[str, Judge]
-) -> Service[VideoRequest, VideoScore]:
-    """Return the declaration of the video service; the first judge is the default."""
+    judges = judges or load_judges(settings)
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
     decode_threads = max(2, os.cpu_count() or 1)
@@ -74,7 +68,7 @@ def video_service(
         max_decoders=decode_threads,
         max_video_bytes=max_bytes,
     )
-    return Service(
+    service = Service(
         name="video",
         description=SERVICES["video"].description,
         scorer=scorer,
@@ -96,3 +90,4 @@ def video_service(
         warnings=() if settings.video_root else (_NO_VIDEO_ROOT,),
         abstention_fails=settings.abstention == "error",
     )
+    return RewardApp(service, settings)

@@ -83,7 +83,7 @@ class ChatApi:
                 "Score frames, or report their trend; OpenAI's format",
                 ChatRequest,
                 ChatCompletion,
-                self.complete,
+                self._complete,
                 decode_query,
                 failure_model=ChatError,
             ),
@@ -92,19 +92,15 @@ class ChatApi:
                 "The loaded judges; OpenAI's format",
                 None,
                 ChatModels,
-                self.models,
+                self._models,
                 scores=False,
                 failure_model=ChatError,
                 method="GET",
             ),
         )
 
-    async def complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
-        """Score the items and answer in the form that the prompt asks for.
-
-        Raises:
-            RewardFleetError: There is no score.
-        """
+    async def _complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
+        """Score the items and answer in the form that the prompt asks for."""
         judge = {"backend": self._judge(query.model)}
         items = [item.model_copy(update=judge) for item in query.items]
         scores = await self._engine.score_batch(items, context)
@@ -125,8 +121,7 @@ class ChatApi:
             scores=scores,
         )
 
-    async def models(self, _: object, __: RequestContext) -> ChatModels:
-        """Return the loaded judges, the default one first."""
+    async def _models(self, _: object, __: RequestContext) -> ChatModels:
         return ChatModels(data=[ChatModel(id=name) for name in self._scorer.judge_names])
 
     def _judge(self, model: str | None) -> str | None:
@@ -156,7 +151,7 @@ def decode_query(body: bytes) -> ChatQuery:
     images = (part.image_url for part in request.parts if part.type == "image_url")
     urls = [image.url for image in images if image is not None]
     main = list(enumerate(urls))[: _main_frames(len(urls), prompt)]
-    is_trend = _asks_for_trend(prompt)
+    is_trend = set(re.findall("[a-z]+", prompt.lower())) >= _TREND_WORDS
     # A trend compares two clips of the same length, as some judges score longer clips higher.
     # And the last frame of a window is the first of a later one, whose score is then cached.
     clips = [main[:1], main[-1:]] if is_trend else [main]
@@ -180,10 +175,6 @@ def task_of(prompt: str) -> str:
     if text.startswith(_TASK_LINE):
         return text.removeprefix(_TASK_LINE).partition("\n")[0].strip()
     return text
-
-
-def _asks_for_trend(prompt: str) -> bool:
-    return set(re.findall("[a-z]+", prompt.lower())) >= _TREND_WORDS
 
 
 def _main_frames(count: int, prompt: str) -> int:
@@ -226,12 +217,11 @@ def _number(score: VideoScore) -> str:
 
 def _trend(scores: Sequence[VideoScore]) -> str:
     first, last = (_value(score) for score in scores)
-    if first is None or last is None:
-        return json.dumps({"trend": None})
-    change = last - first
-    if abs(change) <= TREND_DEAD_ZONE:
-        return json.dumps({"trend": "unclear"})
-    return json.dumps({"trend": "positive" if change > 0 else "negative"})
+    trend = None
+    if first is not None and last is not None:
+        is_clear = abs(last - first) > TREND_DEAD_ZONE
+        trend = ("positive" if last > first else "negative") if is_clear else "unclear"
+    return json.dumps({"trend": trend})
 
 
 def _value(score: VideoScore) -> float | None:

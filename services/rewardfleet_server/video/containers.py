@@ -158,11 +158,8 @@ def _mfra_offsets(mfra: Part) -> Iterator[int]:
     """Yield the positions of fragments in a fragment index."""
     for box in boxes(mfra):
         if box.name == b"tfra":
-            width, lengths, count = (
-                8 if box.read(0, 1) == b"\x01" else 4,
-                box.number(8),
-                box.number(12),
-            )
+            width = 8 if box.read(0, 1) == b"\x01" else 4
+            lengths, count = box.number(8), box.number(12)
             entry = 2 * width + 3 + sum(lengths >> shift & 3 for shift in (0, 2, 4))
             box.check_end(box.content + 16 + count * entry)
             for index in range(count):

@@ -5,7 +5,6 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import IO
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
@@ -170,9 +169,5 @@ class Fetcher:
                 if size > self._max_bytes:
                     limit = self._max_bytes / 2**20
                     raise TooLarge(f"video_url: more than the {limit:g} MiB accepted")
-                await asyncio.to_thread(_write, file, chunk)
+                await asyncio.to_thread(file.write, chunk)
             return AnonymousFile(file)
-
-
-def _write(file: IO[bytes], chunk: bytes) -> None:
-    file.write(chunk)

@@ -191,7 +191,8 @@ def _one_pass(
         if stop.is_set():
             raise TimeoutError
         if total >= MAX_SOURCE_FRAMES:
-            raise _too_many_frames(total + 1)
+            most = f"at most {MAX_SOURCE_FRAMES} are accepted"
+            raise TooLarge(f"{total + 1} frames or more; {most}")
         _check_pixels(frame.width, frame.height)  # a stream may change its frame size
         if total in wanted:
             frames.append(_scaled(video.rgb(frame), max_pixels))
@@ -280,10 +281,6 @@ def _check_pixels(width: int, height: int) -> None:
         )
 
 
-def _too_many_frames(count: int) -> TooLarge:
-    return TooLarge(f"{count} frames or more; at most {MAX_SOURCE_FRAMES} are accepted")
-
-
 #: The least quantization of MPEG-4 that keeps files small: frames hardly differ from the originals.
 _HIGH_QUALITY = {"qmin": "2", "qmax": "2"}
 #: Frames per second assumed for clips of unknown rate: LIBERO's control rate.
@@ -304,14 +301,9 @@ def sampled_fps(clip: Clip) -> float:
 @contextmanager
 def as_mp4(clip: Clip) -> Iterator[Path]:
     """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks."""
-    descriptor, name = tempfile.mkstemp(prefix="rewardfleet-", suffix=".mp4")
-    os.close(descriptor)
-    path = Path(name)
-    try:
-        _write_mp4(name, clip)
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+        _write_mp4(file.name, clip)
+        yield Path(file.name)
 
 
 def _write_mp4(path: str, clip: Clip) -> None:

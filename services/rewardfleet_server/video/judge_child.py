@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import decimal
 import faulthandler
-import importlib
 import inspect
 import json
 import logging
 import numbers
 import os
+import pkgutil
 import signal
 import socket
 import struct
@@ -100,8 +100,7 @@ def main() -> None:
 
 
 def _load(factory: str, settings: argparse.Namespace) -> Callable[..., Any]:
-    module, _, attribute = factory.partition(":")
-    backend = getattr(importlib.import_module(module), attribute)(settings)
+    backend = pkgutil.resolve_name(factory)(settings)
     score_video: Callable[..., Any] | None = getattr(backend, "score_video", None)
     if not callable(score_video):
         raise TypeError("its backend has no score_video")

@@ -33,6 +33,7 @@ from rewardfleet.wire.errors import (
     TooLarge,
     Unavailable,
 )
+from rewardfleet_server.system.child_process import describe_end
 
 from .judge_child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
 
@@ -160,10 +161,13 @@ class JudgeProcess:
         await self._slots.acquire()
         try:
             self._check()
-            number, call = self._send_call(arguments)
+            self._last_number = number = self._last_number + 1
+            self._send({"id": number, "arguments": arguments})
         except BaseException:
             self._slots.release()
             raise
+        call: asyncio.Future[JudgeAnswer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = call
         call.add_done_callback(lambda _: self._slots.release())
         started = time.monotonic()
         try:
@@ -194,24 +198,9 @@ class JudgeProcess:
             await asyncio.wait({supervising})
             await self._end(_KILL_SECONDS)
 
-    def close(self) -> None:
-        """Kill the process if it was never connected. Blocks."""
-        self._child.kill()
-        self._child.wait()
-
     def _check(self) -> None:
         if (reason := self.outage) is not None:
             raise Unavailable(reason, retry_after=1)
-
-    def _send_call(
-        self, arguments: tuple[JsonValue, ...]
-    ) -> tuple[int, asyncio.Future[JudgeAnswer]]:
-        self._last_number += 1
-        number = self._last_number
-        self._send({"id": number, "arguments": arguments})
-        call: asyncio.Future[JudgeAnswer] = asyncio.get_running_loop().create_future()
-        self._calls[number] = call
-        return number, call
 
     def _send(self, message: Mapping[str, Any]) -> None:
         content = _encoded(message)
@@ -297,7 +286,7 @@ class JudgeProcess:
         # First of all: calls that wait for a slot must not be sent to it.
         self._problem = f"{self._label} is restarting"
         status = await self._end(None)
-        reason = self._killed_because or f"its process {_ended(status)}"
+        reason = self._killed_because or f"its process {describe_end(status)}"
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(self._lost(reason))
@@ -316,7 +305,10 @@ class JudgeProcess:
         """Hand out answers until the connection ends."""
         with contextlib.suppress(*_CONNECTION_ENDED):
             while True:
-                answer = await _read_answer(reader)
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if size > MAX_ANSWER_BYTES:  # not a message of a judge
+                    return
+                answer = _decode_answer(await reader.readexactly(size))
                 call = self._calls.pop(answer.id, None)
                 if call is not None and not call.done():
                     call.set_result(answer)
@@ -389,7 +381,7 @@ class _JudgeChild:
             reason = f"it was not ready within {timeout_s or 0:.0f} s" if is_late else ""
         self.kill()
         status = self.wait()
-        raise JudgeNotStarted(reason or f"its process {_ended(status)} before it was ready")
+        raise JudgeNotStarted(reason or f"its process {describe_end(status)} before it was ready")
 
     def kill(self) -> None:
         """Kill the process and those that it started."""
@@ -421,29 +413,12 @@ def _reap(process: subprocess.Popen[bytes], lock: threading.Lock, exited: Future
 
 def _copy_output(label: str, output: IO[bytes]) -> None:
     """Log each line that a judge prints."""
-    rest = b""
     with output:
-        while chunk := os.read(output.fileno(), 2**16):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _MAX_LINE:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                _log_line(label, line)
-    _log_line(label, rest)
-
-
-def _log_line(label: str, line: bytes) -> None:
-    """Log a line; of a progress bar, which returns to the start of its line, the last state."""
-    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-    if text.strip():
-        _output.info("%s: %s", label, text)
-
-
-async def _read_answer(reader: asyncio.StreamReader) -> JudgeAnswer:
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if size > MAX_ANSWER_BYTES:
-        raise ValueError("not a message of a judge")
-    return _decode_answer(await reader.readexactly(size))
+        while line := output.readline(_MAX_LINE):
+            # Of a progress bar, which returns to the start of its line, the last state.
+            text = line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
+            if text.strip():
+                _output.info("%s: %s", label, text)
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:
@@ -451,9 +426,3 @@ def _encoded(message: Mapping[str, Any]) -> bytes:
         return to_json(message, inf_nan_mode="constants")
     except PydanticSerializationError:  # the name of a file that is not UTF-8
         return json.dumps(message).encode()
-
-
-def _ended(status: int | None) -> str:
-    if status is None or status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by {signal.Signals(-status).name}"

@@ -6,7 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .judges import Judge, RestartingJudge
+from .judges import Judge
+from .judges.custom import CustomJudge
 
 
 class JudgeMetrics(Collector):
@@ -18,7 +19,7 @@ class JudgeMetrics(Collector):
 
     def __init__(self, judges: Mapping[str, Judge]) -> None:
         self._judges = {
-            name: judge for name, judge in judges.items() if isinstance(judge, RestartingJudge)
+            name: judge for name, judge in judges.items() if isinstance(judge, CustomJudge)
         }
 
     def collect(self) -> Iterable[Metric]:
@@ -34,7 +35,7 @@ class JudgeMetrics(Collector):
             labels=labels,
         )
         for name, judge in self._judges.items():
-            restarts.add_metric((name,), judge.restarts)
-            abandoned.add_metric((name,), judge.abandoned)
+            restarts.add_metric((name,), judge.process.restarts)
+            abandoned.add_metric((name,), judge.process.abandoned)
         yield restarts
         yield abandoned

@@ -1,5 +1,7 @@
 """Score a video request: find the clip, decode it, call the judge."""
 
+import hashlib
+import json
 import logging
 import math
 import threading
@@ -20,7 +22,6 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 
-from .cache_key import cache_key, fingerprint
 from .decoding_limit import DecodingLimit, is_large
 from .fetch import Fetcher
 from .frames import Clip, Cost
@@ -85,7 +86,7 @@ class VideoScorer:
             for name, judge in judges.items()
         }
         self._fingerprints = {
-            name: fingerprint(provenance) for name, provenance in self._provenance.items()
+            name: _digest(provenance) for name, provenance in self._provenance.items()
         }
 
     async def plan(
@@ -116,8 +117,10 @@ class VideoScorer:
         cost = await self._cost(source, digest)
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
-            key = cache_key(name, self._fingerprints[name], digest, request)
-            policy = CachePolicy((key,))
+            # Everything that the judgment depends on.
+            size = (request.nframes, request.max_pixels)
+            judged = (name, self._fingerprints[name], digest, request.task_text, *size)
+            policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
         return ScoringPlan(
             name,
             lambda _: self._score(name, request, source, digest, cost),
@@ -147,11 +150,7 @@ class VideoScorer:
         return dict(self._provenance[backend])
 
     def check_ready(self) -> None:
-        """Check that no judge is down. All are loaded before the service listens.
-
-        Raises:
-            Unavailable: One of them is.
-        """
+        """Check that no judge is down. All are loaded before the service listens."""
         for judge in self._judges.values():
             if isinstance(judge, RecoveringJudge) and judge.outage is not None:
                 raise Unavailable(judge.outage, retry_after=1)
@@ -225,6 +224,11 @@ class VideoScorer:
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
         return _score_of(name, judgment, timing, provenance)
+
+
+def _digest(value: object) -> str:
+    """Return the SHA-256 of a value of JSON, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _frame_bytes(request: VideoRequest) -> int:

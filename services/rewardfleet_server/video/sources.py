@@ -67,8 +67,7 @@ class Source(Protocol):
     def digest(self) -> str:
         """Check the source without decoding it; return a SHA-256 that identifies it, in hex.
 
-        Raises:
-            RewardFleetError: See `VideoFiles.open`.
+        See `VideoFiles.open` for errors.
         """
 
     def digest_of(self, sha256: str) -> str:
@@ -76,11 +75,7 @@ class Source(Protocol):
         return sha256
 
     def cost(self) -> Cost:
-        """Return what decoding takes, from headers.
-
-        Raises:
-            RewardFleetError: See `VideoFiles.open` and `frames.video_cost`.
-        """
+        """Return what decoding takes, from headers; see `frames.video_cost` for errors."""
 
     def clip(self, spec: DecodeSpec) -> Clip:
         """Decode frames.
@@ -94,22 +89,8 @@ class Source(Protocol):
     def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
         """Return a context that gives the path of a video file; entering it blocks.
 
-        Raises:
-            RewardFleetError: See `clip`; raised when the context is entered.
+        Entering it raises the errors of `clip`.
         """
-
-
-@dataclass(frozen=True)
-class OpenFile:
-    """A regular file that stays open, so that the file read is the file that was checked.
-
-    Attributes:
-        path: Opens this file as long as it is open, even if its name changes.
-        digest: SHA-256 of its content, in hex.
-    """
-
-    path: str
-    digest: str
 
 
 class VideoFiles:
@@ -141,11 +122,18 @@ class VideoFiles:
             stored = self._digests.get(path)
         if stored is None or stored[0][0] not in self._local_devices:
             return None
-        return stored[1] if _current_identity(self._roots, path) == stored[0] else None
+        identity, digest = stored
+        for root in self._roots:
+            with contextlib.suppress(OSError, ValueError):
+                return digest if _identity(os.stat(os.path.join(root, path))) == identity else None
+        return None
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[OpenFile]:
-        """Open the file that a caller names. Blocks.
+    def open(self, path: str) -> Iterator[tuple[str, str]]:
+        """Open and check the file that a caller names. Blocks.
+
+        It stays open for the block, so that the file read is the file that was checked. The block
+        gets a path that opens it even if its name changes, and the SHA-256 of its content, in hex.
 
         Raises:
             Forbidden: It is outside the folders, or the service may not read it.
@@ -158,7 +146,7 @@ class VideoFiles:
             check_container(fd, f"video_path {path!r}", max_bytes=self._max_bytes)
             digest = _sha256(fd)
             self._store(path, status, digest)
-            yield OpenFile(_path_of(fd), digest)
+            yield _path_of(fd), digest
 
     @contextlib.contextmanager
     def open_unread(self, path: str) -> Iterator[int]:
@@ -222,13 +210,6 @@ def _identity(status: os.stat_result) -> _Identity:
     return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
-def _current_identity(roots: Sequence[str], path: str) -> _Identity | None:
-    for root in roots:
-        with contextlib.suppress(OSError, ValueError):
-            return _identity(os.stat(os.path.join(root, path)))
-    return None
-
-
 @dataclass(frozen=True)
 class PathSource(Source):
     """A file that the caller names by path.
@@ -245,30 +226,30 @@ class PathSource(Source):
         return self.files.cached_digest(self.path)
 
     def digest(self) -> str:
-        with self.files.open(self.path) as file:
-            return file.digest
+        with self.files.open(self.path) as (_, digest):
+            return digest
 
     def cost(self) -> Cost:
         with self.files.open_unread(self.path) as fd:
             return video_cost(_path_of(fd))
 
     def clip(self, spec: DecodeSpec) -> Clip:
-        with self._unchanged(spec) as file:
-            return _decoded(file.path, spec)
+        with self._unchanged(spec) as path:
+            return _decoded(path, spec)
 
     @contextlib.contextmanager
     def file(self, spec: DecodeSpec) -> Iterator[str]:
-        with self._unchanged(spec) as file:
-            _decoded(file.path, replace(spec, count=1))  # the judge may not notice damage
+        with self._unchanged(spec) as path:
+            _decoded(path, replace(spec, count=1))  # the judge may not notice damage
             # A path that other processes can open as well.
-            yield os.readlink(file.path)
+            yield os.readlink(path)
 
     @contextlib.contextmanager
-    def _unchanged(self, spec: DecodeSpec) -> Iterator[OpenFile]:
-        with self.files.open(self.path) as file:
-            if file.digest != spec.digest:
+    def _unchanged(self, spec: DecodeSpec) -> Iterator[str]:
+        with self.files.open(self.path) as (path, digest):
+            if digest != spec.digest:
                 raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
-            yield file
+            yield path
 
 
 @dataclass(frozen=True)

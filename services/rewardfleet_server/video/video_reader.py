@@ -107,10 +107,8 @@ class VideoReader:
                     latest = frame.pts
                 yield frame
                 decoded += 1
-        indexed = (
-            len(self._stream.index_entries) if self._container.format.name == _MP4_FORMAT else 0
-        )
-        missing = max(indexed - read, shown - decoded)
+        is_mp4 = self._container.format.name == _MP4_FORMAT
+        missing = max(len(self._stream.index_entries) - read if is_mp4 else 0, shown - decoded)
         if missing > 0:
             raise InvalidRequest(
                 f"the video is damaged: it has {decoded + missing} frames, {decoded} can be decoded"

@@ -28,7 +28,7 @@ from rewardfleet_server.up.settings import free_port
 
 from ...conftest import Serve, client_of
 from ...measure import Stopwatch
-from ..conftest import RedisServer
+from ..conftest import RedisServer, cached_value
 from ..http.test_requests import metric
 from ..processes import service_process
 
@@ -160,7 +160,7 @@ async def test_a_busy_event_loop_loses_no_entry_and_no_hit(
         done.release()
 
     monkeypatch.setattr(cache, "_round_trip", counted)
-    for command in (cache.put("a", b"1"), cache.get("a")):
+    for command in (cache.put("a", b"1"), cached_value(cache, "a")):
         running = asyncio.create_task(command)
         await asyncio.sleep(0)
         time.sleep(0.2)
@@ -179,7 +179,7 @@ async def test_lookups_share_a_round_trip_and_one_that_is_cancelled_leaves_the_o
     cache = RedisCache(redis_server.url, memory=MemoryCache(0))
     await cache.put("a", b"1")
     redis_server.client.config_resetstat()
-    lookups = [asyncio.create_task(cache.get(key)) for key in ("b", *["a"] * 100)]
+    lookups = [asyncio.create_task(cached_value(cache, key)) for key in ("b", *["a"] * 100)]
     await asyncio.sleep(0)
     lookups[0].cancel()
     assert await asyncio.gather(*lookups[1:]) == [b"1"] * 100
@@ -388,7 +388,7 @@ async def test_entries_of_a_file_are_signed_too(tmp_path: Path):
 
     signed, same, other = cache(b"k" * 32), cache(b"k" * 32), cache(None)
     await signed.put("a", b"1")
-    found = [await each.get("a") for each in (signed, same, other)]
+    found = [await cached_value(each, "a") for each in (signed, same, other)]
     assert found == [b"1", b"1", None]
     for each in (signed, same, other):
         await each.aclose()

@@ -11,14 +11,7 @@ from click.testing import CliRunner
 
 from rewardfleet import RewardFleet, video_request
 from rewardfleet.commands import main as cli
-from rewardfleet_server.commands import sizing
-from rewardfleet_server.commands.sizing import (
-    OfferedLoad,
-    Sizing,
-    StageTimes,
-    given_times,
-    simulate,
-)
+from rewardfleet_server.commands.size import Sizing, measured_times, read_times
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import Clip
@@ -28,14 +21,10 @@ from rewardfleet_server.video.settings import VideoSettings
 from ...conftest import image_base64
 
 
-def predict(times, load: OfferedLoad, *, replicas=1, concurrency=1):
-    return simulate(
-        np.asarray(times, float).reshape(-1, load.batch),
-        load,
-        replicas=replicas,
-        concurrency=concurrency,
-        random=np.random.default_rng(1),
-    )
+def predict(times, *, replicas=1, concurrency=1, **load):
+    sizing = Sizing([], concurrency, **load)
+    requests = np.asarray(times, float).reshape(-1, sizing.batch)
+    return sizing.simulate(requests, replicas, np.random.default_rng(1))
 
 
 @pytest.mark.slow
@@ -44,7 +33,7 @@ def predict(times, load: OfferedLoad, *, replicas=1, concurrency=1):
 )
 def test_one_slot_with_random_times_is_an_m_m_1_queue(busy: float):
     times = np.random.default_rng(2).exponential(1.0, 200_000)
-    found = predict(times, OfferedLoad(rate=busy))
+    found = predict(times, rate=busy)
     mean_wait = 1 / (1 - busy)  # of an exponential distribution, so its quantiles are known
     assert found.p50_s == pytest.approx(mean_wait * np.log(2), rel=0.06)
     assert found.p95_s == pytest.approx(mean_wait * np.log(20), rel=0.06)
@@ -53,12 +42,12 @@ def test_one_slot_with_random_times_is_an_m_m_1_queue(busy: float):
 
 
 def test_a_burst_takes_turns_at_all_slots():
-    found = predict([1.0] * 800, OfferedLoad(rate=8 / 100, burst=8), replicas=2, concurrency=2)
+    found = predict([1.0] * 800, rate=8 / 100, burst=8, replicas=2, concurrency=2)
     assert (found.p50_s, found.burst_p95_s) == (1.5, 2)
 
 
 def test_callers_that_wait_for_each_score_keep_all_slots_busy():
-    found = predict([0.5] * 1000, OfferedLoad(callers=10), replicas=2, concurrency=2)
+    found = predict([0.5] * 1000, callers=10, replicas=2, concurrency=2)
     assert found.items_per_s == pytest.approx(8, rel=0.01)
     assert found.busy == pytest.approx(1, abs=0.01)
     assert found.p95_s == pytest.approx(1.5)
@@ -66,27 +55,27 @@ def test_callers_that_wait_for_each_score_keep_all_slots_busy():
 
 def test_a_batch_stays_at_one_replica_and_is_answered_when_its_last_item_has_its_score():
     """As many single items at once are computed by both replicas."""
-    batches = predict([1.0] * 800, OfferedLoad(rate=8 / 100, batch=8), replicas=2, concurrency=2)
-    single = predict([1.0] * 800, OfferedLoad(rate=8 / 100, burst=8), replicas=2, concurrency=2)
+    batches = predict([1.0] * 800, rate=8 / 100, batch=8, replicas=2, concurrency=2)
+    single = predict([1.0] * 800, rate=8 / 100, burst=8, replicas=2, concurrency=2)
     assert (batches.p50_s, single.burst_p95_s) == (4, 2)
     assert batches.items_per_s == pytest.approx(8 / 100, rel=0.3)  # of few random arrivals
 
 
 def test_the_slowest_item_delays_its_batch():
-    found = predict([1.0, 1.0, 1.0, 5.0] * 200, OfferedLoad(callers=1, batch=4), concurrency=4)
+    found = predict([1.0, 1.0, 1.0, 5.0] * 200, callers=1, batch=4, concurrency=4)
     assert (found.p50_s, found.p999_s, found.busy) == (5, 5, pytest.approx(8 / 20))
 
 
 def test_batches_of_several_callers_wait_for_each_other():
     """Items take turns in the order in which their batches came."""
-    found = predict([0.5] * 4000, OfferedLoad(callers=3, batch=10), concurrency=2)
+    found = predict([0.5] * 4000, callers=3, batch=10, concurrency=2)
     assert found.p50_s == pytest.approx(3 * 10 * 0.5 / 2)
     assert found.items_per_s == pytest.approx(4, rel=0.02)
 
 
 @pytest.mark.slow
 def test_the_smallest_sufficient_number_of_replicas_is_found():
-    wanted = Sizing(given_times("1"), OfferedLoad(rate=10), 1, p95_s=1.5)
+    wanted = Sizing(read_times("1"), 1, rate=10, p95_s=1.5)
     below, enough, above = wanted.solve()
     assert not wanted.suffices(below) and wanted.suffices(enough) and wanted.suffices(above)
     assert enough.replicas == below.replicas + 1 == above.replicas - 1
@@ -97,37 +86,33 @@ def test_the_smallest_sufficient_number_of_replicas_is_found():
 @pytest.mark.slow
 def test_a_load_that_grows_the_queue_without_limit_never_suffices():
     """Even if so few items are simulated that the queue stays short."""
-    wanted = Sizing(given_times("1"), OfferedLoad(rate=100), 1, p95_s=60)
+    wanted = Sizing(read_times("1"), 1, rate=100, p95_s=60)
     assert wanted.solve()[1].replicas > 100
 
 
 # Times of a running service
 
 
-def exposition(counts: dict[str, list[int]], sums: dict[str, float]) -> str:
-    lines = ["# TYPE rewardfleet_stage_duration_seconds histogram"]
-    for stage, (below_1, all_) in counts.items():
-        for bound, count in (("0.1", 0), ("1.0", below_1), ("+Inf", all_)):
-            name = "rewardfleet_stage_duration_seconds_bucket"
-            lines.append(f'{name}{{stage="{stage}",le="{bound}"}} {count}')
-        lines.append(f'rewardfleet_stage_duration_seconds_sum{{stage="{stage}"}} {sums[stage]}')
-    return "\n".join(lines) + "\n"
+def durations(decode: list[float], backend: list[float]) -> dict[tuple[str, str], float]:
+    """How many of 100 durations were at most 0.1 and 1 s, their number, and their sum."""
+    return {
+        (stage, bound): value
+        for stage, values in (("decode", decode), ("backend", backend))
+        for bound, value in zip(("0.1", "1.0", "+Inf", ""), values, strict=True)
+    }
 
 
 def test_times_have_the_mean_and_the_buckets_of_a_histogram():
-    text = exposition({"decode": [100, 100], "backend": [90, 100]}, {"decode": 50, "backend": 60})
-    decode, backend = sizing.parse_times(text)
-    times = backend.sample(np.random.default_rng(0), 50_000)
-    assert times.mean() == pytest.approx(0.6)
-    assert 0.88 < np.mean(times < 1.05) < 0.92
-    assert decode.counts == [0, 100, 0]
-    assert (decode.lower, decode.upper) == ([0.0, 0.1, 1.0], [0.1, 1.0, 2.0])
+    decode, backend = measured_times(durations([0, 100, 100, 50], [0, 90, 100, 60]))
+    assert backend.mean() == pytest.approx(0.6)
+    assert 0.88 < np.mean(backend < 1.05) < 0.92
+    assert decode.mean() == pytest.approx(0.5)
+    assert (decode.min(), decode.max()) == pytest.approx((0.09, 0.91), abs=0.01)
 
 
 def test_too_few_measured_items_are_refused():
-    text = exposition({"decode": [9, 9], "backend": [9, 9]}, {"decode": 1, "backend": 1})
     with pytest.raises(ValueError, match="has 9 computed items; score 20 or more first"):
-        sizing.parse_times(text)
+        measured_times(durations([0, 9, 9, 1], [0, 9, 9, 1]))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +172,7 @@ class SlowJudge(FakeJudge):
         return Judgment(0.5, "")
 
 
-async def measure(urls: list[str], load: OfferedLoad, count: int) -> tuple[float, float]:
+async def measure(urls: list[str], load: Sizing, count: int) -> tuple[float, float]:
     """Send requests; return items per second, and the 95th percentile of the time of a request."""
     seconds: list[float] = []
     requests = iter(range(count))  # of which each caller takes the next one
@@ -226,18 +211,17 @@ async def measure(urls: list[str], load: OfferedLoad, count: int) -> tuple[float
 @pytest.mark.parametrize(
     ("load", "count"),
     [
-        (OfferedLoad(callers=24), 300),
-        (OfferedLoad(rate=10, burst=40), 200),
-        (OfferedLoad(callers=6, batch=8), 60),
+        (Sizing([], CONCURRENCY, callers=24), 300),
+        (Sizing([], CONCURRENCY, rate=10, burst=40), 200),
+        (Sizing([], CONCURRENCY, callers=6, batch=8), 60),
     ],
     ids=["callers", "bursts", "batches"],
 )
-async def test_a_prediction_agrees_with_a_measured_fleet(load: OfferedLoad, count: int):
+async def test_a_prediction_agrees_with_a_measured_fleet(load: Sizing, count: int):
     """Throughput within 20 %, p95 within 30 %, from what the fleet itself has measured."""
     random = np.random.default_rng(3)
     values = random.lognormal(np.log(0.4), 0.5, 10_000)
-    known = StageTimes(values, values, np.ones_like(values), values.mean())
-    exact = Sizing([known], load, CONCURRENCY).predict(REPLICAS if load.batch == 1 else 1)
+    exact = load._replace(times=[values]).predict(REPLICAS if load.batch == 1 else 1)
     settings = VideoSettings(max_in_flight=CONCURRENCY)
     for _ in range(4):  # a busy machine delays some of the items of a measurement
         waits = iter(random.lognormal(np.log(0.4), 0.5, 10_000))
@@ -248,8 +232,8 @@ async def test_a_prediction_agrees_with_a_measured_fleet(load: OfferedLoad, coun
             # The client would split a batch over two replicas.
             urls = [first, second] if load.batch == 1 else [first]
             throughput, p95 = await measure(urls, load, count)
-            times = await asyncio.to_thread(sizing.read_times, first)
-        found = Sizing(times, load, CONCURRENCY).predict(len(urls))
+            times = await asyncio.to_thread(read_times, first)
+        found = load._replace(times=times).predict(len(urls))
         expected = pytest.approx(throughput, rel=0.2), pytest.approx(p95, rel=0.3)
         predicted = [(each.items_per_s, each.p95_s) for each in (found, exact)]
         if predicted == [expected] * 2:

@@ -26,7 +26,7 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up import discovery
 from rewardfleet_server.up import replicas as replicas_module
 from rewardfleet_server.up.gateway import Gateway
-from rewardfleet_server.up.line import fitting_line
+from rewardfleet_server.up.line import most_waiting
 from rewardfleet_server.up.settings import free_port
 
 from ..processes import service_process
@@ -311,9 +311,9 @@ async def test_a_gateway_that_knows_no_replica_is_not_ready():
 
 def test_the_line_has_the_files_that_are_free():
     """A request in line has one open file, and at a replica two."""
-    assert fitting_line(20_000, 64) == (20_000 - 2 * 4096 - 256) // 2
-    assert fitting_line(20_000, 1) == 10_000
-    assert fitting_line(10_000, 1) == 10_000 - 2 * 4096 - 256 - 256
+    assert most_waiting(20_000, 64) == (20_000 - 2 * 4096 - 256) // 2
+    assert most_waiting(20_000, 1) == 10_000
+    assert most_waiting(10_000, 1) == 10_000 - 2 * 4096 - 256 - 256
 
 
 async def test_a_gateway_can_be_started_again_at_once():

@@ -126,9 +126,9 @@ def test_the_score_modes_of_the_original_server_are_accepted(client, mode):
 @pytest.mark.parametrize(
     ("kwargs", "detail"),
     [
-        ({"score_mode": "sideways"}, "auto, percentage, unit"),
-        ({"score_mode": 7}, "auto, percentage, unit"),
-        ({"prompt_template": "x"}, "does not take prompt_template"),
+        ({"score_mode": "sideways"}, "'auto', 'percentage' or 'unit' (got 'sideways')"),
+        ({"score_mode": 7}, "'auto', 'percentage' or 'unit' (got 7)"),
+        ({"prompt_template": "x"}, "unknown field 'prompt_template'; accepted: score_mode"),
     ],
 )
 def test_unknown_options_are_named(client, kwargs, detail):
@@ -172,7 +172,7 @@ def test_a_library_with_failures_only_abstains(tmp_path: Path):
     comparison = ReferenceMatcher(load_library(tmp_path)).compare(
         "stack the bowl", [np.zeros((64, 64, 3), np.uint8)]
     )
-    assert comparison.probability is None
+    assert comparison.score is None
 
 
 def test_a_changed_library_has_another_fingerprint(tmp_path: Path):

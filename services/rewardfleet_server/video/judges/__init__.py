@@ -100,7 +100,7 @@ class FileJudge(_Backend, Protocol):
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file.
+        """Judge a video file; see `ClipJudge.judge` for errors.
 
         Args:
             task_text: The task.
@@ -108,10 +108,6 @@ class FileJudge(_Backend, Protocol):
             nframes: Number of frames to judge.
             max_pixels: The most pixels per frame.
             backend_kwargs: Options that `check_options` accepted.
-
-        Raises:
-            RewardFleetError: See `ClipJudge.judge`.
-            Exception: See `ClipJudge.judge`.
         """
 
 
@@ -125,22 +121,6 @@ class RecoveringJudge(Protocol):
 
     @property
     def outage(self) -> str | None: ...
-
-
-@runtime_checkable
-class RestartingJudge(RecoveringJudge, Protocol):
-    """A judge whose process is restarted.
-
-    Attributes:
-        restarts: How many times its process was started in place of another one.
-        abandoned: Calls at work for which no caller waits any more.
-    """
-
-    @property
-    def restarts(self) -> int: ...
-
-    @property
-    def abandoned(self) -> int: ...
 
 
 #: What a builder returns once it is loaded.

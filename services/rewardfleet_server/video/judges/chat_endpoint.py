@@ -35,32 +35,20 @@ class Token(BaseModel):
     logprob: float
 
 
-class Position(BaseModel):
-    """A position of a completion.
-
-    Attributes:
-        top_logprobs: The most likely tokens there.
-    """
+class _Position(BaseModel):
+    """A position of a completion, with the most likely tokens there."""
 
     top_logprobs: list[Token] = Field(min_length=1)
 
 
-class Logprobs(BaseModel):
-    """The log-probabilities of a completion.
+class _Logprobs(BaseModel):
+    """The log-probabilities at the positions of a completion."""
 
-    Attributes:
-        content: Its positions.
-    """
-
-    content: list[Position] = Field(min_length=1)
+    content: list[_Position] = Field(min_length=1)
 
 
-class Message(BaseModel):
-    """The turn of the model.
-
-    Attributes:
-        content: Its text, if it has any.
-    """
+class _Message(BaseModel):
+    """The turn of the model, with its text, if it has any."""
 
     content: str | None = None
 
@@ -74,9 +62,9 @@ class Choice(BaseModel):
         logprobs: Log-probabilities, if they were requested.
     """
 
-    message: Message
+    message: _Message
     finish_reason: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: _Logprobs | None = None
 
 
 class _ChatCompletion(BaseModel):
@@ -95,7 +83,6 @@ class ChatEndpoint:
 
     Attributes:
         url: Where requests are sent.
-        model: The model to request there.
     """
 
     def __init__(

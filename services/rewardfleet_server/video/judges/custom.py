@@ -82,6 +82,9 @@ class CustomJudge:
     Args:
         order: What to run.
 
+    Attributes:
+        process: The process.
+
     Raises:
         ValueError: The factory failed.
     """
@@ -91,7 +94,7 @@ class CustomJudge:
     def __init__(self, order: JudgeOrder) -> None:
         self._factory = order.factory
         try:
-            self._process = JudgeProcess(order)
+            self.process = JudgeProcess(order)
         except JudgeNotStarted as error:
             raise ValueError(f"--custom-backend-factory {order.factory}: {error}") from error
 
@@ -101,19 +104,11 @@ class CustomJudge:
 
     @property
     def failure(self) -> str | None:
-        return self._process.failure
+        return self.process.failure
 
     @property
     def outage(self) -> str | None:
-        return self._process.outage
-
-    @property
-    def restarts(self) -> int:
-        return self._process.restarts
-
-    @property
-    def abandoned(self) -> int:
-        return self._process.abandoned
+        return self.process.outage
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Accept any option: they are passed to `score_video`."""
@@ -126,21 +121,10 @@ class CustomJudge:
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        """Judge a video file.
-
-        Raises:
-            RewardFleetError: See `JudgeProcess.call`.
-        """
-        answer = await self._process.call(
-            task_text, path, nframes, max_pixels, dict(backend_kwargs)
-        )
+        answer = await self.process.call(task_text, path, nframes, max_pixels, dict(backend_kwargs))
         return Judgment(answer.score, answer.text)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        async with self._process.running():
+        async with self.process.running():
             yield
-
-    def close(self) -> None:
-        """End the process of a judge whose `lifespan` was never entered."""
-        self._process.close()

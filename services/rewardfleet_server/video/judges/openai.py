@@ -22,7 +22,7 @@ import cv2
 from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.video.frames import Clip, Frame, as_mp4
+from rewardfleet_server.video.frames import Clip, as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
@@ -132,9 +132,13 @@ class OpenAIJudge:
         prompt = self._prompt_for(options)
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
-        choice = await self._complete([*parts, question])
+        messages = [{"role": "user", "content": [*parts, question]}]
         if self._readout == "probability":
-            return _probability(choice)
+            logprobs = {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+            return _probability(
+                await self._endpoint.complete(messages, {**self._sampling, **logprobs})
+            )
+        choice = await self._endpoint.complete(messages, self._sampling)
         # Parsing a long chain of thought takes milliseconds.
         mode = options.mode(is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)
@@ -161,30 +165,21 @@ class OpenAIJudge:
     def _prompt_for(self, options: PromptOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
 
-    async def _complete(self, content: Sequence[Mapping[str, object]]) -> Choice:
-        parameters: dict[str, object] = {**self._sampling}
-        if self._readout == "probability":
-            parameters |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        return await self._endpoint.complete([{"role": "user", "content": content}], parameters)
-
 
 def _images(clip: Clip) -> list[dict[str, object]]:
-    return [
-        {"type": "image_url", "image_url": {"url": _data_url("image/jpeg", _jpeg(frame))}}
-        for frame in clip.frames
-    ]
+    parts: list[dict[str, object]] = []
+    for frame in clip.frames:
+        bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
+        _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
+        url = _data_url("image/jpeg", jpeg.tobytes())
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:
     with as_mp4(clip) as path:
         url = _data_url("video/mp4", path.read_bytes())
     return [{"type": "video_url", "video_url": {"url": url}}]
-
-
-def _jpeg(frame: Frame) -> bytes:
-    bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
-    _, content = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-    return content.tobytes()
 
 
 def _data_url(media_type: str, content: bytes) -> str:

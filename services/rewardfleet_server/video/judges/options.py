@@ -1,4 +1,4 @@
-"""The `backend_kwargs` of requests to judges that prompt a model."""
+"""The `backend_kwargs` of requests."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -11,18 +11,17 @@ from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.score_parser import ScoreMode
 
 
-class PromptOptions(BaseModel):
-    """The options that all of these judges take.
+class JudgeOptions(BaseModel):
+    """The options that every judge takes, as in the original LIBERO reward server.
 
     Attributes:
         score_mode: What a number without a unit means; None and `auto` are the prompt's own scale.
-        prompt_template: Replaces the judge's prompt.
+            It has no effect where no text is parsed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     score_mode: ScoreMode | None = None
-    prompt_template: str | None = None
 
     @classmethod
     def of(cls, backend_kwargs: Mapping[str, JsonValue]) -> Self:
@@ -32,6 +31,16 @@ class PromptOptions(BaseModel):
             InvalidRequest: An option is unknown or has an invalid value.
         """
         return validate(cls, backend_kwargs, prefix="backend_kwargs: ")
+
+
+class PromptOptions(JudgeOptions):
+    """The options of judges that prompt a model.
+
+    Attributes:
+        prompt_template: Replaces the judge's prompt.
+    """
+
+    prompt_template: str | None = None
 
     def mode(self, *, is_percentage: bool) -> ScoreMode:
         """Return the requested mode.

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from pydantic import DirectoryPath, JsonValue
 
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.references.library import SHIPPED, load_library
@@ -15,12 +14,11 @@ from rewardfleet_server.video.references.matcher import Library, ReferenceMatche
 from rewardfleet_server.video.settings import VideoSettings
 
 from . import Judgment
+from .options import JudgeOptions
 from .settings import BuiltInJudge, JudgeSettings, own
 
 #: Increased when scores change, so that judgments cached before are not used any more.
 _VERSION = 1
-
-_SCORE_MODES = ("auto", "percentage", "unit")
 
 
 class ReferenceSettings(JudgeSettings):
@@ -70,35 +68,17 @@ class ReferenceJudge:
         return self._provenance
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Accept `score_mode` only, which has no effect here.
-
-        The original LIBERO reward server takes it for every judge.
-        """
-        unknown = sorted(set(backend_kwargs) - {"score_mode"})
-        if unknown:
-            raise InvalidRequest(
-                f"backend_kwargs: the judge reference does not take {', '.join(unknown)[:200]}; "
-                "accepted: score_mode"
-            )
-        mode = backend_kwargs.get("score_mode", "auto")
-        if mode not in _SCORE_MODES:
-            raise InvalidRequest(
-                f"backend_kwargs.score_mode: {str(mode)[:60]!r} is not one of "
-                f"{', '.join(_SCORE_MODES)}"
-            )
+        if backend_kwargs:
+            JudgeOptions.of(backend_kwargs)  # which have no effect
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         """Return the probability of success; abstain if the task has no references."""
         del backend_kwargs  # they have no effect
-        comparison = await run_in_thread(
+        return await run_in_thread(
             self._threads, lambda: self._matcher.compare(task_text, clip.frames)
         )
-        if comparison.probability is None or comparison.progress is None:
-            return Judgment(None, comparison.text)
-        components = {"success": comparison.probability, "progress": comparison.progress}
-        return Judgment(comparison.probability, comparison.text, components)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from pathlib import Path, PurePath
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -114,14 +114,9 @@ def add_reference(
     sha256 = hashlib.sha256(content).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", clip.stem)[:100]
     name = f"{stem}-{sha256[:8]}{clip.suffix}"
+    given: dict[str, Any] = {"file": name, "task_text": task_text, "success": success}
     try:
-        entry = ManifestEntry(
-            file=name,
-            task_text=task_text,
-            success=success,
-            success_frame=success_frame,
-            sha256=sha256,
-        )
+        entry = ManifestEntry(**given, success_frame=success_frame, sha256=sha256)
     except ValidationError as error:
         raise ValueError(format_validation_error(error, ManifestEntry)) from None
     existing = _entries(folder) if (folder / MANIFEST).exists() else []

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet_server.video.frames import Frame
+from rewardfleet_server.video.judges import Judgment
 
 #: One difference map per reference frame, `[frames, _SIDE, _SIDE]`, gray levels.
 DifferenceMaps: TypeAlias = NDArray[np.float32]
@@ -61,21 +62,6 @@ _UNFINISHED_UNTIL, _FINISHED_FROM = 0.6, 0.9
 # with one task left out at a time. Failures weigh 1.5 times as much as successes, because rewarding
 # a failure does more harm than missing a success. _NOISE: gray levels that are noise.
 _INTERCEPT, _PER_LOG_RATIO, _PER_UNEXPLAINED, _NOISE = 0.66, 2.14, 0.049, 2.0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of a comparison.
-
-    Attributes:
-        probability: The probability of success, in [0, 1]; None if nothing can be compared.
-        progress: In [0, 1]; None if there is nothing to compare with.
-        text: What was compared, or why nothing was.
-    """
-
-    probability: float | None
-    progress: float | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -195,7 +181,7 @@ class ReferenceMatcher:
             if any(reference.success for reference in own)
         }
 
-    def compare(self, task_text: str, frames: Sequence[Frame]) -> Comparison:
+    def compare(self, task_text: str, frames: Sequence[Frame]) -> Judgment:
         """Compare the frames of a clip with the references of its task.
 
         Args:
@@ -203,14 +189,15 @@ class ReferenceMatcher:
             frames: RGB, `[H, W, 3]`, uint8, of any size, evenly spread, the last one included.
 
         Returns:
-            Probability and progress are None if the library has no successful reference of the
-            task, or there are no frames.
+            The probability of success as the score, with the components `success` and `progress`.
+            It abstains if the library has no successful reference of the task, or there are no
+            frames.
         """
         task = self._tasks.get(normalize_task(task_text))
         if task is None:
-            return Comparison(None, None, f"No successful reference of the task '{task_text}'.")
+            return Judgment(None, f"No successful reference of the task '{task_text}'.")
         if len(frames) == 0:
-            return Comparison(None, None, "The clip has no frames.")
+            return Judgment(None, "The clip has no frames.")
         return task.compare(frames)
 
 
@@ -235,15 +222,14 @@ class _Task:
         is_finished = np.array([frame.progress == 1.0 for frame in frames])
         return cls(tuple(frames), is_finished, len(successes), len(failures), len(other_ends))
 
-    def compare(self, frames: Sequence[Frame]) -> Comparison:
+    def compare(self, frames: Sequence[Frame]) -> Judgment:
         maps = self._difference_maps(frames)
         differences = _max_difference(maps)
         ratio, unexplained = self._evidence(maps, differences)
         logit = _INTERCEPT + _PER_LOG_RATIO * ratio - _PER_UNEXPLAINED * unexplained
         probability = 1 / (1 + math.exp(-logit))
-        return Comparison(
-            probability, self._progress(differences), self._text(differences, unexplained)
-        )
+        components = {"success": probability, "progress": self._progress(differences)}
+        return Judgment(probability, self._text(differences, unexplained), components)
 
     def _difference_maps(self, clip: Sequence[Frame]) -> DifferenceMaps:
         """Return the weighted differences of the last frame to every reference frame.

@@ -84,11 +84,7 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any:
-        """The model's own processor: tokenizer, chat template, patches.
-
-        Raises:
-            ValueError: transformers cannot load it.
-        """
+        """The model's own processor: tokenizer, chat template, patches; see `load_processor`."""
         return self.load_processor(self.path)
 
     def load_processor(self, source: str) -> Any:

@@ -63,6 +63,15 @@ class RobometerEngine(BatchingEngine[FrameScores]):
         return {**super().provenance, "bins": self._checkpoint.layout.bins}
 
     async def score(self, conversation: Conversation, prompt: str) -> FrameScores:
+        """Return the scores of all frames. Cancelling the call removes it from the batch.
+
+        Args:
+            conversation: Its frames have the size that the model takes.
+            prompt: See `RobometerCheckpoint.prompt`.
+
+        Raises:
+            BackendFailed: The model failed on this conversation.
+        """
         return await self._submit(conversation, prompt, PARAMS)
 
     def _load(self) -> Any:

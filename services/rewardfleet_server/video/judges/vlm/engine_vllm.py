@@ -85,7 +85,16 @@ class VllmEngine:
             (engine_input,) = await self._engine.renderer.render_cmpl_async(
                 [parse_model_prompt(self._engine.model_config, _model_input(prompt, conversation))]
             )
-            sampling = _sampling_params(params)
+            sampling = SamplingParams(
+                n=params.n,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                max_tokens=params.max_tokens,
+                logprob_token_ids=list(params.labels) or None,
+                structured_outputs=_NUMBER if params.numbers_only else None,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             # Closing the generator, as cancelling this call does, removes it from the batch.
             generating = self._engine.generate(engine_input, sampling, uuid.uuid4().hex)
             async with contextlib.aclosing(generating) as outputs:
@@ -125,19 +134,6 @@ def _metadata(video: VideoPart) -> dict[str, Any]:
         "video_backend": "opencv",
         "do_sample_frames": False,
     }
-
-
-def _sampling_params(params: GenerationParams) -> SamplingParams:
-    return SamplingParams(
-        n=params.n,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        max_tokens=params.max_tokens,
-        logprob_token_ids=list(params.labels) or None,
-        structured_outputs=_NUMBER if params.numbers_only else None,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def _completion(output: Any) -> Completion:

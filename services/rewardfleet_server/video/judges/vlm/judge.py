@@ -34,7 +34,8 @@ _MAX_COMPLETIONS = 64
 _MAX_CURVE_POINTS = 64
 #: Conversations of one curve in progress at the same time; each holds its own frames.
 _CONCURRENT_PREFIXES = 4
-_WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
+#: What is judged before the first request.
+WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
 class VlmOptions(PromptOptions):
@@ -53,6 +54,15 @@ class VlmOptions(PromptOptions):
     user_prompt: str | None = None
     n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)
     curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
+
+
+def preparing_threads() -> ThreadPoolExecutor:
+    """Return the threads of a judge that prepare conversations and read completions."""
+    return ThreadPoolExecutor(
+        max(2, (os.cpu_count() or 2) // 2),
+        thread_name_prefix="prepare",
+        initializer=lower_thread_priority,
+    )
 
 
 def scores(judgments: Sequence[Judgment]) -> list[float | None]:
@@ -122,11 +132,7 @@ class VlmJudge:
         self._spec = spec
         self._checkpoint = checkpoint
         self._engine = engine
-        self._threads = ThreadPoolExecutor(
-            max(2, (os.cpu_count() or 2) // 2),
-            thread_name_prefix="prepare",
-            initializer=lower_thread_priority,
-        )
+        self._threads = preparing_threads()
         self.deterministic = spec.sampling.temperature == 0
 
     @property
@@ -183,7 +189,7 @@ class VlmJudge:
         try:
             for readout in self._spec.readouts.values():
                 params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
-                prompt = self._spec.layout.full_prompt(_WARM_UP_CLIP, "Ready?", None)
+                prompt = self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
                 await self._complete(prompt, params)
             yield
         finally:

@@ -111,23 +111,15 @@ class FirstVideoLast(_SeparatePrefixes):
         return Conversation((first, _video(clip, 0, length, name), last, question), system)
 
 
-class FirstPreviousCurrent:
+class FirstPreviousCurrent(_SeparatePrefixes):
     """An image of the first, the previous and the current frame: the layout of SOLE-R1.
 
     As its authors do, each frame is fitted into a black square of 384x384, the squares are joined
     with black gaps of 5 pixels, and the image is resized to multiples of 28 pixels.
     """
 
-    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        return self.at(clip, len(clip.frames) - 1, question, system)
-
-    def prefix_prompts(
-        self, clip: Clip, count: int, question: str, system: str | None
-    ) -> list[tuple[int, Conversation]]:
-        return [
-            (clip.indices[length - 1], self.at(clip, length - 1, question, system))
-            for length in even_lengths(len(clip.frames), count)
-        ]
+    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+        return self.at(clip, length - 1, question, system)
 
     @staticmethod
     def at(clip: Clip, position: int, question: str, system: str | None) -> Conversation:

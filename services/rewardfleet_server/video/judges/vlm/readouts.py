@@ -76,7 +76,6 @@ class TextReadout:
     """Reads a score from text.
 
     Attributes:
-        prompt: See `Readout`.
         numbers_only: Restrict the text to a whole number from 0 to 100.
         strict_tags: Abstain unless `<answer>` follows a closed `<think>`.
         component: Name of a component that repeats the score, or None.
@@ -129,8 +128,6 @@ class LabelReadout:
     """Reads a score from the probabilities of labels at the first token.
 
     Attributes:
-        name: See `Readout`.
-        prompt: See `Readout`.
         labels: The token ids of each label, by the label's value in [0, 1].
         component: Name of a component with the log-probability of the label 1.0, or None.
     """
@@ -166,11 +163,7 @@ class LabelReadout:
 
 
 def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
-    """Return the readouts that a model supports, by name.
-
-    Raises:
-        ValueError: Its tokenizer has no single token for a label.
-    """
+    """Return the readouts that a model supports, by name; see `label_tokens` for errors."""
     yes_and_no = {1.0: ("Yes", "yes", " Yes", " yes"), 0.0: ("No", "no", " No", " no")}
     grades = {(grade - 1) / 4: (str(grade), f" {grade}") for grade in range(1, 6)}
     return {

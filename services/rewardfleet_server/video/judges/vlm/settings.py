@@ -62,14 +62,9 @@ class EitherEngineSettings(VllmSettings, TransformersSettings):
     """The settings of a judge whose model runs on vLLM or on transformers."""
 
     read_if: ClassVar[Mapping[str, tuple[str, str]]] = {
-        **dict.fromkeys(
-            VllmSettings.model_fields.keys() - ModelSettings.model_fields.keys(),
-            ("engine", "vllm"),
-        ),
-        **dict.fromkeys(
-            TransformersSettings.model_fields.keys() - ModelSettings.model_fields.keys(),
-            ("engine", "transformers"),
-        ),
+        name: ("engine", engine)
+        for engine, settings in (("vllm", VllmSettings), ("transformers", TransformersSettings))
+        for name in settings.model_fields.keys() - ModelSettings.model_fields.keys()
     }
 
     # One line per setting.

@@ -42,11 +42,7 @@ def build(settings: PrimoSettings, service: VideoSettings) -> DeferredJudge:
 
 
 def judge_spec(settings: PrimoSettings) -> JudgeSpec:
-    """Return how PRIMO-R1 is used as a judge: its layout, prompts and sampling.
-
-    Raises:
-        ValueError: The file of the authors has no prompts.
-    """
+    """Return how PRIMO-R1 is used as a judge; see `prompts_of` for errors."""
     system, user = prompts_of(settings.prompts, authors_prompts, (_SYSTEM, _USER))
     return JudgeSpec(
         name="PRIMO-R1",

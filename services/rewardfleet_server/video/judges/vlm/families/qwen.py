@@ -49,11 +49,7 @@ def load_checkpoint(
 
 
 def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> JudgeSpec:
-    """Return how any model of the family is used as a judge.
-
-    Raises:
-        ValueError: The tokenizer lacks a label of a readout.
-    """
+    """Return how any model of the family is used as a judge; see `label_tokens` for errors."""
     all_readouts = readouts(checkpoint)
     default = all_readouts.pop(own.readout)
     return JudgeSpec(

@@ -94,23 +94,18 @@ class QwenGeometry:
         return self._size(height, width, min(least, most), most)
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width in pixels to which an image is resized.
-
-        Raises:
-            InvalidRequest: The image is too narrow.
-        """
+        """Return the same for an image."""
         least, most = (tokens * self.side**2 for tokens in _IMAGE_TOKENS)
         most = min(most, self.max_pixels or most)
         return self._size(height, width, min(least, most), most)
 
     def tokens(self, conversation: Conversation) -> int:
-        return sum(
-            self._tokens_of(part) for part in conversation.parts if not isinstance(part, str)
-        )
-
-    def _tokens_of(self, part: ImagePart | VideoPart) -> int:
-        frames = 1 if isinstance(part, ImagePart) else len(part.frames) // self.temporal
-        return frames * math.prod(self._size_of(part)) // self.side**2
+        tokens = 0
+        for part in conversation.parts:
+            if not isinstance(part, str):
+                frames = 1 if isinstance(part, ImagePart) else len(part.frames) // self.temporal
+                tokens += frames * math.prod(self._size_of(part)) // self.side**2
+        return tokens
 
     def _size_of(self, part: ImagePart | VideoPart) -> tuple[int, int]:
         if isinstance(part, ImagePart):

@@ -1,18 +1,16 @@
 """The judge Robometer (arXiv 2603.02115), whose heads give every frame's progress and success."""
 
-import os
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread
+from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
@@ -20,7 +18,11 @@ from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.factory import require_transformers
-from rewardfleet_server.video.judges.vlm.judge import with_curve
+from rewardfleet_server.video.judges.vlm.judge import (
+    WARM_UP_CLIP,
+    preparing_threads,
+    with_curve,
+)
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.prompts.authors import (
@@ -34,6 +36,9 @@ from rewardfleet_server.video.settings import VideoSettings
 from .qwen_geometry import read_geometry
 from .robometer_checkpoint import RobometerCheckpoint, read_layout
 
+if TYPE_CHECKING:  # it imports torch
+    from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine
+
 _NAME = "robometer"
 _PROMPT = Prompt.load("robometer")
 #: Increased when scores are read differently from the same outputs.
@@ -41,13 +46,10 @@ _READOUT_VERSION = 1
 #: Nothing is generated: the engine and the check of the context have no use for other values.
 PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 _SMALLEST_CLIP = Clip((np.zeros((28, 28, 3), np.uint8),), (0,), 1, None, 784)
-_WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
 
 
 class RobometerOptions(PromptOptions):
     """The `backend_kwargs` that a request may have.
-
-    `score_mode` has no effect, as no text is parsed.
 
     Attributes:
         readout: The head whose value at the last frame is the score; None for `progress`.
@@ -74,57 +76,24 @@ class FrameScores:
     success: tuple[float, ...]
 
 
-class FrameScorer(Protocol):
-    """Scores the frames of conversations; concurrent ones share batches.
-
-    Attributes:
-        provenance: What the scores depend on: library, precision, heads.
-        failure: Why it can no longer work, or None.
-    """
-
-    @property
-    def provenance(self) -> Mapping[str, JsonValue]: ...
-
-    @property
-    def failure(self) -> str | None: ...
-
-    async def score(self, conversation: Conversation, prompt: str) -> FrameScores:
-        """Return the scores of all frames. Cancelling the call removes it from the batch.
-
-        Args:
-            conversation: Its frames have the size that the model takes.
-            prompt: See `RobometerCheckpoint.prompt`.
-
-        Raises:
-            BackendFailed: The model failed on this conversation.
-        """
-
-    async def aclose(self) -> None:
-        """Free the memory."""
-
-
 class RobometerJudge:
     """Shows frames to Robometer and reads its heads.
 
     Args:
         checkpoint: The model's configuration and processor.
-        scorer: Runs this checkpoint; it is closed with the judge's lifespan.
+        engine: Runs this checkpoint; it is closed with the judge's lifespan.
         prompt: The question before the frames.
     """
 
     deterministic = True
 
     def __init__(
-        self, checkpoint: RobometerCheckpoint, scorer: FrameScorer, prompt: Prompt
+        self, checkpoint: RobometerCheckpoint, engine: "RobometerEngine", prompt: Prompt
     ) -> None:
         self._checkpoint = checkpoint
-        self._scorer = scorer
+        self._engine = engine
         self._prompt = prompt
-        self._threads = ThreadPoolExecutor(
-            max(2, (os.cpu_count() or 2) // 2),
-            thread_name_prefix="prepare",
-            initializer=lower_thread_priority,
-        )
+        self._threads = preparing_threads()
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -135,12 +104,12 @@ class RobometerJudge:
             "processor": self._checkpoint.layout.processor,
             "frames_for_model": self._checkpoint.geometry.name,
             **self._of_request(RobometerOptions()),
-            **self._scorer.provenance,
+            **self._engine.provenance,
         }
 
     @property
     def failure(self) -> str | None:
-        return self._scorer.failure
+        return self._engine.failure
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         self._of_request(RobometerOptions.of(backend_kwargs))
@@ -164,10 +133,10 @@ class RobometerJudge:
     async def lifespan(self) -> AsyncIterator[None]:
         """Score a clip before the first request, which would otherwise wait for seconds."""
         try:
-            await self._score(_WARM_UP_CLIP, self._prompt.render("Ready?"))
+            await self._score(WARM_UP_CLIP, self._prompt.render("Ready?"))
             yield
         finally:
-            await self._scorer.aclose()
+            await self._engine.aclose()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _score(self, clip: Clip, question: str) -> FrameScores:
@@ -176,7 +145,7 @@ class RobometerJudge:
             prompt = _checked_prompt(self._checkpoint, conversation)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
-        return await self._scorer.score(*await run_in_thread(self._threads, prepare))
+        return await self._engine.score(*await run_in_thread(self._threads, prepare))
 
     def _prompt_of(self, options: RobometerOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
@@ -207,8 +176,7 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     """Build the judge `robometer`.
 
     Raises:
-        ValueError: The checkpoint is in another layout or does not
-            fit the settings, or transformers is not installed.
+        ValueError: The checkpoint does not fit the settings, or transformers is not installed.
     """
     del service
     prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
@@ -231,11 +199,7 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
 
 
 def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
-    """Read the checkpoint of the settings, without its weights.
-
-    Raises:
-        ValueError: It is in another layout, or its context is too short.
-    """
+    """Read the checkpoint of the settings, without its weights; see `read_layout` for errors."""
     path = settings.model_path or ""
     config = read_config(path)
     layout = read_layout(path, config)
@@ -244,11 +208,7 @@ def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
 
 
 def authors_text(file: Path) -> Prompt:
-    """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`.
-
-    Raises:
-        ValueError: It is not in the file.
-    """
+    """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`; see `one_text`."""
     text = one_text(read_texts(file), "_process_progress_batch.prompt")
     return authors_prompt(text, "robometer_authors")
 

@@ -65,20 +65,10 @@ class RobometerLayout:
 
 
 class RobometerCheckpoint(Checkpoint):
-    """A Robometer checkpoint, without its weights.
+    """A Robometer checkpoint, without its weights. Other arguments and errors: see `Checkpoint`.
 
     Args:
-        path: A folder with the checkpoint, or its name on a hub.
-        config: Its `config.json`.
         layout: The layout of its files, see `read_layout`.
-        geometry: Resizes the frames.
-        max_model_len: Tokens of prompt and frames together.
-
-    Attributes:
-        layout: See above.
-
-    Raises:
-        ValueError: `max_model_len` is more than the model's maximum.
     """
 
     def __init__(

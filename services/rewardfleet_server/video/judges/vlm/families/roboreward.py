@@ -47,21 +47,13 @@ def build(settings: RoboRewardSettings, service: VideoSettings) -> DeferredJudge
 
 
 def judge_spec(settings: RoboRewardSettings) -> JudgeSpec:
-    """Return how RoboReward is used as a judge.
-
-    Raises:
-        ValueError: The file of the authors has no prompt.
-    """
+    """Return how RoboReward is used as a judge; see `prompts_of` for errors."""
     prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
     return JudgeSpec(_NAME, {"grade": GradeReadout(prompt)}, _SAMPLING, AsOneVideo())
 
 
 def authors_text(file: Path) -> Prompt:
-    """Read the prompt from the checkpoint's README.md, or from a Python file.
-
-    Raises:
-        ValueError: It is not in the file.
-    """
+    """Read the prompt from the checkpoint's README.md, or from a Python file; see `one_text`."""
     if file.suffix.lower() == ".md":
         texts = {"a block of ```text": read_fences(file)}
     else:
@@ -72,12 +64,7 @@ def authors_text(file: Path) -> Prompt:
 
 @dataclass(frozen=True)
 class GradeReadout:
-    """Reads a grade from 1 to 5 after `ANSWER:`; the score is (grade - 1) / 4.
-
-    Attributes:
-        prompt: See `Readout`.
-        name: See `Readout`.
-    """
+    """Reads a grade from 1 to 5 after `ANSWER:`; the score is (grade - 1) / 4."""
 
     prompt: Prompt
     name: str = "grade v1"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
-from rewardfleet.wire.validation import validate
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.options import JudgeOptions
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import (
@@ -60,11 +60,7 @@ def build(settings: SoleSettings, service: VideoSettings) -> DeferredJudge:
 
 
 def judge_spec(settings: SoleSettings) -> JudgeSpec:
-    """Return how SOLE-R1 is used as a judge.
-
-    Raises:
-        ValueError: The file of the authors has no prompts.
-    """
+    """Return how SOLE-R1 is used as a judge; see `prompts_of` for errors."""
     system, question = prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
     return JudgeSpec(
         name=_NAME,
@@ -76,13 +72,10 @@ def judge_spec(settings: SoleSettings) -> JudgeSpec:
 
 
 def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
-    """Read the system prompt and the question from a file of the authors.
+    """Read the system prompt and the question from a file of the authors; see `one_text`.
 
     It is `reward_server/src/reward_server/constants.py`. The same texts in RoboReason's `sole.py`
     have other names.
-
-    Raises:
-        ValueError: They are not in the file.
     """
     texts = read_texts(file)
     system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
@@ -97,12 +90,7 @@ def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
 
 @dataclass(frozen=True)
 class ProgressReadout:
-    """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`.
-
-    Attributes:
-        prompt: See `Readout`.
-        name: See `Readout`.
-    """
+    """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`."""
 
     prompt: Prompt
     name: str = "progress v1"
@@ -125,18 +113,6 @@ class ProgressReadout:
         return Judgment(max(progress, 0.0), text, {"progress": progress})
 
 
-class SoleOptions(BaseModel):
-    """The `backend_kwargs` of requests to `sole-r1`.
-
-    Attributes:
-        score_mode: Has no effect: the answer is a percentage.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    score_mode: ScoreMode | None = None
-
-
 class SoleJudge(VlmJudge):
     """Asks about one frame after another, with the progress that was answered for the one before.
 
@@ -144,12 +120,12 @@ class SoleJudge(VlmJudge):
     """
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        validate(SoleOptions, backend_kwargs, prefix="backend_kwargs: ")
+        JudgeOptions.of(backend_kwargs)  # which have no effect: the answer is a percentage
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
-        self.check_options(backend_kwargs)
+        del backend_kwargs  # they have no effect
         judgments = await self._judge_frames(task_text, clip)
         if not judgments:
             return Judgment(None, "[there is no frame after the first one]")

@@ -50,10 +50,8 @@ def build(settings: TopRewardSettings, service: VideoSettings) -> DeferredJudge:
 def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec:
     """Return how a model is used as TOPReward.
 
-    The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip.
-
-    Raises:
-        ValueError: The file of the authors has no prompt, or the tokenizer lacks a word.
+    The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip. See
+    `prompts_of` and `label_tokens` for errors.
     """
     prompt = prompts_of(settings.prompts, authors_text, PROMPT)
     labels = label_tokens(_LABELS, checkpoint)
@@ -83,8 +81,7 @@ def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
 def authors_text(file: Path) -> Prompt:
     """Read the prompt from the authors' client, LeRobot's configuration or RoboReason's function.
 
-    Raises:
-        ValueError: It is not in the file.
+    See `one_text` for errors.
     """
     text = _find_text(read_texts(file))
     return authors_prompt(text.removesuffix(" True"), "topreward_authors")
