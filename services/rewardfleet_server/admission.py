@@ -53,12 +53,6 @@ class Admission:
         max_queue_depth: Items that wait for the backend.
         max_total_body_bytes: Bytes of all admitted request bodies together.
         max_waiting: Requests that wait in line.
-
-    Attributes:
-        admitted: Requests admitted and not answered yet.
-        in_flight: Items that hold a permit.
-        queue_depth: Items that wait for a permit.
-        draining: Whether new requests are refused because the service is shutting down.
     """
 
     def __init__(
@@ -85,9 +79,10 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._places: dict[Place, None] = {}
-        self.admitted = 0
-        self.in_flight = 0
-        self.queue_depth = 0
+        self.admitted = 0  #: requests admitted and not answered yet
+        self.in_flight = 0  #: items that hold a permit
+        self.queue_depth = 0  #: items that wait for a permit
+        #: Whether new requests are refused because the service is shutting down.
         self.draining = False
 
     @property
@@ -285,16 +280,12 @@ class Place(AbstractContextManager[Callable[[int], None]]):
     arrived, whenever there are more. It raises `Overloaded` if there is no room for them.
 
     Args:
-        admission: Its limits.
         reserved: Bytes of the body for which there is room, whenever they arrive.
         from_line: Whether the request waited in line.
-
-    Attributes:
-        admitted_at: By the event loop's clock.
     """
 
     def __init__(self, admission: Admission, reserved: int = 0, *, from_line: bool = False) -> None:
-        self.admitted_at = time.monotonic()
+        self.admitted_at = time.monotonic()  #: by the event loop's clock
         self._admission = admission
         self._reserved = self._bytes = reserved
         self._from_line = from_line

@@ -55,46 +55,37 @@ ScoreFields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CachePolicy(Generic[ScoreT]):
-    """How one item's score is shared with other items.
+    """How one item's score is shared with other items."""
 
-    Attributes:
-        lookup_keys: Keys under which a usable score may be stored. The first one also names the
-            computation, which concurrent identical items share.
-        store_policy: Returns the key to store a computed score under, and its time to live in
-            seconds (None: no limit). Default: the first lookup key, without limit.
-        is_valid: Returns whether a stored score can be one of this item, besides being valid by its
-            model. Scores that are not are computed again.
-        from_cached: Adapts a stored or shared score to this item.
-        audit_fields: Returns the fields in which a stored and a recomputed score must agree.
-        not_stored: ScoreFields that `from_cached` takes from the item.
-    """
-
+    #: Keys under which a usable score may be stored. The first one also names the computation,
+    #: which concurrent identical items share.
     lookup_keys: tuple[str, ...]
+    #: Returns the key to store a computed score under, and its time to live in seconds (None: no
+    #: limit). Default: the first lookup key, without limit.
     store_policy: Callable[[ScoreT], tuple[str, float | None]] | None = None
+    #: Returns whether a stored score can be one of this item, besides being valid by its model.
+    #: Scores that are not are computed again.
     is_valid: Callable[[ScoreT], bool] = lambda _: True
+    #: Adapts a stored or shared score to this item.
     from_cached: Callable[[ScoreT], ScoreT] = lambda score: score
+    #: Returns the fields in which a stored and a recomputed score must agree.
     audit_fields: Callable[[ScoreT], object] = lambda score: score.score
-    not_stored: frozenset[str] = frozenset()
+    not_stored: frozenset[str] = frozenset()  #: ScoreFields that `from_cached` takes from the item
 
 
 @dataclass(frozen=True)
 class ScoringPlan(Generic[ScoreT]):
-    """How one item will be scored.
+    """How one item will be scored."""
 
-    Attributes:
-        backend: The backend that will score it.
-        compute: Scores it, given `RequestContext.call_timeout_s`. Fills in the stages of
-            `timing_ms` except `total`, and the item's own part of `provenance`.
-        cache: How its score is shared; None if it must be computed each time, because it is not
-            deterministic or depends on a training run.
-        is_large: Whether it takes much longer than most items; see `Admission.permit`.
-        overdue: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
-    """
-
-    backend: str
+    backend: str  #: the backend that will score it
+    #: Scores it, given `RequestContext.call_timeout_s`. Fills in the stages of `timing_ms` except
+    #: `total`, and the item's own part of `provenance`.
     compute: Callable[[float | None], Awaitable[ScoreT]]
+    #: How its score is shared; None if it must be computed each time, because it is not
+    #: deterministic or depends on a training run.
     cache: CachePolicy[ScoreT] | None = None
-    is_large: bool = False
+    is_large: bool = False  #: whether it takes much longer than most items; see `Admission.permit`
+    #: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
     overdue: Callable[[], RewardFleetError] | None = None
 
 
@@ -102,12 +93,9 @@ class BulkScorer(Protocol[RequestT_contra]):
     """Scores the independent items of a batch in one computation.
 
     It is for items that take less time than a task, a permit and a model for each.
-
-    Attributes:
-        backend: The backend of all scores.
     """
 
-    backend: str
+    backend: str  #: the backend of all scores
 
     async def prepare(
         self, requests: Sequence[RequestT_contra]
@@ -127,7 +115,6 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
         """Check an item and plan how to score it. Does no heavy work.
 
         Args:
-            request: The item.
             upload: The file that was uploaded with it, if the service accepts uploads.
 
         Raises:
@@ -147,28 +134,18 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """The result of a batch that is scored as a whole.
-
-    Attributes:
-        content: The encoded response.
-        statuses: How many items have each status, for metrics.
-        scores: The scores of the items that are `ok`, `[N]`, for metrics.
-    """
+    """The result of a batch that is scored as a whole."""
 
     content: bytes
-    statuses: Mapping[Status, int]
-    scores: NDArray[np.float64]
+    statuses: Mapping[Status, int]  #: how many items have each status, for metrics
+    scores: NDArray[np.float64]  #: the scores of the items that are `ok`, `[N]`, for metrics
 
 
 class Engine(Generic[RequestT, ScoreT]):
     """Scores the items of one service.
 
     Args:
-        scorer: The service's part.
-        score_type: The model of a score.
-        cache: Where scores are stored.
         admission: Its permits limit the items at the backend.
-        telemetry: Counts results, lookups and audits, and times stages.
         audit_rate: Share of the cache hits that are computed again and compared, in [0, 1].
         abstention_fails: Whether an abstention is the failure `Abstained`. It is counted as an
             abstention in any case.
@@ -210,8 +187,6 @@ class Engine(Generic[RequestT, ScoreT]):
 
         Args:
             item: The item; or why it is not one, which is counted as its failure and raised.
-            context: The request that it belongs to.
-            upload: The file that was uploaded with it.
 
         Raises:
             RewardFleetError: There is no score. An exception of any other type becomes an
@@ -283,8 +258,6 @@ class Engine(Generic[RequestT, ScoreT]):
         See `score_item` for errors, each of which is counted once for the batch.
 
         Args:
-            backend: What scores it.
-            context: The request.
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
             items: How many items it has.
         """
@@ -313,10 +286,8 @@ class Engine(Generic[RequestT, ScoreT]):
         See `score_item` for errors.
 
         Args:
-            context: The request.
             timing: The wait is added to its `queue`.
             items: How many samples the work is for.
-            backend: What does it.
         """
         sample = context.begin(items)
         sample.backend = backend
@@ -514,8 +485,6 @@ def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> R
     """Return the typed failure that the caller sees instead of `error`.
 
     Args:
-        error: An exception of any type.
-        context: The request.
         overdue: Whether the request's deadline has passed.
     """
     if isinstance(error, RewardFleetError):

@@ -12,25 +12,17 @@ if TYPE_CHECKING:  # the command's help works without the server's packages
 
 @dataclass(frozen=True)
 class ServiceEntry:
-    """Where the parts of a service are. Its modules are imported when a part is loaded.
+    """Where the parts of a service are. Its modules are imported when a part is loaded."""
 
-    Attributes:
-        description: One sentence, for the command's help and the documentation.
-        settings: The class of its settings, as `module:attribute`.
-        app: The function that makes its application from its settings, as `module:attribute`.
-        checks: The function that checks, for `rewardfleet doctor`, what the service needs with
-            its settings, as `module:attribute`; None if there is nothing to check.
-        metric_labels: What the labels of its own metrics are, for the documentation.
-        has_own_deployment: Whether its container, its pods and its application of Ray Serve are
-            written by hand, as it needs more than run state. Those of others are generated, see
-            docs/deployment_files.py.
-    """
-
-    description: str
-    settings: str
-    app: str
+    description: str  #: one sentence, for the command's help and the documentation
+    settings: str  #: the class of its settings, as `module:attribute`
+    app: str  #: the function that makes its application from its settings, as `module:attribute`
+    #: The function that checks, for `rewardfleet doctor`, what the service needs with its settings,
+    #: as `module:attribute`; None if there is nothing to check.
     checks: str | None = None
-    metric_labels: str = ""
+    metric_labels: str = ""  #: what the labels of its own metrics are, for the documentation
+    #: Whether its container, its pods and its application of Ray Serve are written by hand, as it
+    #: needs more than run state. Those of others are generated, see docs/deployment_files.py.
     has_own_deployment: bool = False
 
     def load_settings(self) -> "type[ServerSettings]":

@@ -83,12 +83,7 @@ class Server(GracefulServer):
     ends the wait.
 
     Args:
-        app: The application.
-        settings: Its settings.
         listener: The bound socket. None: bind one.
-
-    Attributes:
-        failure: Why the service ended without a signal, or None.
     """
 
     def __init__(
@@ -100,7 +95,7 @@ class Server(GracefulServer):
         self._listener = listener or bind(settings.host, settings.port)
         self._draining: asyncio.Task[None] | None = None
         self._exits = False
-        self.failure: str | None = None
+        self.failure: str | None = None  #: why the service ended without a signal, or None
 
     @property
     def url(self) -> str:

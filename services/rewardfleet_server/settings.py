@@ -56,7 +56,6 @@ def setting(
     """Declare a setting.
 
     Args:
-        default: Its default.
         help_text: What it is, its unit, and why one would change it.
         group: The heading under which the command's help lists it.
         shown: The default as documentation shows it, if that is not its value.
@@ -90,18 +89,13 @@ Store = Annotated[str | None, BeforeValidator(_parse_store)]
 
 
 class ServerSettings(BaseSettings):
-    """The settings that all services have.
-
-    Attributes:
-        most_used: The settings that the command's help lists first.
-        hidden: The settings that the command's help does not list.
-        other_flags: Further spellings of flags, by the setting's name.
-    """
+    """The settings that all services have."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
-    most_used: ClassVar[tuple[str, ...]] = ()
-    hidden: ClassVar[Collection[str]] = ()
+    most_used: ClassVar[tuple[str, ...]] = ()  #: the settings that the command's help lists first
+    hidden: ClassVar[Collection[str]] = ()  #: the settings that the command's help does not list
+    #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
 
     # One line per setting.

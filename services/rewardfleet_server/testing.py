@@ -29,26 +29,18 @@ _KEEP_ALIVE_SECONDS = 75
 
 @dataclass(eq=False)
 class FakeJudge:
-    """A judge that gives every clip the same score.
+    """A judge that gives every clip the same score."""
 
-    Attributes:
-        score: The score; None to abstain.
-        wait_s: Seconds that every judgment takes.
-        error: An error to raise instead.
-        deterministic: Whether its judgments may be cached.
-        seen: The sampled indices of each clip so far, in order.
-        cancelled: Number of judgments that were cancelled.
-        failure: Set it to make the service end.
-    """
-
+    #: The score; None to abstain.
     score: float | None = 1.0
     _: KW_ONLY
-    wait_s: float = 0.0
-    error: Exception | None = None
-    deterministic: bool = True
+    wait_s: float = 0.0  #: seconds that every judgment takes
+    error: Exception | None = None  #: an error to raise instead
+    deterministic: bool = True  #: whether its judgments may be cached
+    #: The sampled indices of each clip so far, in order.
     seen: list[tuple[int, ...]] = field(default_factory=list, init=False)
-    cancelled: int = field(default=0, init=False)
-    failure: str | None = field(default=None, init=False)
+    cancelled: int = field(default=0, init=False)  #: number of judgments that were cancelled
+    failure: str | None = field(default=None, init=False)  #: set it to make the service end
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -78,21 +70,13 @@ class FakeJudge:
 
 @dataclass(eq=False)
 class FakeSandbox:
-    """A sandbox in which every program prints what it reads, and answers no checks.
+    """A sandbox in which every program prints what it reads, and answers no checks."""
 
-    Attributes:
-        result: The result of every run instead.
-        wait_s: Seconds that every run takes.
-        error: An error to raise instead.
-        jobs: The jobs so far, in order.
-        restarts, kills, memory_waits: As a sandbox reports them.
-    """
-
-    result: RunResult | None = None
+    result: RunResult | None = None  #: the result of every run instead
     _: KW_ONLY
-    wait_s: float = 0.0
-    error: Exception | None = None
-    jobs: list[Job] = field(default_factory=list, init=False)
+    wait_s: float = 0.0  #: seconds that every run takes
+    error: Exception | None = None  #: an error to raise instead
+    jobs: list[Job] = field(default_factory=list, init=False)  #: the jobs so far, in order
     restarts: int = field(default=0, init=False)
     kills: int = field(default=0, init=False)
     memory_waits: int = field(default=0, init=False)

@@ -31,7 +31,6 @@ class Cache(Protocol):
 
         Args:
             key: At most a few hundred bytes.
-            value: The value.
             ttl_s: Time to live in seconds; None for no limit.
         """
 
@@ -46,7 +45,6 @@ def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache
     """Open the cache that the settings describe.
 
     Args:
-        settings: The settings.
         on_damage: Called for each entry that is damaged, or not signed with the signing key.
 
     Raises:

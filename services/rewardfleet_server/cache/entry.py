@@ -46,8 +46,6 @@ class EntryFormat:
         """Return the entry of a value.
 
         Args:
-            key: The key it is stored under.
-            value: The value.
             ttl_s: Its time to live in seconds; infinity for no limit.
         """
         content = _TIMES.pack(time.time(), ttl_s) + value
@@ -90,7 +88,6 @@ def read_signing_key(path: Path, api_key_file: Path | None) -> bytes:
     """Return the key that signs entries: the content of a file, without white space around it.
 
     Args:
-        path: The file.
         api_key_file: The file of the API keys, none of which may be the signing key.
 
     Raises:

@@ -32,10 +32,6 @@ class SingleFlight(Generic[T]):
     async def do(self, key: str, start: Callable[[], Coroutine[None, None, T]]) -> T:
         """Wait for the computation of `key`; start it if it is not running.
 
-        Args:
-            key: What is computed.
-            start: Returns the computation.
-
         Raises:
             Exception: Whatever the computation raises, to each of its waiters.
         """

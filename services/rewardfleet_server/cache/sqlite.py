@@ -37,9 +37,6 @@ CREATE TABLE IF NOT EXISTS entries (
 class _Connections:
     """A connection and a thread for each kind of work: a lookup does not wait for a disk.
 
-    Args:
-        path: The database file.
-
     Attributes:
         writes: Writes entries to the log.
         reads: Looks entries up.

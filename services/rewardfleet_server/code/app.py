@@ -37,7 +37,6 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     """Assemble the code service.
 
     Args:
-        settings: The settings of the service.
         sandbox: Where programs run. None: start the one that the settings name.
 
     Raises:

@@ -37,25 +37,19 @@ _STREAMS = {("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins",
 
 @dataclass(frozen=True)
 class ParsedAssert:
-    """One case.
+    """One case."""
 
-    Attributes:
-        kind: `eval`: the program evaluates `source`, its own call with constants. `value`: the
-            process of the tests evaluates it. `assert`: that process evaluates the complete case.
-            `inside`: the program's process does.
-        source: The case, or the expression to be compared with the literal.
-        expected: The literal that is expected, in a tuple; None for a complete case.
-        fails_alone: Whether it is known to fail without a program.
-        is_sensitive: Whether it may notice which objects are in another process.
-        asks_identity: Whether it asks for the identity of values, which do not keep theirs: `is`
-            for the same, `is not` for different ones.
-    """
-
+    #: `eval`: the program evaluates `source`, its own call with constants. `value`: the process of
+    #: the tests evaluates it. `assert`: that process evaluates the complete case. `inside`: the
+    #: program's process does.
     kind: Literal["eval", "value", "assert", "inside"]
-    source: str
+    source: str  #: the case, or the expression to be compared with the literal
+    #: The literal that is expected, in a tuple; None for a complete case.
     expected: tuple[Any] | None = None
-    fails_alone: bool = False
-    is_sensitive: bool = False
+    fails_alone: bool = False  #: whether it is known to fail without a program
+    is_sensitive: bool = False  #: whether it may notice which objects are in another process
+    #: Whether it asks for the identity of values, which do not keep theirs: `is` for the same,
+    #: `is not` for different ones.
     asks_identity: Literal["", "is", "is not"] = ""
 
 

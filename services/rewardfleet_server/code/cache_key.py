@@ -118,8 +118,6 @@ def store_policy(
 
     Args:
         key: The key of the program's verdicts.
-        mode: The mode of the request.
-        score: The score.
         with_original: Whether the original program was run as well, to determine whether the
             judgment is right.
     """

@@ -35,19 +35,13 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True)
 class CodePrompt:
-    """A prompt, taken apart.
+    """A prompt, taken apart."""
 
-    Attributes:
-        setup: The prompt without the definition of what the tests call.
-        stub: The unfinished function at its end, or the class around it; "" if there is none.
-        indent: The indentation of the function's body.
-        names: What a complete program defines at least one of.
-    """
-
-    setup: str
+    setup: str  #: the prompt without the definition of what the tests call
+    #: The unfinished function at its end, or the class around it; "" if there is none.
     stub: str = ""
-    indent: str = ""
-    names: frozenset[str] = frozenset()
+    indent: str = ""  #: the indentation of the function's body
+    names: frozenset[str] = frozenset()  #: what a complete program defines at least one of
 
 
 def with_setup(tests: PlainTests) -> PlainTests:

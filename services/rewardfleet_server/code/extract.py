@@ -86,17 +86,11 @@ def _after_thinking(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Fence:
-    """The last run of three or more back-ticks in a line, or the tildes at its beginning.
+    """The last run of three or more back-ticks in a line, or the tildes at its beginning."""
 
-    Attributes:
-        before: The line before the fence.
-        marks: The back-ticks or tildes.
-        after: The line after the fence, stripped.
-    """
-
-    before: str
-    marks: str
-    after: str
+    before: str  #: the line before the fence
+    marks: str  #: the back-ticks or tildes
+    after: str  #: the line after the fence, stripped
 
     @property
     def begins_line(self) -> bool:

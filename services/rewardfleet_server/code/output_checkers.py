@@ -22,8 +22,6 @@ def output_equals(
     """Return whether an output is right, in time linear in its length.
 
     Args:
-        printed: The output of the program.
-        expected: The output of the test.
         checker: See `StdioTests.checker`.
         tolerance: For the checker `float`.
         ignore_case: Whether `YES` and `Yes` are equal.

@@ -47,16 +47,11 @@ class Environment:
 
     Its folder is named after its interpreter and its requirements. It either is complete or does
     not exist.
-
-    Attributes:
-        requirements: What is installed: names of packages with version specifiers.
-        base: The interpreter that it is made with.
-        folder: Where it is, or will be.
     """
 
-    requirements: tuple[str, ...]
-    base: Python
-    folder: Path
+    requirements: tuple[str, ...]  #: what is installed: names of packages with version specifiers
+    base: Python  #: the interpreter that it is made with
+    folder: Path  #: where it is, or will be
 
     @property
     def is_built(self) -> bool:

@@ -63,12 +63,7 @@ _MAX_REASON = 200
 
 
 class Preflight:
-    """Checks tests by themselves, and solutions of rows, once for all equal ones.
-
-    Args:
-        sandbox: Where they run.
-        settings: The settings of the service.
-    """
+    """Checks tests by themselves, and solutions of rows, once for all equal ones."""
 
     def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
         self._sandbox = sandbox
@@ -121,9 +116,6 @@ class Preflight:
         """Check that a solution passes the tests.
 
         Args:
-            solution: The solution of a row.
-            tests: The tests of the row.
-            limits: The limits of one run.
             run: Runs a program on all tests, until one fails.
 
         Raises:
@@ -240,12 +232,8 @@ def _left_out(
     """Return why cases do not count, by index.
 
     Args:
-        cases: All cases.
         indexes: The indexes of those that were evaluated without a program.
         checks: How many checks each evaluated; None for those that failed.
-
-    Raises:
-        InvalidRequest: None of the cases counts.
     """
     found = {
         index: "it passes without a program" if count else _why_nothing(cases[index])

@@ -47,10 +47,7 @@ class SandboxFusionApi:
     """Converts SandboxFusion's requests to this service's, and the results back.
 
     Args:
-        engine: Scores submissions.
-        scorer: Checks limits.
         sandbox: Runs the programs of `/run_code`, which are not scored.
-        settings: Has the ceilings of limits.
     """
 
     def __init__(
@@ -159,11 +156,7 @@ def _is_oj(request: SubmitRequest) -> bool:
 
 
 def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
-    """Return the tests of a request, and those of `CommonOJDataset` as they came.
-
-    Raises:
-        InvalidRequest: They cannot be read.
-    """
+    """Return the tests of a request, and those of `CommonOJDataset` as they came."""
     column = "config.provided_data.test"
     given: Any = request.config.provided_data.get("test")
     if not _is_oj(request):  # some of its rows are pickled objects

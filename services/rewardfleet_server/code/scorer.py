@@ -50,14 +50,6 @@ class CodeScorer:
 
     Args:
         name: The name of the sandbox, which is the `backend` of scores.
-        sandbox: Where programs run.
-        settings: Has the ceilings of limits.
-
-    Attributes:
-        ceilings: The largest values of a request's limits, by field.
-        missing_modules: How many programs failed a test because they import a module that is not
-            installed.
-        program_decisions: How many tests passed that the program could have decided.
     """
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
@@ -66,9 +58,11 @@ class CodeScorer:
         self._settings = settings
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
+        #: How many programs failed a test because they import a module that is not installed.
         self.missing_modules = 0
-        self.program_decisions = 0
+        self.program_decisions = 0  #: how many tests passed that the program could have decided
         ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
+        #: The largest values of a request's limits, by field.
         self.ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
         self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})

@@ -73,11 +73,7 @@ def _parse_requirements(given: object) -> object:
 
 
 def _normalize(text: str) -> str:
-    """Return a requirement in normal form.
-
-    Raises:
-        ValueError: It is not the name of a package, with or without version specifiers.
-    """
+    """Return a requirement in normal form."""
     try:
         requirement = Requirement(text.strip())
     except InvalidRequirement:

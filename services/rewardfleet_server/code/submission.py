@@ -31,23 +31,17 @@ _MIN_WALL_S = 0.1
 
 @dataclass(frozen=True)
 class Submission:
-    """The programs in a request, and the judgment of its critique.
-
-    Attributes:
-        program: The program to run.
-        no_program: Why there is nothing to run; None if there is a program.
-        original_program: The program that the critique judged, if it was given.
-        judgment: The overall judgment of the critique, if it has exactly one.
-        critique_invalid: Whether the critique has no judgment. Then nothing is run.
-        needs_original_run: Whether the original program must be run to determine whether the
-            judgment is right.
-    """
+    """The programs in a request, and the judgment of its critique."""
 
     program: str
+    #: Why there is nothing to run; None if there is a program.
     no_program: str | None
-    original_program: str | None
+    original_program: str | None  #: the program that the critique judged, if it was given
+    #: The overall judgment of the critique, if it has exactly one.
     judgment: CritiqueJudgment | None
+    #: Whether the critique has no judgment. Then nothing is run.
     critique_invalid: bool
+    #: Whether the original program must be run to determine whether the judgment is right.
     needs_original_run: bool
 
     @classmethod
@@ -85,22 +79,10 @@ class SubmissionRun:
 
     Args:
         planned: The runs, with what is expected of each.
-        limits: The limits of one run.
         numbers: The numbers of the tests, from 1, by which suspicions name them.
         max_seconds: The budget of all runs together: seconds of CPU time, and 1.5 times as many of
             wall time.
         stop_at_failure: Whether the runs after the first failure are skipped.
-
-    Attributes:
-        verdicts: One per test so far.
-        suspicions: Signs of tampering.
-        timing: The stages of all runs.
-        undecided: What the checker program must decide on, each with the index of its verdict,
-            which is `skipped` until then.
-        paused: Whether the program is to be run again on the tests that are left: after the
-            decisions, or with less time.
-        was_cut: Whether a run was ended because the budget of wall time was used up, so that its
-            test had less time than its own limit.
     """
 
     def __init__(
@@ -114,11 +96,17 @@ class SubmissionRun:
     ) -> None:
         self.limits = limits
         self.numbers = numbers
-        self.verdicts: list[Verdict] = []
-        self.suspicions: list[str] = []
+        self.verdicts: list[Verdict] = []  #: one per test so far
+        self.suspicions: list[str] = []  #: signs of tampering
         self.timing = CodeTiming()
+        #: What the checker program must decide on, each with the index of its verdict, which is
+        #: `skipped` until then.
         self.undecided: list[tuple[int, CheckerFiles]] = []
+        #: Whether the program is to be run again on the tests that are left: after the decisions,
+        #: or with less time.
         self.paused = False
+        #: Whether a run was ended because the budget of wall time was used up, so that its test had
+        #: less time than its own limit.
         self.was_cut = False
         self._planned = list(planned)
         self._done = 0

@@ -60,7 +60,6 @@ def run_task(task: Literal["program", "judgment", "form"], source: int, result: 
     """Do a task in the child process.
 
     Args:
-        task: What to compute.
         source: The descriptor of the file with the text.
         result: The descriptor of the file for the result.
     """

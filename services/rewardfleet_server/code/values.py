@@ -28,15 +28,11 @@ _MAX_DIGITS = 5_000
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a floating-point number may be from the expected one.
+    """How far a floating-point number may be from the expected one."""
 
-    Attributes:
-        absolute: Largest difference, 0 or more.
-        relative: If given, this share of the expected number is added to `absolute`, as in
-            `numpy.isclose`. None: `absolute` is relative to an expected number above 1.
-    """
-
-    absolute: float = 0.0
+    absolute: float = 0.0  #: largest difference, 0 or more
+    #: If given, this share of the expected number is added to `absolute`, as in `numpy.isclose`.
+    #: None: `absolute` is relative to an expected number above 1.
     relative: float | None = None
 
     @property
@@ -64,18 +60,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equality:
-    """A rule by which values are equal.
+    """A rule by which values are equal."""
 
-    Attributes:
-        tolerance: How much expected floating-point numbers may differ; not keys or items of sets.
-        as_json: Whether tuples equal lists, as the expected value came as JSON, which has no
-            tuples.
-        bool_is_int: Whether True equals 1 and False equals 0, as in Python.
-    """
-
+    #: How much expected floating-point numbers may differ; not keys or items of sets.
     tolerance: Tolerance = Tolerance()
+    #: Whether tuples equal lists, as the expected value came as JSON, which has no tuples.
     as_json: bool = False
-    bool_is_int: bool = False
+    bool_is_int: bool = False  #: whether True equals 1 and False equals 0, as in Python
 
     def equal(self, given: Any, expected: Any) -> bool:  # noqa: PLR0911 - one for each kind
         """Return whether a program returned the expected value.

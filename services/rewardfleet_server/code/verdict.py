@@ -68,19 +68,13 @@ class CheckerFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class RunVerdicts:
-    """The verdicts of one run.
+    """The verdicts of one run."""
 
-    Attributes:
-        verdicts: One per test of the run.
-        suspicions: Signs of tampering.
-        undecided: What the checker program must decide on, if the verdict is its.
-        again: A run that replaces this one, if the submission has time left.
-    """
-
-    verdicts: list[Verdict]
-    suspicions: list[str] = field(default_factory=list)
+    verdicts: list[Verdict]  #: one per test of the run
+    suspicions: list[str] = field(default_factory=list)  #: signs of tampering
+    #: What the checker program must decide on, if the verdict is its.
     undecided: CheckerFiles | None = None
-    again: "TestRun | None" = None
+    again: "TestRun | None" = None  #: a run that replaces this one, if the submission has time left
 
 
 def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
@@ -200,23 +194,16 @@ class StdioRun:
 
 @dataclass(frozen=True)
 class CallRun:
-    """A run that answers checks.
+    """A run that answers checks."""
 
-    Attributes:
-        run: The run, with its checks.
-        expected: The value per check, in a tuple; None if the complete assert is evaluated in the
-            jail.
-        rule: How values are compared.
-        strict: Whether a pass that the program could decide is a wrong answer.
-        asserts: What the checks were made of. One per check.
-        known: Verdicts that an earlier run has found. One per check.
-    """
-
-    run: ProgramRun
+    run: ProgramRun  #: the run, with its checks
+    #: The value per check, in a tuple; None if the complete assert is evaluated in the jail.
     expected: tuple[tuple[Any] | None, ...]
-    rule: Equality
-    strict: bool = False
+    rule: Equality  #: how values are compared
+    strict: bool = False  #: whether a pass that the program could decide is a wrong answer
+    #: What the checks were made of. One per check.
     asserts: tuple[ParsedAssert, ...] = ()
+    #: Verdicts that an earlier run has found. One per check.
     known: tuple[Verdict | None, ...] = ()
 
     def judge(self, result: RunResult, limits: RunLimits) -> RunVerdicts:

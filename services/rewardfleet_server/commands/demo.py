@@ -42,19 +42,12 @@ Add your own tasks with
 
 
 class Rollout(BaseModel):
-    """One line of the manifest.
+    """One line of the manifest."""
 
-    Attributes:
-        file: The video file, in the folder of the manifest.
-        task_text: The task.
-        success: Whether the task was done at the end.
-        failure_kind: How it failed, in the simulator's terms; empty for a success.
-    """
-
-    file: str
+    file: str  #: the video file, in the folder of the manifest
     task_text: str
-    success: bool
-    failure_kind: str | None = None
+    success: bool  #: whether the task was done at the end
+    failure_kind: str | None = None  #: how it failed, in the simulator's terms; empty for a success
 
 
 class Scored(NamedTuple):

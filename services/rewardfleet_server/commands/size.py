@@ -45,7 +45,6 @@ def read_times(seconds: str, api_key: str = "") -> list[NDArray[np.float64]]:
     Args:
         seconds: Numbers of seconds, separated by commas, or the URL of a service that has measured
             them.
-        api_key: The key of the service.
 
     Raises:
         ValueError: They are neither, or the service has measured too few items.
@@ -110,45 +109,31 @@ def measured_times(durations: Mapping[tuple[str, str], float]) -> list[NDArray[n
 
 
 class Prediction(NamedTuple):
-    """What a number of replicas does with a load.
-
-    Attributes:
-        replicas: How many there are.
-        items_per_s: Items that get their score.
-        busy: Share of the time in which a slot is occupied.
-        p50_s, p95_s, p999_s: Percentiles of the time from sending a request to its answer.
-        burst_p95_s: 95th percentile of the time until all requests of a burst are answered.
-    """
+    """What a number of replicas does with a load."""
 
     replicas: int
-    items_per_s: float
-    busy: float
+    items_per_s: float  #: items that get their score
+    busy: float  #: share of the time in which a slot is occupied
+    #: Percentiles of the time from sending a request to its answer.
     p50_s: float
     p95_s: float
     p999_s: float
-    burst_p95_s: float
+    burst_p95_s: float  #: 95th percentile of the time until all requests of a burst are answered
 
 
 class Sizing(NamedTuple):
-    """What is to be sized.
+    """What is to be sized."""
 
-    Attributes:
-        times: Equally probable seconds of each stage of an item at the backend.
-        concurrency: Items at the backend of a replica at the same time: its slots.
-        rate: Items per second on average; None if `callers` is given.
-        burst: Requests that come together. 1: they come independently of each other.
-        batch: Items of a request.
-        callers: Callers that send their next request as soon as the last one is answered.
-        p95_s: The time in which 95 % of the requests must be answered.
-    """
-
+    #: Equally probable seconds of each stage of an item at the backend.
     times: Sequence[NDArray[np.float64]]
-    concurrency: int
+    concurrency: int  #: items at the backend of a replica at the same time: its slots
+    #: Items per second on average; None if `callers` is given.
     rate: float | None = None
-    burst: int = 1
+    burst: int = 1  #: requests that come together. 1: they come independently of each other
     batch: int = 1
+    #: Callers that send their next request as soon as the last one is answered.
     callers: int | None = None
-    p95_s: float = math.inf
+    p95_s: float = math.inf  #: the time in which 95 % of the requests must be answered
 
     def simulate(
         self, times: NDArray[np.float64], replicas: int, random: np.random.Generator

@@ -88,9 +88,6 @@ class EpisodeApi:
     """The routes besides `POST /score`.
 
     Args:
-        engine: Admits and counts.
-        store: The state of training runs.
-        metrics: Updated with each batch.
         thread: Computes batches. A single thread: the computation holds the GIL.
     """
 

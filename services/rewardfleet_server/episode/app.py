@@ -23,7 +23,6 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     """Put the episode service together.
 
     Args:
-        settings: Its settings.
         store: The state of training runs. None: open the one that the settings name.
 
     Raises:

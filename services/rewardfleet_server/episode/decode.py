@@ -103,19 +103,12 @@ class _LenientBatch(EpisodeBatchHeader):
 
 @dataclass
 class DecodedBatch:
-    """A decoded batch.
+    """A decoded batch."""
 
-    Attributes:
-        header: Its fields besides the items.
-        items: In order; a placeholder for an invalid item.
-        invalid: By index: why an item is invalid.
-        is_small: Whether computing it takes less than a millisecond.
-    """
-
-    header: EpisodeBatchHeader
-    items: list[Any]
-    invalid: dict[int, InvalidRequest]
-    is_small: bool
+    header: EpisodeBatchHeader  #: its fields besides the items
+    items: list[Any]  #: in order; a placeholder for an invalid item
+    invalid: dict[int, InvalidRequest]  #: by index: why an item is invalid
+    is_small: bool  #: whether computing it takes less than a millisecond
 
 
 def decode_batch(body: bytes) -> DecodedBatch:

@@ -40,7 +40,6 @@ class GroupCollector:
     """Collects the members of groups, and releases each group once.
 
     Args:
-        groups: Where groups are stored.
         on_temperatures: Called with the temperature bins of each released group.
     """
 
@@ -101,11 +100,7 @@ class GroupCollector:
 
 
 def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
-    """Return a stored value as a model.
-
-    Raises:
-        Unavailable: It is damaged.
-    """
+    """Return a stored value as a model."""
     try:
         return model.model_validate(stored)
     except ValidationError as error:

@@ -27,19 +27,14 @@ class _Moments(BaseModel):
 
 
 class _StatsState(BaseModel):
-    """What is stored of a run.
-
-    Attributes:
-        moments: The statistics.
-        seen: Digests of the episodes counted in the last steps, in the order of these steps.
-        deleted: The steps before.
-    """
+    """What is stored of a run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     moments: _Moments
+    #: Digests of the episodes counted in the last steps, in the order of these steps.
     seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], list[str]]
-    deleted: Ranges
+    deleted: Ranges  #: the steps before
 
     def count(self, step: int, rewards: dict[str, float]) -> _Moments:
         """Count the rewards of a step by the digests of their episodes; return the statistics.

@@ -74,14 +74,6 @@ class RewardApp:
     Routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI serves the
     rest and documents all of it.
 
-    Args:
-        service: What it serves.
-        settings: The limits, the cache and the keys of the service.
-
-    Attributes:
-        routes: The routes that are dispatched.
-        telemetry: Its metrics.
-
     Raises:
         ValueError: The key file holds no key, or the cache cannot be opened.
         OSError: The key file cannot be read.
@@ -97,6 +89,7 @@ class RewardApp:
             max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
             max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
+        #: Its metrics.
         self.telemetry = Telemetry(
             service.name,
             self._admission,
@@ -114,7 +107,7 @@ class RewardApp:
             audit_rate=_AUDIT_RATE,
             abstention_fails=service.abstention_fails,
         )
-        self.routes = Routes(service, engine)
+        self.routes = Routes(service, engine)  #: the routes that are dispatched
         self._keys = ApiKeys(settings.api_key_file)
         self._dispatcher = Dispatcher(self._keys, self._admission, max_body_bytes, self.telemetry)
         self.cancel_all = self._dispatcher.cancel_all

@@ -114,12 +114,7 @@ class OpenEnvSocket:
 
 
 class _InnerRequest:
-    """A request of the application on behalf of a message.
-
-    Attributes:
-        status: The status of the response; 500 if there is none.
-        body: The body of the response.
-    """
+    """A request of the application on behalf of a message."""
 
     def __init__(
         self, app: App, scope: Message, path: str, body: bytes, *headers: tuple[bytes, bytes]
@@ -139,7 +134,7 @@ class _InnerRequest:
             "query_string": b"",
             "headers": [*given, *own, *headers],
         }
-        self.status = 500
+        self.status = 500  #: the status of the response; 500 if there is none
         self.body = b""
 
     async def run(self, disconnected: asyncio.Event) -> None:

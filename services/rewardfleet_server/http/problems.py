@@ -22,8 +22,6 @@ def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotA
     """Return the failure of a request with a method that its path does not take.
 
     Args:
-        path: The path of the request.
-        method: Its method.
         allowed: The methods that the path takes; HEAD follows from GET.
     """
     methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
@@ -40,8 +38,6 @@ def problem_response(
     """Return a failure as a response.
 
     Args:
-        error: The failure.
-        request_id: The id of the request that failed.
         model: The format of its body; None for `application/problem+json` (RFC 9457).
     """
     headers = {}

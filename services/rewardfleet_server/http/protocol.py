@@ -331,11 +331,7 @@ _PASSED_ON = (
 
 
 class HttpProtocol(asyncio.BufferedProtocol):
-    """A `BoundedHttpProtocol` that is given little more than the headers until they are complete.
-
-    Args:
-        arguments: The arguments of uvicorn's protocol.
-    """
+    """A `BoundedHttpProtocol` that gets little more than the headers until they are complete."""
 
     _buffer = _Buffer()
 

@@ -42,7 +42,6 @@ class GracefulServer(uvicorn.Server):
     their callers have sent a request already.
 
     Args:
-        app: The application.
         handles_signals: Whether SIGINT and SIGTERM end it; else its owner sets `should_exit`.
         grace_s: Seconds that requests may take when the server ends; None for no limit.
     """

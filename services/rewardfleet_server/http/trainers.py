@@ -58,17 +58,12 @@ _TEXTS = ("response", "completion", "code", "message")
 
 @dataclass(frozen=True)
 class TrainerApi(Generic[RequestT, ScoreT]):
-    """Converts the requests of trainers to items of a service, and the scores back.
-
-    Attributes:
-        engine: Scores the items.
-        request_type: The model of an item.
-        item_of: Makes an item from a text and a ground truth; None if the items of the service are
-            not made from texts. It raises `InvalidRequest` for ground truths that it cannot read.
-    """
+    """Converts the requests of trainers to items of a service, and the scores back."""
 
     engine: Engine[RequestT, ScoreT]
     request_type: type[RequestT]
+    #: Makes an item from a text and a ground truth; None if the items of the service are not made
+    #: from texts. It raises `InvalidRequest` for ground truths that it cannot read.
     item_of: ItemOf[RequestT] | None = None
 
     def routes(self) -> Sequence[Route[Any]]:
@@ -171,11 +166,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     async def _scores(
         self, samples: Sequence[tuple[str, JsonValue] | InvalidRequest], context: RequestContext
     ) -> list[ScoreT]:
-        """Score samples. These formats have no missing rewards, so one failure fails all.
-
-        Raises:
-            RewardFleetError: One of them has no score.
-        """
+        """Score samples. These formats have no missing rewards, so one failure fails all."""
         items = [await self._item(sample) for sample in samples]
         if len(items) == 1:
             return [_checked(await self.engine.score_item(items[0], context))]

@@ -17,7 +17,6 @@ def list_samples(service: str, requests: Iterable[RequestContext]) -> InFlight:
     """Return the samples of requests that are not answered yet.
 
     Args:
-        service: Their service.
         requests: In the order in which they arrived.
     """
     now = time.monotonic()

@@ -80,41 +80,28 @@ def new_request_id(header: str | None = None) -> str:
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request: its identity, its deadline, and what its log line reports.
+    """One request: its identity, its deadline, and what its log line reports."""
 
-    Attributes:
-        path: The route, e.g. `/score` or `/budgets/{run}`; empty if there is none.
-        request_id: Given by the caller, or new.
-        timeout_s: Seconds from `started` to the deadline; None for no deadline.
-        call_timeout_s: Seconds of the caller's complete call, of which this request may be a
-            later attempt; None for no limit. What a program may use depends on it.
-        started: Time of the event loop's clock at which its headers arrived.
-        backends: The backends that scored its items.
-        items: How many items have a result.
-        cached: How many of them came from the cache.
-        failed: How many of them are errors.
-        parameters: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
-        stage: What happens to it while it has no samples: `line`, `body` or `response`.
-        is_patient: Whether it waits in line rather than being refused.
-        samples: Its samples in flight, in order.
-        fallback_rewards: How many rewards its client replaced since it last reported them.
-        span: Its span; None without traces.
-    """
-
-    path: str = ""
-    request_id: str = field(default_factory=new_request_id)
+    path: str = ""  #: the route, e.g. `/score` or `/budgets/{run}`; empty if there is none
+    request_id: str = field(default_factory=new_request_id)  #: given by the caller, or new
+    #: Seconds from `started` to the deadline; None for no deadline.
     timeout_s: float | None = None
+    #: Seconds of the caller's complete call, of which this request may be a later attempt; None for
+    #: no limit. What a program may use depends on it.
     call_timeout_s: float | None = None
+    #: Time of the event loop's clock at which its headers arrived.
     started: float = field(default_factory=time.monotonic)
-    backends: set[str] = field(default_factory=set)
-    items: int = 0
-    cached: int = 0
-    failed: int = 0
+    backends: set[str] = field(default_factory=set)  #: the backends that scored its items
+    items: int = 0  #: how many items have a result
+    cached: int = 0  #: how many of them came from the cache
+    failed: int = 0  #: how many of them are errors
+    #: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
     parameters: Mapping[str, str] = field(default_factory=dict)
-    stage: str = "body"
-    is_patient: bool = False
-    samples: dict[ItemSpan, None] = field(default_factory=dict)
-    fallback_rewards: int = 0
+    stage: str = "body"  #: what happens to it while it has no samples: `line`, `body` or `response`
+    is_patient: bool = False  #: whether it waits in line rather than being refused
+    samples: dict[ItemSpan, None] = field(default_factory=dict)  #: its samples in flight, in order
+    fallback_rewards: int = 0  #: how many rewards its client replaced since it last reported them
+    #: Its span; None without traces.
     span: "Span | None" = None
 
     def begin(self, items: int = 1) -> ItemSpan:
@@ -232,9 +219,6 @@ class Telemetry:
         collectors: Metrics of the service itself.
         deadline_s: Seconds for a request, `--deadline-s`.
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
-
-    Attributes:
-        metrics: All metrics of this class, for the documentation.
     """
 
     def __init__(
@@ -249,7 +233,7 @@ class Telemetry:
         self._log_sample_rate = log_sample_rate
         self.service = service
         self.deadline_s = deadline_s
-        self.metrics: list[Metric] = []
+        self.metrics: list[Metric] = []  #: all metrics of this class, for the documentation
         self._registry = CollectorRegistry()
         for collector in collectors:
             self._registry.register(collector)
@@ -366,7 +350,6 @@ class Telemetry:
         """Count one item, or a batch that is scored as a whole, that failed.
 
         Args:
-            context: The request.
             backend: Which backend failed; empty if none was chosen yet.
         """
         context.items += 1
@@ -392,11 +375,8 @@ class Telemetry:
         time in the other stages.
 
         Args:
-            context: The request.
-            backend: Which backend scored it.
             statuses: How many items have each status.
             scores: The scores of those that are `ok`, `[N]`.
-            timing: The stages of the batch.
         """
         items = sum(statuses.values())
         failed = statuses.get(Status.ERROR, 0)

@@ -40,24 +40,17 @@ def open_tracer(service: str) -> "Tracer | None":
 
 @dataclass(slots=True, eq=False)
 class ItemSpan:
-    """What happens to an item in flight, or to several that are scored as a whole.
+    """What happens to an item in flight, or to several that are scored as a whole."""
 
-    Attributes:
-        items: How many items it stands for.
-        root: The span of the whole item; None without traces.
-        backend: What scores it; empty if that is not known yet.
-        stage: What happens to it, e.g. `queue`.
-        since: Time of `time.monotonic` at which the stage began.
-        span: The innermost span that has not ended.
-        leader: The item whose computation it shares; None if it has its own.
-    """
-
-    items: int = 1
+    items: int = 1  #: how many items it stands for
+    #: The span of the whole item; None without traces.
     root: "Span | None" = None
-    backend: str = ""
-    stage: str = "prepare"
+    backend: str = ""  #: what scores it; empty if that is not known yet
+    stage: str = "prepare"  #: what happens to it, e.g. `queue`
+    #: Time of `time.monotonic` at which the stage began.
     since: float = field(default_factory=time.monotonic)
-    span: "Span | None" = field(init=False)
+    span: "Span | None" = field(init=False)  #: the innermost span that has not ended
+    #: The item whose computation it shares; None if it has its own.
     leader: "ItemSpan | None" = None
 
     def __post_init__(self) -> None:
@@ -80,7 +73,6 @@ class stage:  # noqa: N801 - a context manager, named like those of contextlib
     Args:
         timing: The milliseconds of the block are added to its field `name`; None: they are not
             reported.
-        name: The name of the stage.
     """
 
     def __init__(self, timing: Timing | None, name: str) -> None:

@@ -39,7 +39,6 @@ def open_run_state(settings: RunStateSettings, shapes: Shapes = NO_SHAPES) -> Ru
     does.
 
     Args:
-        settings: The settings.
         shapes: What the features of the service store.
 
     Raises:

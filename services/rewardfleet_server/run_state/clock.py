@@ -10,19 +10,13 @@ from .values import CLOCK, WHOLE, dump, load
 
 
 class _Record(BaseModel):
-    """What is stored of the clock.
-
-    Attributes:
-        seconds: Its seconds.
-        seen: The time of the store then.
-        wall: The wall clock of the process that wrote it.
-    """
+    """What is stored of the clock."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     seconds: FiniteFloat
-    seen: Moment
-    wall: FiniteFloat
+    seen: Moment  #: the time of the store then
+    wall: FiniteFloat  #: the wall clock of the process that wrote it
 
 
 RECORD = TypeAdapter(_Record)

@@ -62,27 +62,19 @@ class GroupKey(NamedTuple):
 
 
 class Group(BaseModel):
-    """A group.
-
-    Attributes:
-        size: Number of members of the complete group. All members agree on it.
-        options: How it is scored; they agree on that, too.
-        left_s: Seconds until it is to be released, complete or not, when it was seen.
-        seen: When that was.
-        arrived: Number of members that have arrived.
-        missing: Members that had not arrived when it was released; None while it is open.
-        stats: Statistics of the released group.
-    """
+    """A group."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    #: Number of members of the complete group. All members agree on it.
     size: Annotated[int, Field(ge=1)]
-    options: JsonValue
-    left_s: FiniteFloat
-    seen: Moment = Moment("", 0.0)
-    arrived: Annotated[int, Field(ge=0)] = 0
+    options: JsonValue  #: how it is scored; they agree on that, too
+    left_s: FiniteFloat  #: seconds until it is to be released, complete or not, when it was seen
+    seen: Moment = Moment("", 0.0)  #: when that was
+    arrived: Annotated[int, Field(ge=0)] = 0  #: number of members that have arrived
+    #: Members that had not arrived when it was released; None while it is open.
     missing: Annotated[int, Field(ge=0)] | None = None
-    stats: JsonValue = None
+    stats: JsonValue = None  #: statistics of the released group
 
     def wait(self, now: Moment) -> bool:
         """Subtract the seconds since the group was seen; return whether to store that."""
@@ -101,9 +93,6 @@ class Groups:
     """The groups of training runs. A member costs the same however many groups are open.
 
     For errors of every method see `Store`.
-
-    Args:
-        state: The state of training runs.
     """
 
     def __init__(self, state: "RunState") -> None:
@@ -115,9 +104,7 @@ class Groups:
         """Add a member, once. The first value that was sent for a uid counts.
 
         Args:
-            key: Its group.
             uid: Names the member within the group.
-            value: The member.
             new: The group as this member would open it: its size, its options and its wait.
 
         Returns:
@@ -180,9 +167,7 @@ class Groups:
         """Replace the members of an open group by their results; delete members without one.
 
         Args:
-            key: The group.
             missing: Members that had not arrived.
-            stats: Statistics of the group.
             results: By uid.
 
         Returns:
@@ -245,11 +230,7 @@ def drop_steps(tx: Transaction, scope: Scope, steps: list[int]) -> None:
 
 
 def _opened(tx: Transaction, key: GroupKey, new: Group) -> Group:
-    """Open a group.
-
-    Raises:
-        Unavailable: A part of what is stored is missing, e.g. because the server evicted it.
-    """
+    """Open a group."""
     scope, run, step = key.scope, run_key(key.run), step_key(key.scope, key.step)
     listed = f":{key.name}"
     tx.expect((run, steps_field(GROUPS)), (run, GROUPS), (step, WHOLE), (step, listed))

@@ -315,11 +315,7 @@ class _Call(NamedTuple):
 
 
 class _Unread(Exception):
-    """A transaction needs entries that were not read.
-
-    Args:
-        entries: These entries.
-    """
+    """A transaction needs entries that were not read."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries

@@ -57,13 +57,7 @@ class RunState:
     Runs that no call has changed for long are deleted with all their scopes and groups.
 
     Args:
-        store: Where everything is stored.
-        shapes: What features store.
         max_age_days: Days after which a run that no call has changed is deleted.
-
-    Attributes:
-        groups: The groups that are collected member by member.
-        metrics: Counts `Unavailable`, and wall clocks that differ.
     """
 
     def __init__(
@@ -77,8 +71,8 @@ class RunState:
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
         self._clock = RunClock(self._max_age_s / 10, self._interval_s / 10)
-        self.metrics = RunStateMetrics()
-        self.groups = groups.Groups(self)
+        self.metrics = RunStateMetrics()  #: counts `Unavailable`, and wall clocks that differ
+        self.groups = groups.Groups(self)  #: the groups that are collected member by member
 
     @property
     def failure(self) -> str | None:
@@ -104,7 +98,6 @@ class RunState:
         A repeated call returns the stored outcome. If the transition raises, nothing changes.
 
         Args:
-            scope: Whose state it changes.
             step: The step of the run, 0 to 2^53.
             uid: Names the transition within the step.
             transition: A pure function. It runs in a thread.
@@ -139,7 +132,6 @@ class RunState:
         response, only transitions that set the state may be repeated.
 
         Args:
-            scope: Whose state it changes.
             transition: A pure function. It runs in a thread.
             forget_outcomes: Also delete the outcomes of the scope, in the same transaction. Steps
                 that were applied can then be applied again.

@@ -59,17 +59,12 @@ def _join(ranges: Ranges, left: int) -> None:
 
 
 class StepLog(BaseModel):
-    """The steps of a scope.
-
-    Attributes:
-        stored: Those whose outcomes are stored, in the order of their first transitions.
-        deleted: Those whose outcomes were deleted.
-    """
+    """The steps of a scope."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    stored: list[Step]
-    deleted: Ranges
+    stored: list[Step]  #: those whose outcomes are stored, in the order of their first transitions
+    deleted: Ranges  #: those whose outcomes were deleted
 
     @classmethod
     def empty(cls) -> Self:
@@ -81,7 +76,6 @@ class StepLog(BaseModel):
 
         Args:
             run: The training run, for the message.
-            step: The step.
             keep_steps: How many steps besides this one are stored.
 
         Raises:

@@ -24,15 +24,10 @@ WALL_CLOCK = "wall"
 
 
 class Scope(NamedTuple):
-    """The part of a run's state that one feature owns.
+    """The part of a run's state that one feature owns."""
 
-    Attributes:
-        run: The training run, as callers name it.
-        name: The feature, e.g. `running_stats`.
-    """
-
-    run: str
-    name: str
+    run: str  #: the training run, as callers name it
+    name: str  #: the feature, e.g. `running_stats`
 
 
 class Damaged(Unavailable):
@@ -56,21 +51,16 @@ def machine_seconds() -> float:
 
 
 class Moment(NamedTuple):
-    """A time of a store's clock.
+    """A time of a store's clock."""
 
-    Attributes:
-        clock: The name of the clock. Times of two clocks cannot be compared.
-        seconds: The seconds that it shows.
-    """
-
+    #: The name of the clock. Times of two clocks cannot be compared.
     clock: str
-    seconds: float
+    seconds: float  #: the seconds that it shows
 
     def since(self, earlier: "Moment", at_most: float) -> float:
         """Return the seconds since an earlier time: 0 if that is unknown.
 
         Args:
-            earlier: The earlier time.
             at_most: Limit for clocks that may jump.
         """
         passed = max(self.seconds - earlier.seconds, 0.0) if self.clock == earlier.clock else 0.0
@@ -82,19 +72,15 @@ class Transaction:
 
     Args:
         look_up: Returns what is stored in entries.
-        now: The time.
-
-    Attributes:
-        found: What was looked up.
-        dropped: Keys of which all fields are deleted before others are written.
-        written: The new values of fields, by key; None deletes a field.
     """
 
     def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: Moment) -> None:
         self._look_up = look_up
         self.now = now
-        self.found: dict[Entry, Found] = {}
+        self.found: dict[Entry, Found] = {}  #: what was looked up
+        #: Keys of which all fields are deleted before others are written.
         self.dropped: set[str] = set()
+        #: The new values of fields, by key; None deletes a field.
         self.written: dict[str, dict[str, bytes | None]] = {}
 
     @property
@@ -158,7 +144,6 @@ class Store(Protocol):
         """Read and write as if nothing else happened at the same time.
 
         Args:
-            scope: Whose state it is. Transactions of one run take turns within a process.
             expected: What `work` is going to read. Other entries take a round trip each. The first
                 one is what matters most: what a process last saw of it is tried first.
             work: A function without side effects. Nothing is written if it raises.

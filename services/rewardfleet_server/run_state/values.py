@@ -27,14 +27,11 @@ WHOLE = ""
 
 
 class Shape(NamedTuple):
-    """What a feature stores, and how transitions get and return it. Anything else is damaged.
+    """What a feature stores, and how transitions get and return it. Anything else is damaged."""
 
-    Attributes:
-        state: The state of its scopes; None for any JSON.
-        outcome: The outcomes of its transitions; None for any JSON.
-    """
-
+    #: The state of its scopes; None for any JSON.
     state: TypeAdapter[Any] | None
+    #: The outcomes of its transitions; None for any JSON.
     outcome: TypeAdapter[Any] | None
 
 

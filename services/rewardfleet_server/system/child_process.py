@@ -54,11 +54,7 @@ def describe_end(status: int | None) -> str:
 
 
 class MemoryFile:
-    """A file in memory, which another process can read. It is gone as soon as this object is.
-
-    Attributes:
-        fd: Its descriptor.
-    """
+    """A file in memory, which another process can read. It is gone as soon as this object is."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("rewardfleet")

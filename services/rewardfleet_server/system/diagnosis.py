@@ -19,27 +19,20 @@ _REDIS_PURPOSES = {
 
 
 class Diagnosis(NamedTuple):
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        status: `ok`: it works. `extra`: packages that the settings do not need are missing.
-            `note`: something to know. `failed`: a service cannot run as it is configured.
-        what: What was checked.
-        fix: A command or an instruction that fixes it; empty if there is nothing to fix.
-    """
-
+    #: `ok`: it works. `extra`: packages that the settings do not need are missing. `note`:
+    #: something to know. `failed`: a service cannot run as it is configured.
     status: Literal["ok", "extra", "note", "failed"]
-    what: str
-    fix: str = ""
+    what: str  #: what was checked
+    fix: str = ""  #: a command or an instruction that fixes it; empty if there is nothing to fix
 
 
 def check_extra(extra: str, purpose: str, *modules: str, required: bool = False) -> Diagnosis:
     """Check whether the packages of an extra are installed.
 
     Args:
-        extra: The name of the extra.
         purpose: What needs it.
-        modules: The modules of its packages.
         required: Whether the settings need it.
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -55,7 +48,6 @@ def check_redis_servers(
     """Check whether each Redis server of some services answers.
 
     Args:
-        settings: The settings of the services.
         unreachable: The status if it does not: services start, and replicas share nothing.
     """
     urls = {

@@ -8,11 +8,7 @@ _SECONDS = 10.0
 
 
 class LogThrottle:
-    """Logs a warning at most every ten seconds, and how often it was due since.
-
-    Args:
-        log: The logger.
-    """
+    """Logs a warning at most every ten seconds, and how often it was due since."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

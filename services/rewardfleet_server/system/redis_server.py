@@ -64,9 +64,6 @@ def reason_of(error: Exception) -> str:
     """Return why a command failed: which, if the server answered, and its answer.
 
     The URL's password is not in it.
-
-    Args:
-        error: The exception of the `redis` package.
     """
     import redis  # noqa: PLC0415 - an optional package
 

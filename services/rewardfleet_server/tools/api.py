@@ -81,13 +81,7 @@ class BudgetMetrics:
 
 
 class ToolsApi:
-    """The routes of budgets.
-
-    Args:
-        engine: Admits and counts.
-        budgets: The budgets of runs.
-        metrics: Set with each change of a budget.
-    """
+    """The routes of budgets."""
 
     def __init__(
         self,

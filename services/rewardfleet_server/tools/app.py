@@ -24,7 +24,6 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
     """Put the tools service together.
 
     Args:
-        settings: Its settings.
         store: The state of training runs. None: open the one that the settings name.
 
     Raises:

@@ -35,21 +35,13 @@ _FAR = 1000
 
 
 class _BudgetState(BaseModel):
-    """What is stored of a run.
-
-    Attributes:
-        options: As they were sent.
-        checkpoint: The closed steps.
-        open_step: The step of which parts have arrived, or None.
-        parts: Their sums.
-        closed: The steps that are closed.
-    """
+    """What is stored of a run."""
 
     model_config = ConfigDict(extra="forbid")
 
-    options: BudgetOptions
-    checkpoint: BudgetCheckpoint
-    open_step: Step | None = None
+    options: BudgetOptions  #: as they were sent
+    checkpoint: BudgetCheckpoint  #: the closed steps
+    open_step: Step | None = None  #: the step of which parts have arrived, or None
     parts: StepSum = Field(default_factory=StepSum)
     closed: Ranges = Field(default_factory=list)
 
@@ -154,15 +146,10 @@ SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate))
 
 
 class Price(NamedTuple):
-    """What the scores of a run need of its budget.
+    """What the scores of a run need of its budget."""
 
-    Attributes:
-        multiplier: Lambda.
-        budget: Mean cost per answer to stay within.
-    """
-
-    multiplier: float
-    budget: float
+    multiplier: float  #: Lambda
+    budget: float  #: mean cost per answer to stay within
 
 
 class Budgets:
@@ -170,9 +157,6 @@ class Budgets:
 
     Every method raises `Unavailable` if the store cannot be used now. All but `put` raise
     `NotFound` if the run has no budget.
-
-    Args:
-        store: The state of training runs.
     """
 
     def __init__(self, store: RunState) -> None:

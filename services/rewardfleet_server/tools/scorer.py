@@ -27,13 +27,9 @@ class ToolsScorer:
 
     Args:
         families: The families of tools by name, after those of a request.
-        budgets: The budgets of runs.
-
-    Attributes:
-        backend: The `backend` of every score.
     """
 
-    backend = "tools"
+    backend = "tools"  #: the `backend` of every score
 
     def __init__(self, families: Mapping[str, Family], budgets: Budgets) -> None:
         self._families = families

@@ -66,8 +66,6 @@ def run_gateway(
     """Run the gateway until SIGTERM or Ctrl-C; return the exit status.
 
     Args:
-        host: Its address.
-        port: Its port.
         allowed_host: Names by which callers may address it, besides loopback names and, beyond
             loopback, IP addresses; `*` is any.
         services: The base URLs of each service by its name.

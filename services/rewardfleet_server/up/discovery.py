@@ -18,7 +18,6 @@ async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> 
     """Keep the replicas of a service up to date, and watch them, until this is cancelled.
 
     Args:
-        service: Its name.
         urls: Their base URLs. A name with several addresses has a replica at each.
         replicas: Changed in place. Once it has replicas, it is never empty again: the last ones
             stay, and are not ready.

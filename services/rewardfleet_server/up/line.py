@@ -22,11 +22,7 @@ _OTHER_FILES = 256
 
 
 class Line:
-    """The line of one service.
-
-    Args:
-        replicas: The replicas of the service.
-    """
+    """The line of one service."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas

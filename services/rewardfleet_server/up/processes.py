@@ -42,7 +42,6 @@ class ReplicaProcess:
     """The process of one replica.
 
     Args:
-        planned: What to start.
         replica: Shared with the gateway: whether it may be sent requests.
         log_file: Where its log goes.
         show: Called with the name of the replica and each line of its log; None: not shown.

@@ -59,7 +59,6 @@ class UpstreamFailed(Exception):
     """A replica's response is missing, incomplete or not valid.
 
     Args:
-        reason: Why.
         was_reached: Whether the replica may have got the request.
     """
 
@@ -123,16 +122,12 @@ class Attempt:
     Args:
         timeout_s: Seconds until the response begins, and for each part of it.
         late: Why it ends then.
-
-    Attributes:
-        timeout: What it runs in.
-        error: Why it has ended, if the connection did not fail.
-        transport: What the body is sent by, if there is one.
     """
 
     def __init__(self, timeout_s: float, late: str) -> None:
-        self.timeout = asyncio.timeout(None)
-        self.error: Exception | None = None
+        self.timeout = asyncio.timeout(None)  #: what it runs in
+        self.error: Exception | None = None  #: why it has ended, if the connection did not fail
+        #: What the body is sent by, if there is one.
         self.transport: asyncio.WriteTransport | None = None
         self._timeout_s, self._late = timeout_s, late
         self._loop = asyncio.get_running_loop()
@@ -170,12 +165,7 @@ class RequestBody(aiohttp.Payload):
     """The body of a request, which is read when a replica wants it and stored if it is small.
 
     Args:
-        receive: ASGI's `receive`.
         upstream: Counts what is stored.
-
-    Attributes:
-        attempt: The current one, if any.
-        can_be_sent: Whether it is still known from its start.
     """
 
     def __init__(self, receive: Receive, upstream: Upstream) -> None:
@@ -186,8 +176,8 @@ class RequestBody(aiohttp.Payload):
         self._stored_bytes = 0
         self._is_complete = False
         self._watching: asyncio.Task[None] | None = None
-        self.attempt: Attempt | None = None
-        self.can_be_sent = True
+        self.attempt: Attempt | None = None  #: the current one, if any
+        self.can_be_sent = True  #: whether it is still known from its start
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send the body, whose length the server of the gateway has checked.
@@ -263,18 +253,8 @@ class ProxiedRequest:
     """A caller's request, which is sent to one replica or more.
 
     Args:
-        scope: ASGI's `scope`.
-        receive: ASGI's `receive`.
         service: The service whose prefix the path has.
-        upstream: What it is sent by.
         waits: How long it may wait in line; None if it may not.
-
-    Attributes:
-        waits: How long it may wait in line; None if it may not.
-        body: Its body.
-        started: Time of the event loop's clock at which its headers arrived.
-        given_s: Seconds that the caller waits for the response; infinite if it does not say.
-        is_read: Whether it only reads something.
     """
 
     def __init__(
@@ -289,13 +269,15 @@ class ProxiedRequest:
         self._upstream = upstream
         self.waits = waits
         self.body = RequestBody(receive, upstream)
+        #: Time of the event loop's clock at which its headers arrived.
         self.started = asyncio.get_running_loop().time()
+        #: Seconds that the caller waits for the response; infinite if it does not say.
         self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
         # A service gets a little longer to report that it is too late.
         has_limit = self.given_s < math.inf
         self._timeout_s = self.given_s + _GRACE_SECONDS if has_limit else DEFAULT_TIMEOUT_SECONDS
         self._method: str = scope["method"]
-        self.is_read = self._method in {"GET", "HEAD"}
+        self.is_read = self._method in {"GET", "HEAD"}  #: whether it only reads something
         length = int(headers.get(b"content-length", 0))
         is_chunked = b"transfer-encoding" in headers
         self._has_body = is_chunked or length > 0

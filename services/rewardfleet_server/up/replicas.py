@@ -20,28 +20,19 @@ _SILENCE_SECONDS = 30.0
 
 @dataclass(eq=False)
 class Replica:
-    """One process of a service.
+    """One process of a service."""
 
-    Attributes:
-        service: E.g. `video`.
-        url: Its base URL.
-        is_ready: Whether it may be sent requests.
-        outstanding: Requests that it was sent and has not answered.
-        cooling_until: Time of `time.monotonic` before which it gets none, as it was at capacity.
-        restarts: How often it was started again.
-        last_failure: Why it ended the last time, or is not ready; empty if it never failed.
-        has_been_ready: Set once it has been ready.
-        attempts: What fails each of its outstanding requests, given a reason.
-    """
-
-    service: str
+    service: str  #: e.g. `video`
     url: str
-    is_ready: bool = False
-    outstanding: int = 0
+    is_ready: bool = False  #: whether it may be sent requests
+    outstanding: int = 0  #: requests that it was sent and has not answered
+    #: Time of `time.monotonic` before which it gets none, as it was at capacity.
     cooling_until: float = 0.0
-    restarts: int = 0
-    last_failure: str = ""
+    restarts: int = 0  #: how often it was started again
+    last_failure: str = ""  #: why it ended the last time, or is not ready; empty if it never failed
+    #: Set once it has been ready.
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What fails each of its outstanding requests, given a reason.
     attempts: set[Callable[[str], None]] = field(default_factory=set)
 
     def abandon(self, reason: str) -> None:

@@ -28,49 +28,35 @@ _NUMBERS = itertools.count(secrets.randbelow(_PORT_COUNT))
 
 
 class FleetConfig(BaseModel):
-    """The file of `--config`, and the flags of `rewardfleet up`.
-
-    Attributes:
-        host: Address of the gateway. The services listen on loopback only.
-        port: Port of the gateway.
-        only: The services to start.
-        data_dir: Folder with caches, run state and logs.
-        api_key_file: File of the API keys that all services accept.
-        allowed_host: Names by which callers may address the gateway, besides loopback names; if
-            there are none, any with an API key, and without one, IP addresses beyond loopback.
-        allow_unauthenticated: Whether the gateway may listen beyond loopback without API keys.
-        settings: Settings by service, e.g. `{"code": {"replicas": 2, "workers": 4}}`.
-    """
+    """The file of `--config`, and the flags of `rewardfleet up`."""
 
     model_config = ConfigDict(extra="forbid")
 
+    #: Address of the gateway. The services listen on loopback only.
     host: str = "127.0.0.1"
     port: int = Field(18000, ge=0, le=65535)
     only: list[str] = list(SERVICES)
+    #: Folder with caches, run state and logs.
     data_dir: Path = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")) / "rewardfleet"
-    api_key_file: Path | None = None
+    api_key_file: Path | None = None  #: file of the API keys that all services accept
+    #: Names by which callers may address the gateway, besides loopback names; if there are none,
+    #: any with an API key, and without one, IP addresses beyond loopback.
     allowed_host: list[str] = []
+    #: Whether the gateway may listen beyond loopback without API keys.
     allow_unauthenticated: bool = False
+    #: Settings by service, e.g. `{"code": {"replicas": 2, "workers": 4}}`.
     settings: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
 class PlannedReplica:
-    """A replica that will be started.
+    """A replica that will be started."""
 
-    Attributes:
-        service: E.g. `code`.
-        number: Counted from 0.
-        settings: Its validated settings.
-        given: Those that are passed to its process.
-        has_free_port: Whether its port was chosen because it was free.
-    """
-
-    service: str
-    number: int
+    service: str  #: e.g. `code`
+    number: int  #: counted from 0
     settings: ServerSettings
-    given: Mapping[str, Any]
-    has_free_port: bool
+    given: Mapping[str, Any]  #: those that are passed to its process
+    has_free_port: bool  #: whether its port was chosen because it was free
 
     @property
     def name(self) -> str:

@@ -66,11 +66,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other fleets out of a data folder, whose logs and state they would mix with these.
-
-    Raises:
-        ValueError: Another fleet uses it.
-    """
+    """Keep other fleets out of a data folder, whose logs and state they would mix with these."""
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released if this process is killed

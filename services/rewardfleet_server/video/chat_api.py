@@ -49,26 +49,16 @@ _MAX_UNKNOWN_MODELS, _MAX_SHOWN = 100, 100
 
 @dataclass(frozen=True)
 class ChatQuery:
-    """What a request asks for.
+    """What a request asks for."""
 
-    Attributes:
-        model: The name that the request gives.
-        items: The clip; for a trend, its first and its last frame. They name no judge.
-        is_trend: Whether the answer is a trend.
-    """
-
-    model: str | None
+    model: str | None  #: the name that the request gives
+    #: The clip; for a trend, its first and its last frame. They name no judge.
     items: Sequence[VideoRequest]
-    is_trend: bool
+    is_trend: bool  #: whether the answer is a trend
 
 
 class ChatApi:
-    """Converts requests in OpenAI's format to those of `/score`, and the scores back.
-
-    Args:
-        engine: Scores the clips.
-        scorer: Knows the loaded judges.
-    """
+    """Converts requests in OpenAI's format to those of `/score`, and the scores back."""
 
     def __init__(self, engine: Engine[VideoRequest, VideoScore], scorer: VideoScorer) -> None:
         self._engine = engine
@@ -182,9 +172,6 @@ def _main_frames(count: int, prompt: str) -> int:
 
     RLinf's prompt names two videos of five frames whatever its configuration sends: one camera, or
     windows of another length.
-
-    Raises:
-        InvalidRequest: The two cameras do not have the same number of frames.
     """
     found = _TWO_VIDEOS.search(prompt)
     if found is None or count == int(found[1]):

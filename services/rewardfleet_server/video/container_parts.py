@@ -41,23 +41,14 @@ class DescriptorReader:
 
 
 class Part(NamedTuple):
-    """A part of a file, or the whole file.
+    """A part of a file, or the whole file."""
 
-    Attributes:
-        source: What it is read from.
-        name: Its type; empty for the whole file.
-        start: Where its header starts.
-        content: Where its content starts.
-        end: Where its content ends; if the file does not state it, where its parent ends.
-        is_sized: Whether the file states it.
-    """
-
-    source: bytes | DescriptorReader
-    name: bytes
-    start: int
-    content: int
-    end: int
-    is_sized: bool = True
+    source: bytes | DescriptorReader  #: what it is read from
+    name: bytes  #: its type; empty for the whole file
+    start: int  #: where its header starts
+    content: int  #: where its content starts
+    end: int  #: where its content ends; if the file does not state it, where its parent ends
+    is_sized: bool = True  #: whether the file states it
 
     @property
     def length(self) -> int:

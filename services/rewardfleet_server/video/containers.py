@@ -27,9 +27,7 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
     """Check that a file is a complete video container.
 
     Args:
-        fd: The open file.
         label: How error messages call it.
-        max_bytes: The largest file accepted.
 
     Raises:
         InvalidRequest: It is empty, truncated, damaged, or not of a known container format.

@@ -46,8 +46,6 @@ def decoder_bytes(decoder: VideoCodecContext, width: int, height: int) -> int:
 
     Args:
         decoder: Its headers have been read.
-        width: Pixels per row.
-        height: Rows.
     """
     if decoder.codec.properties & _INTRA_ONLY:
         pictures = _INTRA_PICTURES

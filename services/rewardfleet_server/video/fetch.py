@@ -55,7 +55,6 @@ class Fetcher:
 
     Args:
         hosts: The exact names of the allowed hosts; if there are none, nothing is fetched.
-        max_bytes: The largest video accepted.
         allowed: Returns whether an address may be connected to.
         certificates: The trusted certificate authorities; by default those of the system.
     """

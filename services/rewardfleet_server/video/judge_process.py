@@ -68,23 +68,14 @@ class JudgeNotStarted(Exception):
 
 @dataclass(frozen=True)
 class JudgeOrder:
-    """What a judge's process is to run.
-
-    Attributes:
-        name: The name of the judge.
-        factory: `module:function`.
-        settings: The attributes of the factory's argument.
-        threads: How many calls a judge without coroutines works on at the same time.
-        path: Where modules are searched.
-        log_level: The level of the judge's own log lines.
-    """
+    """What a judge's process is to run."""
 
     name: str
-    factory: str
-    settings: Mapping[str, JsonValue]
-    threads: int
-    path: list[str]
-    log_level: str
+    factory: str  #: `module:function`
+    settings: Mapping[str, JsonValue]  #: the attributes of the factory's argument
+    threads: int  #: how many calls a judge without coroutines works on at the same time
+    path: list[str]  #: where modules are searched
+    log_level: str  #: the level of the judge's own log lines
 
 
 class JudgeAnswer(msgspec.Struct):
@@ -104,14 +95,6 @@ _decode_answer = msgspec.json.Decoder(JudgeAnswer).decode
 
 class JudgeProcess:
     """Calls a judge in a process of its own.
-
-    Args:
-        order: What to run.
-
-    Attributes:
-        restarts: How many processes were started in place of another one.
-        abandoned: Calls at work for which no caller waits any more.
-        failure: Why no process can be started ever again, or None.
 
     Raises:
         JudgeNotStarted: The factory failed.
@@ -134,9 +117,9 @@ class JudgeProcess:
         self._longest_s = 0.0
         self._kill_timer: asyncio.TimerHandle | None = None
         self._killed_because: str | None = None
-        self.restarts = 0
-        self.abandoned = 0
-        self.failure: str | None = None
+        self.restarts = 0  #: how many processes were started in place of another one
+        self.abandoned = 0  #: calls at work for which no caller waits any more
+        self.failure: str | None = None  #: why no process can be started ever again, or None
 
     @property
     def outage(self) -> str | None:
@@ -325,15 +308,10 @@ class JudgeProcess:
 
 
 class _JudgeChild:
-    """One process. It ends when this object does.
-
-    Attributes:
-        connection: The socket to it.
-        exited: Its exit status, once it has ended.
-    """
+    """One process. It ends when this object does."""
 
     def __init__(self, order: JudgeOrder) -> None:
-        self.exited: Future[int] = Future()
+        self.exited: Future[int] = Future()  #: its exit status, once it has ended
         self.exited.set_running_or_notify_cancel()  # it cannot be cancelled
         self.connection, theirs = socket.socketpair()
         with theirs:

@@ -11,11 +11,7 @@ from .judges.custom import CustomJudge
 
 
 class JudgeMetrics(Collector):
-    """Restarts and abandoned calls of judges in processes of their own.
-
-    Args:
-        judges: All judges, by name.
-    """
+    """Restarts and abandoned calls of judges in processes of their own."""
 
     def __init__(self, judges: Mapping[str, Judge]) -> None:
         self._judges = {

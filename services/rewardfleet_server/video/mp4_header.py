@@ -81,28 +81,21 @@ def frame_sizes(moov: Part) -> set[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Track:
-    """The times of a video track with samples, in ticks of its media unless stated otherwise.
+    """The times of a video track with samples, in ticks of its media unless stated otherwise."""
 
-    Attributes:
-        movie_scale: Ticks of the movie per second.
-        scale: Ticks of the media per second.
-        duration: As the media's header states it; None if unknown.
-        shown: Ticks of the movie that the track's header states; None if unknown.
-        edits: For each part that the edit list shows: its length in ticks of the movie, and where
-            it starts; -1 for an empty part.
-        decoded: When each sample is decoded.
-        lengths: The length of each sample.
-        offsets: From the time when a sample is decoded until it is shown, as `[runs, 2]`: a number
-            of samples, and their offset.
-    """
-
-    movie_scale: int
-    scale: int
+    movie_scale: int  #: ticks of the movie per second
+    scale: int  #: ticks of the media per second
+    #: As the media's header states it; None if unknown.
     duration: int | None
+    #: Ticks of the movie that the track's header states; None if unknown.
     shown: int | None
+    #: For each part that the edit list shows: its length in ticks of the movie, and where it
+    #: starts; -1 for an empty part.
     edits: tuple[tuple[int, int], ...]
-    decoded: _Ticks
-    lengths: _Ticks
+    decoded: _Ticks  #: when each sample is decoded
+    lengths: _Ticks  #: the length of each sample
+    #: From the time when a sample is decoded until it is shown, as `[runs, 2]`: a number of
+    #: samples, and their offset.
     offsets: _Ticks
 
 

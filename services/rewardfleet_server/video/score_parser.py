@@ -48,22 +48,16 @@ ScoreMode = Literal["auto", "percentage", "unit"]
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """The result of parsing a text.
+    """The result of parsing a text."""
 
-    Attributes:
-        score: In [0, 1], or None if the text has no clear score.
-        reason: A short sentence: what was parsed, or why nothing was.
-    """
-
-    score: float | None
-    reason: str
+    score: float | None  #: in [0, 1], or None if the text has no clear score
+    reason: str  #: a short sentence: what was parsed, or why nothing was
 
 
 def parse_score(text: str, *, mode: ScoreMode = "auto", truncated: bool = False) -> ParsedScore:
     """Parse the score of a text. It never raises, and takes time linear in the text.
 
     Args:
-        text: The output of the model.
         mode: What a number without a unit means.
         truncated: Whether the token limit cut the text; then only a closed `<answer>` counts.
     """
@@ -250,18 +244,12 @@ _RESERVATION = re.compile(r"\b(?:but|however|although|though|except|unless)\b")
 
 @dataclass(frozen=True)
 class _Clause:
-    """A parsed clause.
-
-    Attributes:
-        text: The clause.
-        rank: 2 if marked as a final answer, 1 if marked as a score, 0 without a marker.
-        share: The score in [0, 1], or the reason why there is none.
-        unit: Whether the score was a percentage, a number without a unit, or words.
-    """
+    """A parsed clause."""
 
     text: str
-    rank: int
-    share: float | str
+    rank: int  #: 2 if marked as a final answer, 1 if marked as a score, 0 without a marker
+    share: float | str  #: the score in [0, 1], or the reason why there is none
+    #: Whether the score was a percentage, a number without a unit, or words.
     unit: Literal["percent", "number", "words"] = "words"
 
 

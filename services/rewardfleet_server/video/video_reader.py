@@ -43,26 +43,22 @@ _FORBIDDEN_CODES = (b"\0\0\0", b"\0\0\1", b"\0\0\2")
 
 
 class VideoReader:
-    """The video stream of an open file.
-
-    Attributes:
-        width: Pixels per row, as the container states it.
-        height: Rows, as the container states it.
-        fps: Frames per second; 0 if unknown.
-        stated_frames: The number of frames in the container's index; 0 if there is none.
-        likely_frames: That number, or one estimated from the duration; 0 if unknown.
-        decoder_bytes: The most memory that decoding takes; see `decoder_memory`.
-    """
+    """The video stream of an open file."""
 
     def __init__(self, container: InputContainer, stream: VideoStream) -> None:
         self._container = container
         self._stream = stream
         self._converter = VideoReformatter()
+        #: In pixels, as the container states them.
         self.width, self.height = stream.width, stream.height
+        #: Frames per second; 0 if unknown.
         self.fps = float(stream.average_rate or stream.base_rate or 0)
+        #: The number of frames in the container's index; 0 if there is none.
         self.stated_frames = stream.frames
         seconds = (container.duration or 0) / av.time_base
+        #: That number, or one estimated from the duration; 0 if unknown.
         self.likely_frames = stream.frames or round(seconds * self.fps)
+        #: The most memory that decoding takes; see `decoder_memory`.
         self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
     def count_packets(self, limit: int) -> int:
@@ -144,7 +140,6 @@ def open_video(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
     """Open a video file for the block.
 
     Args:
-        path: The file.
         decodes: Whether pictures are decoded, which tells how they are to be shown. Opening a file
             decodes the first ones. Without them, it takes no memory and a millisecond.
 

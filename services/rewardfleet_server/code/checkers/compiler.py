@@ -87,7 +87,6 @@ class Compiler:
 
     Args:
         isolation: The isolation level of programs.
-        settings: The settings of the service.
     """
 
     def __init__(self, isolation: str, settings: CodeSettings) -> None:

@@ -19,16 +19,11 @@ _MAX_MESSAGE = 200
 
 @dataclass(frozen=True)
 class Decision:
-    """What a checker decided on an output.
+    """What a checker decided on an output."""
 
-    Attributes:
-        outcome: `accepted` or `wrong_answer`.
-        message: The beginning of what it printed; if it failed, the last line.
-        failed: Why it failed; None if it decided.
-    """
-
-    outcome: Outcome
-    message: str
+    outcome: Outcome  #: `accepted` or `wrong_answer`
+    message: str  #: the beginning of what it printed; if it failed, the last line
+    #: Why it failed; None if it decided.
     failed: str | None = None
 
     @property

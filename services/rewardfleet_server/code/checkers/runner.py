@@ -50,24 +50,14 @@ ctypes.CDLL(None).exit(main(len(files) + 1, (ctypes.c_char_p * len(arguments))(*
 
 @dataclass(frozen=True)
 class Checker:
-    """A checker that can be run.
+    """A checker that can be run."""
 
-    Attributes:
-        program: Python source code.
-        library: The compiled checker, if it is in C++.
-    """
-
-    program: str
-    library: tuple[bytes, ...] = ()
+    program: str  #: Python source code
+    library: tuple[bytes, ...] = ()  #: the compiled checker, if it is in C++
 
 
 class Checkers:
-    """Prepares and runs the checkers of one service.
-
-    Args:
-        sandbox: Where they run.
-        settings: The settings of the service.
-    """
+    """Prepares and runs the checkers of one service."""
 
     def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
         self._sandbox = sandbox

@@ -66,17 +66,13 @@ _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 
 
 class DatasetRow(NamedTuple):
-    """What a row becomes.
-
-    Attributes:
-        tests: Its tests.
-        cpu_s: Its time limit in seconds of CPU time; None if it has none.
-        solution: Its own solution, which may be a completion of the prompt; None if it has none.
-            Of several, one is read only for `check_reference`.
-    """
+    """What a row becomes."""
 
     tests: PlainTests
+    #: Its time limit in seconds of CPU time; None if it has none.
     cpu_s: float | None
+    #: Its own solution, which may be a completion of the prompt; None if it has none. Of several,
+    #: one is read only for `check_reference`.
     solution: str | None
 
 

@@ -83,36 +83,23 @@ def is_plain(node: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint that is evaluated.
-
-    Attributes:
-        node: The hint.
-        statement: The number of the module's statement in which it stands.
-        scope: The block in which it is evaluated.
-        loaded: Names that are loaded there to be more than called.
-        attribute_bases: Names of which an attribute is read there.
-    """
+    """A hint that is evaluated."""
 
     node: ast.expr
-    statement: int
-    scope: Scope
-    loaded: AbstractSet[str] = frozenset()
-    attribute_bases: AbstractSet[str] = frozenset()
+    statement: int  #: the number of the module's statement in which it stands
+    scope: Scope  #: the block in which it is evaluated
+    loaded: AbstractSet[str] = frozenset()  #: names that are loaded there to be more than called
+    attribute_bases: AbstractSet[str] = frozenset()  #: names of which an attribute is read there
 
 
 class Hints:
-    """The hints of a program, and what the statements of a module give to those of later ones.
-
-    Attributes:
-        evaluated: Hints outside of classes, and where they begin and end in the normal form.
-        of_fields: Hints in classes, without text.
-        idle: Where hints that do nothing begin and end.
-    """
+    """The hints of a program, and what the statements of a module give to those of later ones."""
 
     def __init__(self) -> None:
+        #: Hints outside of classes, and where they begin and end in the normal form.
         self.evaluated: list[tuple[int, int, Hint]] = []
-        self.of_fields: list[Hint] = []
-        self.idle: list[tuple[int, int]] = []
+        self.of_fields: list[Hint] = []  #: hints in classes, without text
+        self.idle: list[tuple[int, int]] = []  #: where hints that do nothing begin and end
         self._given: dict[str, tuple[str, int]] = {}
         self._decorators: set[str] = set()  # that are imported
         self._used: set[str] = set()  # decorators of classes that are given

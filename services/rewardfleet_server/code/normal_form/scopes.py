@@ -11,10 +11,6 @@ class Scope:
     """A block that binds names.
 
     Attributes:
-        loaded: Names that are loaded to be more than called: their values may go anywhere.
-        attribute_bases: Names of which an attribute is read or set.
-        annotated: Names that are loaded in type hints alone.
-        definition: The variable to which a function or a class is bound.
         is_plain: For a class: whether no library can call its methods, as it extends nothing.
         yields: For a function: whether it makes generators.
         cleans_up: For a function: whether code of it may run when a generator is destroyed.
@@ -33,9 +29,11 @@ class Scope:
         self.globals: set[str] = set()
         self.nonlocals: set[str] = set()
         self.owners: dict[str, Scope] = {}
+        #: Names that are loaded to be more than called: their values may go anywhere.
         self.loaded: set[str] = set()
-        self.attribute_bases: set[str] = set()
-        self.annotated: set[str] = set()
+        self.attribute_bases: set[str] = set()  #: names of which an attribute is read or set
+        self.annotated: set[str] = set()  #: names that are loaded in type hints alone
+        #: The variable to which a function or a class is bound.
         self.definition: tuple[Scope, str] | None = None
         self.is_plain = self.yields = self.cleans_up = False
 
@@ -65,17 +63,14 @@ Variable = tuple[Scope, str]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function, and what decides who can call it and who can see its name.
-
-    Attributes:
-        holder: The name to which a lambda, or a dictionary of lambdas, is assigned.
-        caller: The callable that a lambda is given to; "" where it is called at once.
-    """
+    """A function, and what decides who can call it and who can see its name."""
 
     node: ast.FunctionDef | ast.Lambda
     home: Scope
     inner: Scope
+    #: The name to which a lambda, or a dictionary of lambdas, is assigned.
     holder: str | None = None
+    #: The callable that a lambda is given to; "" where it is called at once.
     caller: str | None = None
 
 

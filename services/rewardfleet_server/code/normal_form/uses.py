@@ -23,32 +23,20 @@ class ReflectsSource(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NamesOfTests:
-    """What tests use of the programs that they test, besides public names.
+    """What tests use of the programs that they test, besides public names."""
 
-    Attributes:
-        attributes: Attributes that only a program can have.
-        builtins: Builtins, which must not be other objects of the program.
-        forbidden: Names that the setup gives to the program and that are not allowed.
-        bound: Variables, of which the program must have no other.
-        classes: Classes that extend nothing. The program may have classes of these names.
-        imported: Imports. The program may import these names.
-    """
-
-    attributes: frozenset[str]
-    builtins: frozenset[str]
-    forbidden: frozenset[str]
-    bound: frozenset[str]
+    attributes: frozenset[str]  #: attributes that only a program can have
+    builtins: frozenset[str]  #: builtins, which must not be other objects of the program
+    forbidden: frozenset[str]  #: names that the setup gives to the program and that are not allowed
+    bound: frozenset[str]  #: variables, of which the program must have no other
+    #: Classes that extend nothing. The program may have classes of these names.
     classes: frozenset[str]
+    #: Imports. The program may import these names.
     imported: frozenset[str]
 
 
 class Uses:
-    """What a program uses, and its normal form with variables left open.
-
-    Attributes:
-        out: Words and occurrences of variables. Every node begins with a word for its kind, which
-            is no name, and every list has an end, so that no two trees are written alike.
-    """
+    """What a program uses, and its normal form with variables left open."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -56,6 +44,8 @@ class Uses:
         self.unknown_attributes: set[str] = set()  # of tests: that only a program can have
         self.module = Scope(MODULE, None)
         self.scopes = [self.module]
+        #: Words and occurrences of variables. Every node begins with a word for its kind, which is
+        #: no name, and every list has an end, so that no two trees are written alike.
         self.out: list[str | Variable] = []
         self.hints = Hints()
         self.statement = 0  # the number of the module's statement that is being written

@@ -25,42 +25,30 @@ MAX_REPORT_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of one run.
+    """Limits of one run."""
 
-    Attributes:
-        cpu_s: Seconds of CPU time.
-        wall_s: Seconds of wall time. In a jail, those do not count in which the run was ready and
-            had no core, or was paused.
-        memory_bytes: Memory in addition to the interpreter's own.
-        output_bytes: Size of standard output, and of any other file that is written.
-    """
-
-    cpu_s: float
+    cpu_s: float  #: seconds of CPU time
+    #: Seconds of wall time. In a jail, those do not count in which the run was ready and had no
+    #: core, or was paused.
     wall_s: float
-    memory_bytes: int
-    output_bytes: int
+    memory_bytes: int  #: memory in addition to the interpreter's own
+    output_bytes: int  #: size of standard output, and of any other file that is written
 
 
 @dataclass(frozen=True)
 class Check:
-    """A call, an expression or an assert to evaluate after the program has run.
+    """A call, an expression or an assert to evaluate after the program has run."""
 
-    Attributes:
-        kind: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
-            `source`, a call of the program with constants. `assert`: run the statements `source`,
-            and `value`: evaluate the expression `source`, both in a process of the tests.
-            `inside`: run the statements `source` in the program's process.
-        source: A name, or source code.
-        nonce: A secret that the answer repeats. Without it, the program cannot forge an answer.
-        args: The arguments of a `call`.
-        entry_point: What the tests of a script call, if it does not name it.
-    """
-
+    #: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
+    #: `source`, a call of the program with constants. `assert`: run the statements `source`, and
+    #: `value`: evaluate the expression `source`, both in a process of the tests. `inside`: run the
+    #: statements `source` in the program's process.
     kind: Literal["call", "eval", "assert", "value", "inside"]
-    source: str
+    source: str  #: a name, or source code
+    #: A secret that the answer repeats. Without it, the program cannot forge an answer.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
-    args: tuple[JsonValue, ...] = ()
-    entry_point: str = ""
+    args: tuple[JsonValue, ...] = ()  #: the arguments of a `call`
+    entry_point: str = ""  #: what the tests of a script call, if it does not name it
 
     def as_json(self) -> dict[str, JsonValue]:
         """Return the check as the jail reads it."""
@@ -74,72 +62,51 @@ class Check:
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """One run of the program, without expected values.
-
-    Attributes:
-        stdin: Standard input.
-        setup: Source code that runs before the program.
-        checks: Evaluated after the program, which then runs as an imported module.
-        files: Files that the program may read. Their paths are its arguments.
-    """
+    """One run of the program, without expected values."""
 
     stdin: bytes = b""
-    setup: str = ""
+    setup: str = ""  #: source code that runs before the program
+    #: Evaluated after the program, which then runs as an imported module.
     checks: tuple[Check, ...] = ()
+    #: Files that the program may read. Their paths are its arguments.
     files: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and its runs, in order.
-
-    Attributes:
-        program: The source code.
-        runs: At least one.
-        limits: The limits of each run.
-        is_checker: Whether the program is a checker. The supervisor of its jail reads expected
-            outputs, so the jail runs no other programs.
-    """
+    """A program and its runs, in order."""
 
     program: str
-    runs: Sequence[ProgramRun]
-    limits: RunLimits
+    runs: Sequence[ProgramRun]  #: at least one
+    limits: RunLimits  #: the limits of each run
+    #: Whether the program is a checker. The supervisor of its jail reads expected outputs, so the
+    #: jail runs no other programs.
     is_checker: bool = False
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, as observed from outside the program.
+    """The result of a run, as observed from outside the program."""
 
-    Attributes:
-        exit_code: The exit code as in Python's `subprocess`: negative for a signal.
-        stopped: The limit that ended the run, if one did (`files`: it created too many files);
-            `died` if the jail ended together with the run.
-        stdout: Standard output, at most one byte longer than its limit, as are `stderr` and
-            `report`.
-        stderr: Standard error.
-        report: The answers to the checks: lines of JSON. The program may have written to it.
-        test_report: The answers of the process of the tests, which the program cannot write to;
-            None if there was none.
-        cpu_ms: Milliseconds of CPU time.
-        charged_ms: Milliseconds of wall time that are charged to the program: those that count for
-            its limit, and the CPU time to remove what it left behind.
-        fork_ms: Milliseconds to create the process.
-        run_ms: Milliseconds of wall time of the process.
-        clean_ms: Milliseconds to remove what the run left behind.
-    """
-
-    exit_code: int = 0
+    exit_code: int = 0  #: the exit code as in Python's `subprocess`: negative for a signal
+    #: The limit that ended the run, if one did (`files`: it created too many files); `died` if the
+    #: jail ended together with the run.
     stopped: Literal["", "cpu", "wall", "files", "died"] = ""
+    #: Standard output, at most one byte longer than its limit, as are `stderr` and `report`.
     stdout: bytes = b""
     stderr: bytes = b""
+    #: The answers to the checks: lines of JSON. The program may have written to it.
     report: bytes = b""
+    #: The answers of the process of the tests, which the program cannot write to; None if there was
+    #: none.
     test_report: bytes | None = None
     cpu_ms: float = 0.0
+    #: Milliseconds of wall time that are charged to the program: those that count for its limit,
+    #: and the CPU time to remove what it left behind.
     charged_ms: float = 0.0
-    fork_ms: float = 0.0
-    run_ms: float = 0.0
-    clean_ms: float = 0.0
+    fork_ms: float = 0.0  #: milliseconds to create the process
+    run_ms: float = 0.0  #: milliseconds of wall time of the process
+    clean_ms: float = 0.0  #: milliseconds to remove what the run left behind
 
 
 class Sandbox(Protocol):
@@ -171,7 +138,6 @@ class Sandbox(Protocol):
         job. One that SIGKILL ended is repeated, and is no result.
 
         Args:
-            job: The program and its runs.
             on_result: Called with each result, off the event loop.
             timing: The time for which the job waits for its turn is added to its `queue`.
 

@@ -117,7 +117,6 @@ class Fusion:
     """A SandboxFusion server.
 
     Args:
-        url: Base URL of the server.
         concurrency: Maximum number of runs on it at the same time.
         call: The client's `run_code_async`.
         request_type: The client's model of a request.

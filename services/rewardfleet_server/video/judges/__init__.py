@@ -21,21 +21,16 @@ if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
 
 @dataclass(frozen=True)
 class Judgment:
-    """The result of a judge.
+    """The result of a judge."""
 
-    Attributes:
-        score: In [0, 1], or None if the judge abstains; `text` then has the reason.
-        text: The judge's text output.
-        components: Parts of the score and other numbers, by name.
-        curve: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or
-            the judge always reports them.
-        provenance: What the request's `backend_kwargs` replaced in the judge's own provenance.
-    """
-
-    score: float | None
-    text: str
+    score: float | None  #: in [0, 1], or None if the judge abstains; `text` then has the reason
+    text: str  #: the judge's text output
+    #: Parts of the score and other numbers, by name.
     components: Mapping[str, float] = field(default_factory=dict)
+    #: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or the judge
+    #: always reports them.
     curve: Curve | None = None
+    #: What the request's `backend_kwargs` replaced in the judge's own provenance.
     provenance: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
@@ -78,8 +73,6 @@ class ClipJudge(_Backend, Protocol):
         """Judge a clip.
 
         Args:
-            task_text: The task.
-            clip: The decoded frames.
             backend_kwargs: Options that `check_options` accepted.
 
         Raises:
@@ -103,10 +96,7 @@ class FileJudge(_Backend, Protocol):
         """Judge a video file; see `ClipJudge.judge` for errors.
 
         Args:
-            task_text: The task.
             path: The file; it exists during the call only.
-            nframes: Number of frames to judge.
-            max_pixels: The most pixels per frame.
             backend_kwargs: Options that `check_options` accepted.
         """
 
@@ -129,12 +119,8 @@ Judge = ClipJudge | FileJudge
 
 @dataclass(frozen=True)
 class DeferredJudge:
-    """A judge whose settings are checked and whose model is not loaded yet.
+    """A judge whose settings are checked and whose model is not loaded yet."""
 
-    Attributes:
-        load: Loads the model; may raise ValueError.
-        gpu_memory: Share of each GPU's memory that the model takes, by the setting.
-    """
-
-    load: Callable[[], Judge]
+    load: Callable[[], Judge]  #: loads the model; may raise ValueError
+    #: Share of each GPU's memory that the model takes, by the setting.
     gpu_memory: Mapping[str, float] = field(default_factory=dict)

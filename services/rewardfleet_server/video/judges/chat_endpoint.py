@@ -24,15 +24,10 @@ _DOWN = {502, 503, 504}
 
 
 class Token(BaseModel):
-    """One of the most likely tokens.
-
-    Attributes:
-        token: Its text.
-        logprob: Its natural log-probability, at most 0.
-    """
+    """One of the most likely tokens."""
 
     token: str
-    logprob: float
+    logprob: float  #: its natural log-probability, at most 0
 
 
 class _Position(BaseModel):
@@ -54,17 +49,11 @@ class _Message(BaseModel):
 
 
 class Choice(BaseModel):
-    """A completion.
-
-    Attributes:
-        message: The turn of the model.
-        finish_reason: Why it ended; `length` if it was cut off.
-        logprobs: Log-probabilities, if they were requested.
-    """
+    """A completion."""
 
     message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None  #: why it ended; `length` if it was cut off
+    logprobs: _Logprobs | None = None  #: log-probabilities, if they were requested
 
 
 class _ChatCompletion(BaseModel):
@@ -76,20 +65,15 @@ class ChatEndpoint:
 
     Args:
         url: Base URL of the endpoint.
-        model: Model to request there.
-        api_key: The endpoint's key, or None.
         concurrency: Requests at the endpoint at the same time.
         timeout_s: Seconds for one HTTP request.
-
-    Attributes:
-        url: Where requests are sent.
     """
 
     def __init__(
         self, *, url: str, model: str, api_key: str | None, concurrency: int, timeout_s: float
     ) -> None:
         self._base = url.rstrip("/")
-        self.url = f"{self._base}/chat/completions"
+        self.url = f"{self._base}/chat/completions"  #: where requests are sent
         self.model = model
         self._slots = asyncio.Semaphore(concurrency)
         self._completions = 0
@@ -134,7 +118,6 @@ class ChatEndpoint:
         """Return the first completion.
 
         Args:
-            messages: The turns so far.
             parameters: Other fields of the request, e.g. of sampling.
 
         Raises:

@@ -79,12 +79,6 @@ class CustomJudge:
 
     Its scores are not cached, because it is unknown what they depend on.
 
-    Args:
-        order: What to run.
-
-    Attributes:
-        process: The process.
-
     Raises:
         ValueError: The factory failed.
     """

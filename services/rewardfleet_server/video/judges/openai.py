@@ -86,15 +86,11 @@ class OpenAIJudge:
     """Sends frames and question to `POST {url}/chat/completions`.
 
     Args:
-        endpoint: The endpoint.
         settings: The readout, the prompt, how frames are sent, and the sampling of text.
-
-    Attributes:
-        outage: Why the endpoint cannot be used now, or None.
     """
 
     failure = None
-    outage: str | None = None
+    outage: str | None = None  #: why the endpoint cannot be used now, or None
 
     def __init__(self, endpoint: ChatEndpoint, settings: OpenAISettings) -> None:
         self._endpoint = endpoint

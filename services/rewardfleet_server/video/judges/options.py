@@ -12,15 +12,12 @@ from rewardfleet_server.video.score_parser import ScoreMode
 
 
 class JudgeOptions(BaseModel):
-    """The options that every judge takes, as in the original LIBERO reward server.
-
-    Attributes:
-        score_mode: What a number without a unit means; None and `auto` are the prompt's own scale.
-            It has no effect where no text is parsed.
-    """
+    """The options that every judge takes, as in the original LIBERO reward server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    #: What a number without a unit means; None and `auto` are the prompt's own scale. It has no
+    #: effect where no text is parsed.
     score_mode: ScoreMode | None = None
 
     @classmethod
@@ -34,13 +31,9 @@ class JudgeOptions(BaseModel):
 
 
 class PromptOptions(JudgeOptions):
-    """The options of judges that prompt a model.
+    """The options of judges that prompt a model."""
 
-    Attributes:
-        prompt_template: Replaces the judge's prompt.
-    """
-
-    prompt_template: str | None = None
+    prompt_template: str | None = None  #: replaces the judge's prompt
 
     def mode(self, *, is_percentage: bool) -> ScoreMode:
         """Return the requested mode.
@@ -59,7 +52,6 @@ def requested_prompt(name: str, template: str | None) -> Prompt | None:
 
     Args:
         name: The option, for messages.
-        template: Its value.
 
     Raises:
         InvalidRequest: The template is not accepted.

@@ -46,9 +46,6 @@ class ReferenceJudge:
 
     It is for use until a vision-language model is configured. It needs a fixed camera and
     references of the task; it understands neither the task nor the scene.
-
-    Args:
-        library: The labeled rollouts.
     """
 
     deterministic = True

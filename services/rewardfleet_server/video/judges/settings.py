@@ -32,15 +32,12 @@ ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
 
 
 class JudgeSettings(BaseModel):
-    """A judge's own settings; a judge declares a subclass in its module.
-
-    Attributes:
-        read_if: Settings that are read only if another one has a value: by name, the name and the
-            value of the other. A condition on a setting that the judge does not have is met.
-    """
+    """A judge's own settings; a judge declares a subclass in its module."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    #: Settings that are read only if another one has a value: by name, the name and the value of
+    #: the other. A condition on a setting that the judge does not have is met.
     read_if: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     @property
@@ -73,17 +70,12 @@ class SamplingSettings(JudgeSettings):
 
 @dataclass(frozen=True)
 class BuiltInJudge:
-    """A judge that comes with the service, as the constant `JUDGE` of its module.
+    """A judge that comes with the service, as the constant `JUDGE` of its module."""
 
-    Attributes:
-        name: The name that requests use. The module has the same one, in lower case and with `_`
-            for `-`.
-        settings: The class of its settings.
-        build: Checks the settings and returns the judge; may raise ValueError.
-    """
-
+    #: The name that requests use. The module has the same one, in lower case and with `_` for `-`.
     name: str
     settings: type[JudgeSettings]
+    #: Checks the settings and returns the judge; may raise ValueError.
     build: "Callable[[Any, VideoSettings], Judge | DeferredJudge]"
 
     @property
@@ -200,8 +192,6 @@ class GivenValues:
         """Add a value for each judge that reads it and has none of its own.
 
         Args:
-            key: The name of the setting.
-            value: The value.
             source: Where it is from, for messages.
             but: Judges that do not take it.
         """

@@ -27,19 +27,12 @@ _MAX_FIELDS = 4
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template whose only fields are those in `FIELDS`, and further ones of its judge.
+    """A template whose only fields are those in `FIELDS`, and further ones of its judge."""
 
-    Attributes:
-        template: Text with `{task}`; literal braces are doubled.
-        name: The name of its file; `custom` for a template from settings or requests.
-        version: Increased with every change of the file's text.
-        more_fields: Names of the further fields.
-    """
-
-    template: str
-    name: str = "custom"
-    version: int = 0
-    more_fields: Fields = ()
+    template: str  #: text with `{task}`; literal braces are doubled
+    name: str = "custom"  #: the name of its file; `custom` for a template from settings or requests
+    version: int = 0  #: increased with every change of the file's text
+    more_fields: Fields = ()  #: names of the further fields
 
     @classmethod
     def of(
@@ -90,7 +83,6 @@ class Prompt:
         """Return the prompt for a task. Braces in the task's text are not expanded.
 
         Args:
-            task_text: The task.
             more: The values of `more_fields`, by name.
         """
         return self.template.format(**dict.fromkeys(FIELDS, task_text), **more)

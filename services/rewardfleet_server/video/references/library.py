@@ -51,23 +51,18 @@ def _check_task(task_text: str) -> str:
 
 
 class ManifestEntry(BaseModel):
-    """One line of the manifest.
-
-    Attributes:
-        file: Path of the video file, relative to the library.
-        task_text: The task; case and punctuation do not matter.
-        success: Whether the task was done at the end of the clip.
-        success_frame: Index of the first frame that shows the success; it improves the judge.
-        sha256: Of the file, in hex; a changed file is refused.
-    """
+    """One line of the manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    #: Path of the video file, relative to the library.
     file: Annotated[str, AfterValidator(_check_file)] = Field(min_length=1)
+    #: The task; case and punctuation do not matter.
     task_text: Annotated[str, AfterValidator(_check_task)]
-    success: bool
+    success: bool  #: whether the task was done at the end of the clip
+    #: Index of the first frame that shows the success; it improves the judge.
     success_frame: NonNegativeInt | None = None
-    sha256: str | None = None
+    sha256: str | None = None  #: of the file, in hex; a changed file is refused
 
     @model_validator(mode="after")
     def _only_a_success_has_a_success_frame(self) -> Self:
@@ -101,8 +96,6 @@ def add_reference(
 
     Args:
         folder: The library; it is created if it does not exist.
-        clip: The video file.
-        task_text: The task.
         success: Whether the task was done at the end.
         success_frame: Index of the first frame that shows the success, or None if unknown.
 

@@ -66,57 +66,36 @@ _INTERCEPT, _PER_LOG_RATIO, _PER_UNEXPLAINED, _NOISE = 0.66, 2.14, 0.049, 2.0
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A frame at the size of comparison; all arrays are `[64, 64, 3]`, uint8.
-
-    Attributes:
-        pixels: The frame.
-        darkest: The minimum within two pixels of each pixel.
-        brightest: The maximum within two pixels of each pixel.
-    """
+    """A frame at the size of comparison; all arrays are `[64, 64, 3]`, uint8."""
 
     pixels: Frame
-    darkest: Frame
-    brightest: Frame
+    darkest: Frame  #: the minimum within two pixels of each pixel
+    brightest: Frame  #: the maximum within two pixels of each pixel
 
 
 @dataclass(frozen=True)
 class ReferenceFrame:
-    """One frame of a reference.
-
-    Attributes:
-        file: The reference's file.
-        label: Describes the frame in a judgment's text.
-        thumbnail: The frame.
-        touched: How much each pixel changed since the start of the rollout, `[64, 64]`, gray
-            levels, uint8.
-        progress: In [0, 1], and 1 from the success on; None if unknown.
-    """
+    """One frame of a reference."""
 
     file: str
-    label: str
+    label: str  #: describes the frame in a judgment's text
     thumbnail: Thumbnail
+    #: How much each pixel changed since the start of the rollout, `[64, 64]`, gray levels, uint8.
     touched: Frame
+    #: In [0, 1], and 1 from the success on; None if unknown.
     progress: float | None
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A labeled rollout of a library.
+    """A labeled rollout of a library."""
 
-    Attributes:
-        file: Its name in the library.
-        task_text: The task.
-        success: Whether the task was done at the end.
-        success_frame: Index of the first frame that shows the success, or None if unknown.
-        thumbnails: Frames, evenly spread, the last included.
-        frame_count: Number of frames of the video.
-    """
-
-    file: str
+    file: str  #: its name in the library
     task_text: str
-    success: bool
+    success: bool  #: whether the task was done at the end
+    #: Index of the first frame that shows the success, or None if unknown.
     success_frame: int | None
-    thumbnails: tuple[Thumbnail, ...]
+    thumbnails: tuple[Thumbnail, ...]  #: frames, evenly spread, the last included
     frame_count: int
 
     @property
@@ -151,23 +130,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class Library:
-    """Labeled rollouts.
-
-    Attributes:
-        references: The rollouts.
-        fingerprint: SHA-256 of manifest and files, in hex, for cache keys.
-    """
+    """Labeled rollouts."""
 
     references: tuple[Reference, ...]
-    fingerprint: str
+    fingerprint: str  #: SHA-256 of manifest and files, in hex, for cache keys
 
 
 class ReferenceMatcher:
-    """Compares clips with the references of a library. It has no state; threads may share it.
-
-    Args:
-        library: The labeled rollouts.
-    """
+    """Compares clips with the references of a library. It has no state; threads may share it."""
 
     def __init__(self, library: Library) -> None:
         by_task: dict[str, list[Reference]] = {}

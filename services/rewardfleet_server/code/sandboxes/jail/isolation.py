@@ -53,39 +53,25 @@ print(json.dumps([sys.version_info >= (3, 11), sys.prefix, sys.base_prefix]))
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter that the user of the jails can run.
-
-    Attributes:
-        path: The executable.
-        prefixes: The folders that it needs.
-    """
+    """An interpreter that the user of the jails can run."""
 
     path: str
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  #: the folders that it needs
 
 
 @dataclass(frozen=True)
 class IsolationSpec:
-    """How to start a supervisor at an isolation level.
-
-    Attributes:
-        level: The level.
-        command: The command, without its last arguments, the descriptors of the channels.
-        readable: Paths that Landlock permits to read.
-        writable: Paths that Landlock permits to write.
-        processes: Limit on the processes and threads of the user of the jails.
-        landlock: Whether to use Landlock if the kernel has it.
-        python: The interpreter.
-        kept: Paths of the interpreter in writable folders, which are not removed after a run.
-    """
+    """How to start a supervisor at an isolation level."""
 
     level: IsolationLevel
+    #: The command, without its last arguments, the descriptors of the channels.
     command: tuple[str, ...]
-    readable: tuple[str, ...]
-    writable: tuple[str, ...]
-    processes: int
-    landlock: bool
+    readable: tuple[str, ...]  #: paths that Landlock permits to read
+    writable: tuple[str, ...]  #: paths that Landlock permits to write
+    processes: int  #: limit on the processes and threads of the user of the jails
+    landlock: bool  #: whether to use Landlock if the kernel has it
     python: str
+    #: Paths of the interpreter in writable folders, which are not removed after a run.
     kept: tuple[str, ...] = ()
 
     @property
@@ -153,8 +139,6 @@ def isolation_spec(level: IsolationLevel, python: Python, jails: int = 1) -> Iso
     """Return how to start a supervisor at a level.
 
     Args:
-        level: The level.
-        python: The interpreter.
         jails: How many jails there may be.
 
     Raises:

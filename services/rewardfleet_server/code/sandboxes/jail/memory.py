@@ -33,15 +33,10 @@ _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 
 @dataclass(frozen=True)
 class Capacity:
-    """The memory that the service and its programs may take.
+    """The memory that the service and its programs may take."""
 
-    Attributes:
-        total: Bytes.
-        owner: What has them: the container or the machine.
-    """
-
-    total: int
-    owner: str
+    total: int  #: bytes
+    owner: str  #: what has them: the container or the machine
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> "Capacity":
@@ -105,7 +100,6 @@ def run_bytes(limits: RunLimits, *, tests_apart: bool, writable: int = 0) -> int
     """Return the most memory that the processes of a run can take together.
 
     Args:
-        limits: Its limits.
         tests_apart: Whether its tests have a process of their own.
         writable: Bytes of the folders that it may write to, which are in memory.
     """
@@ -123,15 +117,12 @@ class Share:
 
     Args:
         size: Bytes.
-
-    Attributes:
-        waits: Whether it has waited.
-        passed: The share that waited longer, and still did when this one was taken.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.waits = False
+        self.waits = False  #: whether it has waited
+        #: The share that waited longer, and still did when this one was taken.
         self.passed: Share | None = None
 
 
@@ -143,14 +134,10 @@ class Memory:
 
     Args:
         total: Bytes.
-
-    Attributes:
-        total: Bytes in all.
-        waits: How many jobs have waited.
     """
 
     def __init__(self, total: int) -> None:
-        self.waits = 0
+        self.waits = 0  #: how many jobs have waited
         self.total = self._free = total
         self._first: Share | None = None
         self._spare = 0

@@ -120,7 +120,6 @@ class Schedule:
 
     Args:
         cores: How many jobs may use a core.
-        memory: Their memory.
         workers: The jails for programs. The first ones are used first.
         checkers: The jails for checkers.
         start: Starts a jail that has no job.
@@ -321,20 +320,13 @@ class CoreTurn:
     `cancel` is called on the event loop.
 
     Args:
-        schedule: Grants it.
-        share: The memory of the job.
         timing: The time for which a program that was paused waits is added to its `queue`.
         is_checker: Whether the job needs a jail for checkers.
 
     Attributes:
-        number: The order in which jobs came.
-        worker: The jail, once it has begun.
-        begins: Gets the jail.
         has_core: Whether it has a core.
         is_long: Whether it has used a core for long, or has slept, or its program is long.
         is_stopped: Whether it was stopped, and is to begin again.
-        since: Since when it has a core, or has none (`time.monotonic`).
-        keeps_core_until: Until when it is not paused for another one.
     """
 
     _numbers = itertools.count()
@@ -344,12 +336,12 @@ class CoreTurn:
     ) -> None:
         self.share = share
         self.is_checker = is_checker
-        self.number = next(self._numbers)
-        self.worker: Worker | None = None
-        self.begins: asyncio.Future[Worker] | None = None
+        self.number = next(self._numbers)  #: the order in which jobs came
+        self.worker: Worker | None = None  #: the jail, once it has begun
+        self.begins: asyncio.Future[Worker] | None = None  #: gets the jail
         self.has_core = self.is_long = self.is_stopped = False
-        self.keeps_core_until = 0.0
-        self.since = self.now
+        self.keeps_core_until = 0.0  #: until when it is not paused for another one
+        self.since = self.now  #: since when it has a core, or has none (`time.monotonic`)
         self._is_lent = False
         self._schedule = schedule
         self._timing = timing
@@ -427,11 +419,7 @@ class JailPool:
     """A sandbox of jails on this machine.
 
     Args:
-        config: How to start the jails.
         count: How many programs may use a core at the same time.
-
-    Attributes:
-        counts_delays: Whether the kernel counts how long programs wait for a core.
 
     Raises:
         JailUnavailable: A jail does not start, or does not isolate.
@@ -460,6 +448,7 @@ class JailPool:
             lambda worker: run_in_thread(self._threads, worker.start),
         )
         handshake = self._workers[0].handshake
+        #: Whether the kernel counts how long programs wait for a core.
         self.counts_delays: bool = handshake["counts_delays"]
         self._provenance: dict[str, JsonValue] = {
             "sandbox": "jail",

@@ -53,13 +53,9 @@ class MemoryFiles:
 class ProgramFiles(MemoryFiles):
     """The files that all runs of a program share.
 
-    Args:
-        program: The source code.
-
     Attributes:
         source: Descriptor of the source code, which cannot be changed.
         code: Descriptor of a file for the compiled program, which the first run seals.
-        prints_last: Whether the program may print when its objects are destroyed.
 
     Raises:
         OSError: The service has too many open files, or no memory.
@@ -67,6 +63,7 @@ class ProgramFiles(MemoryFiles):
 
     def __init__(self, program: str) -> None:
         super().__init__()
+        #: Whether the program may print when its objects are destroyed.
         self.prints_last = prints_last(program)
         try:
             self.source = self.add(program.encode(errors="surrogatepass"), sealable=True)
@@ -85,11 +82,6 @@ class ProgramFiles(MemoryFiles):
 
 class RunFiles(MemoryFiles):
     """The files of one run. What it writes can be read once it has ended.
-
-    Args:
-        program: The files of its program.
-        job: Has its limits.
-        run: Its input and checks.
 
     Raises:
         OSError: The service has too many open files, or no memory.
@@ -134,7 +126,6 @@ class RunFiles(MemoryFiles):
         """Let a zygote start the processes of the run.
 
         Args:
-            zygote: Leads to the zygote.
             number: The number of the run, by which it is stopped.
 
         Raises:

@@ -89,15 +89,10 @@ _AF_UNIX, _SOCK_STREAM = 1, 1
 
 @dataclass(frozen=True)
 class Filters:
-    """The two filters, as BPF programs.
+    """The two filters, as BPF programs."""
 
-    Attributes:
-        supervisor: For the supervisor and the zygote, inherited by each run.
-        run: For each run, in addition.
-    """
-
-    supervisor: bytes
-    run: bytes
+    supervisor: bytes  #: for the supervisor and the zygote, inherited by each run
+    run: bytes  #: for each run, in addition
 
 
 def compiled_filters() -> Filters:

@@ -63,31 +63,17 @@ class Killed(JailDied):
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How to start the jails of a service.
+    """How to start the jails of a service."""
 
-    Attributes:
-        spec: How to start a supervisor.
-        seccomp: The filters.
-        preload: Modules to import before the first program, besides the usual ones.
-    """
-
-    spec: IsolationSpec
+    spec: IsolationSpec  #: how to start a supervisor
     seccomp: Filters
-    preload: tuple[str, ...]
+    preload: tuple[str, ...]  #: modules to import before the first program, besides the usual ones
 
 
 class Worker:
     """Runs one job at a time in its jail, which is replaced if it breaks.
 
     Used by one thread at a time, except for `stop` and `pause`.
-
-    Args:
-        config: How to start the jail.
-
-    Attributes:
-        handshake: What the supervisor reported when it started: its Python, packages and Landlock.
-        restarts: How many times a jail was started in place of another one.
-        kills: How many runs were ended from outside.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -98,9 +84,10 @@ class Worker:
         self._stopped = threading.Event()
         self._run_number = 0
         self._grant: CoreTurn | None = None
+        #: What the supervisor reported when it started: its Python, packages and Landlock.
         self.handshake: Mapping[str, Any] = {}
-        self.restarts = 0
-        self.kills = 0
+        self.restarts = 0  #: how many times a jail was started in place of another one
+        self.kills = 0  #: how many runs were ended from outside
 
     def start(self) -> None:
         """Start a jail unless there is one.

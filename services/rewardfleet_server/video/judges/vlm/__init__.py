@@ -27,88 +27,57 @@ Frames = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ImagePart:
-    """One frame, shown as a still image.
+    """One frame, shown as a still image."""
 
-    Attributes:
-        frame: RGB, `[H, W, 3]`, uint8.
-        id: Identifies the content in an engine's caches.
-    """
-
-    frame: Frame
-    id: str
+    frame: Frame  #: RGB, `[H, W, 3]`, uint8
+    id: str  #: identifies the content in an engine's caches
 
 
 @dataclass(frozen=True)
 class VideoPart:
-    """Frames, shown as a video.
+    """Frames, shown as a video."""
 
-    Attributes:
-        frames: T frames of one size. They are stacked once they have the model's size.
-        indices: The source's index of each frame, `[T]`.
-        total: Number of frames of the source.
-        fps: Frames per second of the source, above 0.
-        max_pixels: The most pixels per frame that the model may see.
-        id: Identifies the content in an engine's caches.
-    """
-
+    #: T frames of one size. They are stacked once they have the model's size.
     frames: Frames | tuple[Frame, ...]
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  #: the source's index of each frame, `[T]`
     total: int
-    fps: float
-    max_pixels: int
-    id: str
+    fps: float  #: frames per second of the source, above 0
+    max_pixels: int  #: the most pixels per frame that the model may see
+    id: str  #: identifies the content in an engine's caches
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One user turn, after an optional system prompt.
+    """One user turn, after an optional system prompt."""
 
-    Attributes:
-        parts: Images, videos and texts, in order.
-        system: The system prompt, or None.
-        is_open: Whether the model continues the user's last text, instead of answering in a turn.
-    """
-
-    parts: tuple[ImagePart | VideoPart | str, ...]
+    parts: tuple[ImagePart | VideoPart | str, ...]  #: images, videos and texts, in order
     system: str | None = None
+    #: Whether the model continues the user's last text, instead of answering in a turn.
     is_open: bool = False
 
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """Parameters of generation. Conversations with equal parameters may share a batch.
+    """Parameters of generation. Conversations with equal parameters may share a batch."""
 
-    Attributes:
-        max_tokens: The most tokens of a completion.
-        temperature: 0 or more; 0 for greedy decoding.
-        top_p: Probability mass of nucleus sampling, in (0, 1].
-        top_k: Sample among that many tokens; 0 for all.
-        n: Number of completions, 1 or more. They differ only at a temperature above 0.
-        labels: Token ids whose log-probabilities at the first position are returned.
-        numbers_only: Whether the text is restricted to a whole number from 0 to 100.
-    """
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int = 0
+    max_tokens: int  #: the most tokens of a completion
+    temperature: float  #: 0 or more; 0 for greedy decoding
+    top_p: float  #: probability mass of nucleus sampling, in (0, 1]
+    top_k: int = 0  #: sample among that many tokens; 0 for all
+    #: Number of completions, 1 or more. They differ only at a temperature above 0.
     n: int = 1
+    #: Token ids whose log-probabilities at the first position are returned.
     labels: tuple[int, ...] = ()
-    numbers_only: bool = False
+    numbers_only: bool = False  #: whether the text is restricted to a whole number from 0 to 100
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion that a model generated.
+    """A completion that a model generated."""
 
-    Attributes:
-        text: Without special tokens.
-        truncated: Whether it was cut at `GenerationParams.max_tokens`.
-        logprobs: Natural log-probability of each of `GenerationParams.labels`, by token id.
-    """
-
-    text: str
-    truncated: bool
+    text: str  #: without special tokens
+    truncated: bool  #: whether it was cut at `GenerationParams.max_tokens`
+    #: Natural log-probability of each of `GenerationParams.labels`, by token id.
     logprobs: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -134,7 +103,6 @@ class InferenceEngine(Protocol):
         Args:
             conversation: Its frames have the size that the model takes.
             prompt: The conversation in the model's chat template, see `Checkpoint.prompt`.
-            params: How to generate.
 
         Raises:
             InvalidRequest: The model cannot take the conversation.

@@ -53,11 +53,6 @@ class Checkpoint:
         geometry: The geometry of its family.
         max_model_len: Tokens of prompt, frames and answer together.
 
-    Attributes:
-        name: Its name for provenance, without the folder that it is in.
-        fingerprint: A digest of the checkpoint's content, for cache keys.
-        context: Tokens of prompt, frames and answer together.
-
     Raises:
         ValueError: `max_model_len` is more than the model's maximum.
     """
@@ -70,8 +65,9 @@ class Checkpoint:
         max_model_len: int,
     ) -> None:
         self.path = path
-        self.name = _name_of(path)
+        self.name = _name_of(path)  #: its name for provenance, without the folder that it is in
         self.geometry = geometry
+        #: A digest of the checkpoint's content, for cache keys.
         self.fingerprint = _fingerprint(path, config)
         text = config.get("text_config") or config
         maximum: int = text.get("max_position_embeddings", 0)
@@ -80,7 +76,7 @@ class Checkpoint:
                 f"max_model_len {max_model_len}: the model of --model-path {path} takes at most "
                 f"{maximum} tokens"
             )
-        self.context = max_model_len
+        self.context = max_model_len  #: tokens of prompt, frames and answer together
 
     @cached_property
     def processor(self) -> Any:
@@ -229,11 +225,7 @@ def _fingerprint(path: str, config: Mapping[str, Any]) -> str:
 
 
 def _transformers(path: str) -> Any:
-    """Import transformers for a checkpoint; this takes seconds.
-
-    Raises:
-        ValueError: It is not installed.
-    """
+    """Import transformers for a checkpoint; this takes seconds."""
     require("transformers", f"--model-path {path}", "transformers")
     import transformers  # noqa: PLC0415 - services without a model do not need it
 

@@ -39,18 +39,12 @@ _FATAL_ERRORS = getattr(torch, "AcceleratorError", ())
 
 @dataclass(eq=False)
 class QueuedPrompt(Generic[T]):
-    """A waiting conversation and the future of its result.
+    """A waiting conversation and the future of its result."""
 
-    Attributes:
-        conversation: Its frames have the size that the model takes.
-        prompt: The conversation in the model's chat template.
-        params: Jobs with equal parameters may share a batch.
-        result: Done as soon as the caller has its result, or does not wait any more.
-    """
-
-    conversation: Conversation
-    prompt: str
-    params: GenerationParams
+    conversation: Conversation  #: its frames have the size that the model takes
+    prompt: str  #: the conversation in the model's chat template
+    params: GenerationParams  #: jobs with equal parameters may share a batch
+    #: Done as soon as the caller has its result, or does not wait any more.
     result: asyncio.Future[T]
 
 
@@ -65,9 +59,6 @@ class BatchingEngine(Generic[T]):
         device: As torch names it, or `auto`: the first GPU if there is one, else the CPU.
         batch_size: The most completions of one batch.
 
-    Attributes:
-        passes: Forward passes of the model so far.
-
     Raises:
         ValueError: The model cannot be loaded, or not on this device.
     """
@@ -78,7 +69,7 @@ class BatchingEngine(Generic[T]):
         self._waiting: deque[QueuedPrompt[T]] = deque()
         self._arrived = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self.passes = 0
+        self.passes = 0  #: forward passes of the model so far
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         try:

@@ -34,10 +34,6 @@ _MAX_REASON = 300
 class VllmEngine:
     """A front in this process, and one engine process (several if the model spans GPUs).
 
-    Args:
-        checkpoint: What to load.
-        own: The settings of the judge.
-
     Raises:
         ValueError: vLLM cannot load the model.
     """

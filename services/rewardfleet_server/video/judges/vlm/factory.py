@@ -31,13 +31,6 @@ def build(
 ) -> DeferredJudge:
     """Check a model, and return a judge that will run it on its engine.
 
-    Args:
-        own: The settings of the judge.
-        service: The settings of the service, with its GPUs.
-        checkpoint: The model.
-        spec: How the model is used.
-        judge_type: The class of the judge.
-
     Raises:
         ValueError: The prompts or the GPUs do not fit the settings, or the engine is not installed.
     """

@@ -39,20 +39,15 @@ WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 2
 
 
 class VlmOptions(PromptOptions):
-    """The `backend_kwargs` that a request may have.
+    """The `backend_kwargs` that a request may have."""
 
-    Attributes:
-        readout: A readout of the judge; None for its default.
-        system_prompt: Replaces the judge's system prompt.
-        user_prompt: Another name of `prompt_template`.
-        n: Completions per conversation; the score is their mean.
-        curve: Prefixes of the clip to score, or None for the complete clip only.
-    """
-
+    #: A readout of the judge; None for its default.
     readout: str | None = None
-    system_prompt: str | None = None
-    user_prompt: str | None = None
+    system_prompt: str | None = None  #: replaces the judge's system prompt
+    user_prompt: str | None = None  #: another name of `prompt_template`
+    #: Completions per conversation; the score is their mean.
     n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)
+    #: Prefixes of the clip to score, or None for the complete clip only.
     curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
 
 
@@ -72,24 +67,16 @@ def scores(judgments: Sequence[Judgment]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class JudgeSpec:
-    """The layout, prompts, readouts and sampling that make a judge of a model.
-
-    Attributes:
-        name: The judge's name.
-        readouts: Those that requests may choose from, by name; the first is the default.
-        sampling: How free text is sampled.
-        layout: How a clip is laid out in a prompt.
-        prompt: Replaces the default readout's own prompt.
-        system: The system prompt.
-        curve_values: Returns the values of a curve, from the judgments of its prefixes.
-    """
+    """The layout, prompts, readouts and sampling that make a judge of a model."""
 
     name: str
+    #: Those that requests may choose from, by name; the first is the default.
     readouts: Mapping[str, Readout]
-    sampling: TextSampling
-    layout: PromptLayout
-    prompt: Prompt | None = None
+    sampling: TextSampling  #: how free text is sampled
+    layout: PromptLayout  #: how a clip is laid out in a prompt
+    prompt: Prompt | None = None  #: replaces the default readout's own prompt
     system: Prompt | None = None
+    #: Returns the values of a curve, from the judgments of its prefixes.
     curve_values: Callable[[Sequence[Judgment]], list[float | None]] = scores
 
     @property
@@ -123,8 +110,6 @@ class VlmJudge:
     """Shows a clip to a vision-language model and reads a score from its completions.
 
     Args:
-        spec: Layout, prompts, readouts and sampling.
-        checkpoint: The model's configuration and processor.
         engine: Generates completions of this checkpoint; it is closed with the judge's lifespan.
     """
 

@@ -30,19 +30,12 @@ _NUMBER_TOKENS = 8
 
 @dataclass(frozen=True)
 class TextSampling:
-    """Sampling parameters of free text, from the settings.
+    """Sampling parameters of free text, from the settings."""
 
-    Attributes:
-        temperature: 0 for greedy decoding.
-        top_p: Probability mass of nucleus sampling, in (0, 1].
-        max_tokens: The most tokens of a completion.
-        top_k: Sample among that many tokens; 0 for all.
-    """
-
-    temperature: float
-    top_p: float
-    max_tokens: int
-    top_k: int = 0
+    temperature: float  #: 0 for greedy decoding
+    top_p: float  #: probability mass of nucleus sampling, in (0, 1]
+    max_tokens: int  #: the most tokens of a completion
+    top_k: int = 0  #: sample among that many tokens; 0 for all
 
 
 class Readout(Protocol):
@@ -73,18 +66,12 @@ class Readout(Protocol):
 
 @dataclass(frozen=True)
 class TextReadout:
-    """Reads a score from text.
-
-    Attributes:
-        numbers_only: Restrict the text to a whole number from 0 to 100.
-        strict_tags: Abstain unless `<answer>` follows a closed `<think>`.
-        component: Name of a component that repeats the score, or None.
-    """
+    """Reads a score from text."""
 
     prompt: Prompt
-    numbers_only: bool = False
-    strict_tags: bool = False
-    component: str | None = None
+    numbers_only: bool = False  #: restrict the text to a whole number from 0 to 100
+    strict_tags: bool = False  #: abstain unless `<answer>` follows a closed `<think>`
+    component: str | None = None  #: name of a component that repeats the score, or None
 
     @property
     def name(self) -> str:
@@ -125,16 +112,13 @@ class TextReadout:
 
 @dataclass(frozen=True)
 class LabelReadout:
-    """Reads a score from the probabilities of labels at the first token.
-
-    Attributes:
-        labels: The token ids of each label, by the label's value in [0, 1].
-        component: Name of a component with the log-probability of the label 1.0, or None.
-    """
+    """Reads a score from the probabilities of labels at the first token."""
 
     name: str
     prompt: Prompt
+    #: The token ids of each label, by the label's value in [0, 1].
     labels: Mapping[float, tuple[int, ...]]
+    #: Name of a component with the log-probability of the label 1.0, or None.
     component: str | None = None
 
     def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
@@ -183,7 +167,6 @@ def label_tokens(
 
     Args:
         labels: The spellings of each label, by its value.
-        checkpoint: The model.
 
     Raises:
         ValueError: Its tokenizer has no single token for a label.

@@ -97,38 +97,29 @@ class Side:
 
     Args:
         link: Descriptor of the connection.
-
-    Attributes:
-        classes: Classes that both sides have, by name: those of the setup.
-        decided_by: Classes of the other side that decided a comparison.
-        objects_crossed: Whether an object of a class of the other side was used.
-        raised: Names of the exceptions that crossed, and of their bases.
-        uses: Operations on each object of the other side.
-        constructs: Names of classes of the other side that the current test constructs.
-        uses_objects: Whether the current test is about objects of the other side. Otherwise, these
-            have no operations but those of functions and iterators.
-        entry_names: Names of the entry point and of methods of `Solution()`, which may be those of
-            methods of a built-in type.
-        refused: Whether an operation of the current test was refused.
-        looked_up: Names that the current test has from the program.
-        answers: Answers of objects of the other side that the current test did not construct.
-        is_trusted: Whether this is the side of the tests.
     """
 
-    is_trusted: ClassVar[bool]
+    is_trusted: ClassVar[bool]  #: whether this is the side of the tests
 
     def __init__(self, link: int) -> None:
+        #: Classes that both sides have, by name: those of the setup.
         self.classes: dict[str, type] = {}
         self.class_names: dict[type, str] = {}
-        self.decided_by: set[str] = set()
-        self.objects_crossed = False
-        self.raised: set[str] = set()
-        self.uses: set[tuple[int, str]] = set()
+        self.decided_by: set[str] = set()  #: classes of the other side that decided a comparison
+        self.objects_crossed = False  #: whether an object of a class of the other side was used
+        self.raised: set[str] = set()  #: names of the exceptions that crossed, and of their bases
+        self.uses: set[tuple[int, str]] = set()  #: operations on each object of the other side
+        #: Names of classes of the other side that the current test constructs.
         self.constructs: AbstractSet[str] = frozenset()
+        #: Whether the current test is about objects of the other side. Otherwise, these have no
+        #: operations but those of functions and iterators.
         self.uses_objects = True
+        #: Names of the entry point and of methods of `Solution()`, which may be those of methods of
+        #: a built-in type.
         self.entry_names: AbstractSet[str] = frozenset()
-        self.refused = False
-        self.looked_up: set[str] = set()
+        self.refused = False  #: whether an operation of the current test was refused
+        self.looked_up: set[str] = set()  #: names that the current test has from the program
+        #: Answers of objects of the other side that the current test did not construct.
         self.answers: dict[tuple[Any, ...], Any] = {}
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
@@ -192,7 +183,6 @@ class Side:
         """Send a request and return the result; answer the other side's requests until then.
 
         Args:
-            message: The request.
             may_stop: Whether it may raise StopIteration, which would end a loop of a test.
 
         Raises:
@@ -530,12 +520,7 @@ _STREAMS = (("stdin", sys), ("stdout", sys), ("stderr", sys), ("input", builtins
 
 
 class ProgramSide(Side):
-    """The side of the program.
-
-    Args:
-        link: Descriptor of the connection.
-        namespace: The variables of the program.
-    """
+    """The side of the program."""
 
     is_trusted = False
 
@@ -588,19 +573,16 @@ class ProgramSide(Side):
 
 
 class TestSide(Side):
-    """The side of the tests.
-
-    Attributes:
-        may_repeat: Whether the current test may be evaluated again in the program's process if it
-            fails, because it needs objects that cannot cross.
-        generators: The generators of random numbers that tests seed.
-    """
+    """The side of the tests."""
 
     is_trusted = True
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
+        #: Whether the current test may be evaluated again in the program's process if it fails,
+        #: because it needs objects that cannot cross.
         self.may_repeat = False
+        #: The generators of random numbers that tests seed.
         self.generators = random_numbers.Generators()
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
 

@@ -42,19 +42,12 @@ class Filter(ctypes.Structure):
 
 
 class Confinement(NamedTuple):
-    """What confines the processes of a run, in addition to what they inherit.
+    """What confines the processes of a run, in addition to what they inherit."""
 
-    Attributes:
-        filter: Their seccomp filter.
-        processes: Limit on the processes and threads of their user.
-        base_bytes: Memory of the interpreter, which their limit does not count.
-        supervisor: The process id of their parent.
-    """
-
-    filter: Filter
-    processes: int
-    base_bytes: int
-    supervisor: int
+    filter: Filter  #: their seccomp filter
+    processes: int  #: limit on the processes and threads of their user
+    base_bytes: int  #: memory of the interpreter, which their limit does not count
+    supervisor: int  #: the process id of their parent
 
     def apply(self, cpu_s: float, memory_bytes: int) -> None:
         """Confine this process."""

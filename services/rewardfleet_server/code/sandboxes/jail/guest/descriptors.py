@@ -50,27 +50,16 @@ class Order(NamedTuple):
 
     What is in it is cheap to read: every run does so in a new process, in which each page of memory
     that it touches is copied.
-
-    Attributes:
-        number: The number of the run.
-        tests_apart: Whether another process evaluates the checks.
-        has_script: Whether there is a file with a `Script` for the program's process.
-        prints_last: Whether the program may print when its objects are destroyed.
-        wall_s: Seconds of wall time.
-        cpu_s: Seconds of CPU time.
-        memory_bytes: Memory in addition to the interpreter's own.
-        output_bytes: Size of any file that is written.
-        report_bytes: Size of the report.
     """
 
     number: int
-    tests_apart: bool
-    has_script: bool
-    prints_last: bool
+    tests_apart: bool  #: whether another process evaluates the checks
+    has_script: bool  #: whether there is a file with a `Script` for the program's process
+    prints_last: bool  #: whether the program may print when its objects are destroyed
     wall_s: float
     cpu_s: float
-    memory_bytes: int
-    output_bytes: int
+    memory_bytes: int  #: memory in addition to the interpreter's own
+    output_bytes: int  #: size of any file that is written
     report_bytes: int
 
 
@@ -79,15 +68,10 @@ ORDER = struct.Struct("=Q???ddQQQ")
 
 
 class Script(NamedTuple):
-    """Code of the tests that a process of a run executes.
+    """Code of the tests that a process of a run executes."""
 
-    Attributes:
-        setup: Source code that runs first.
-        checks: Evaluated after the program.
-    """
-
-    setup: str = ""
-    checks: Any = ()
+    setup: str = ""  #: source code that runs first
+    checks: Any = ()  #: evaluated after the program
 
 
 def read_script(file: int) -> Script:

@@ -83,23 +83,16 @@ def standard(name: str) -> Any:
 
 
 class Names(NamedTuple):
-    """The names of a test that it does not define.
+    """The names of a test that it does not define."""
 
-    Attributes:
-        used: All of them.
-        classes: The names that are written like a class, or like a constant and used like a class.
-        modules: The names of modules of the table, if only their attributes are used.
-        has_objects: Whether the test uses attributes that no value has.
-        called: The names that are called.
-        methods: Attributes of `Solution()`.
-    """
-
-    used: frozenset[str] = frozenset()
+    used: frozenset[str] = frozenset()  #: all of them
+    #: The names that are written like a class, or like a constant and used like a class.
     classes: frozenset[str] = frozenset()
+    #: The names of modules of the table, if only their attributes are used.
     modules: frozenset[str] = frozenset()
-    has_objects: bool = False
-    called: frozenset[str] = frozenset()
-    methods: frozenset[str] = frozenset()
+    has_objects: bool = False  #: whether the test uses attributes that no value has
+    called: frozenset[str] = frozenset()  #: the names that are called
+    methods: frozenset[str] = frozenset()  #: attributes of `Solution()`
 
 
 def names_of(tree: ast.AST) -> Names:
@@ -120,26 +113,17 @@ def names_of(tree: ast.AST) -> Names:
 
 
 class _Finder:
-    """The names and attributes in a tree.
-
-    Attributes:
-        used: Names whose values are used.
-        objects: The names that are used otherwise than for an attribute.
-        bound: Names that are bound, in whatever scope.
-        imported: The names that an import binds.
-        attributes: Attributes, each with the name that the path to it begins with, or "".
-        called: Names that are called.
-        methods: Attributes of `Solution()`.
-    """
+    """The names and attributes in a tree."""
 
     def __init__(self) -> None:
-        self.called: set[str] = set()
-        self.used: set[str] = set()
-        self.objects: set[str] = set()
-        self.bound: set[str] = set()
-        self.imported: set[str] = set()
+        self.called: set[str] = set()  #: names that are called
+        self.used: set[str] = set()  #: names whose values are used
+        self.objects: set[str] = set()  #: the names that are used otherwise than for an attribute
+        self.bound: set[str] = set()  #: names that are bound, in whatever scope
+        self.imported: set[str] = set()  #: the names that an import binds
+        #: Attributes, each with the name that the path to it begins with, or "".
         self.attributes: set[tuple[str, str]] = set()
-        self.methods: set[str] = set()
+        self.methods: set[str] = set()  #: attributes of `Solution()`
 
     def visit_all(self, tree: ast.AST) -> None:
         """Look at all nodes. Owners of attributes come after these."""

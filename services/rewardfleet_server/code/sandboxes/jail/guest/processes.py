@@ -22,26 +22,17 @@ LONGEST_DELAY_S = 0.25
 
 
 class Process:
-    """A process of a run.
-
-    Args:
-        pid: Its id.
-
-    Attributes:
-        status: Its status as `os.wait4` returns it, once it has ended.
-        usage: What it used, once it has ended.
-        was_idle: Whether it was ended because its tests had ended.
-        was_killed: Whether SIGKILL ended it, and not by the supervisor: nor by itself, as the
-            filter refuses that.
-    """
+    """A process of a run."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
-        self.status = 0
-        self.was_idle = False
+        self.status = 0  #: its status as `os.wait4` returns it, once it has ended
+        self.was_idle = False  #: whether it was ended because its tests had ended
+        #: Whether SIGKILL ended it, and not by the supervisor: nor by itself, as the filter refuses
+        #: that.
         self.was_killed = False
-        self.usage: resource.struct_rusage | None = None
+        self.usage: resource.struct_rusage | None = None  #: what it used, once it has ended
         self._clock = (~pid << 3) | 2
         self._delays: dict[str, int] = {}
 
@@ -79,7 +70,6 @@ class WallTime:
     - the time in which the run, or the machine, was paused.
 
     Args:
-        processes: The processes of the run.
         started: When it started (`time.monotonic`).
     """
 
@@ -123,16 +113,9 @@ class Run:
     """A run and what it has used of its limits.
 
     Args:
-        processes: Its processes.
-        order: Its limits.
         cores: How many cores its threads may use at the same time.
 
     Attributes:
-        processes: Its processes.
-        order: Its limits.
-        started: When the supervisor learned of it (`time.monotonic`).
-        wall: What counts for the limit on wall time.
-        paused_s: Seconds for which it was paused, because it had no core.
         is_asleep: Whether it slept between the last two looks.
         is_long: Whether it has used a core for long.
     """
@@ -140,9 +123,9 @@ class Run:
     def __init__(self, processes: list[Process], order: Order, cores: int) -> None:
         self.processes = processes
         self.order = order
-        self.started = time.monotonic()
-        self.wall = WallTime(processes, self.started)
-        self.paused_s = 0.0
+        self.started = time.monotonic()  #: when the supervisor learned of it (`time.monotonic`)
+        self.wall = WallTime(processes, self.started)  #: what counts for the limit on wall time
+        self.paused_s = 0.0  #: seconds for which it was paused, because it had no core
         self.is_asleep = self.is_long = False
         self._cores = cores
         self._used = self._used_before = self._used_at_look = 0.0

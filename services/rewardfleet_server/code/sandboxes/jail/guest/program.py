@@ -40,27 +40,16 @@ NO_PROCESSES = "the jail does not allow new processes"
 
 
 class GuestFiles(NamedTuple):
-    """Descriptors of the files of a run.
+    """Descriptors of the files of a run."""
 
-    Attributes:
-        source: The source code of the program, which cannot be changed.
-        code: The compiled program, which cannot be changed once it is sealed; -1 for none.
-        stdin: Standard input.
-        out: Standard output.
-        err: Standard error.
-        report: Answers to the checks, and why the program failed.
-        link: The connection to the process of the tests; -1 if there is none.
-        arguments: Files for the program to read.
-    """
-
-    source: int
-    code: int
+    source: int  #: the source code of the program, which cannot be changed
+    code: int  #: the compiled program, which cannot be changed once it is sealed; -1 for none
     stdin: int
     out: int
     err: int
-    report: int
-    link: int
-    arguments: tuple[int, ...]
+    report: int  #: answers to the checks, and why the program failed
+    link: int  #: the connection to the process of the tests; -1 if there is none
+    arguments: tuple[int, ...]  #: files for the program to read
 
 
 def run_program(confinement: Confinement, order: Order, descriptors: tuple[int, ...]) -> NoReturn:
@@ -99,13 +88,8 @@ class Program:
     """The process of a program.
 
     Args:
-        order: What to do.
         script: The code of the tests for this process.
-        files: The files of the run.
         confine: Takes the limits on CPU time and memory.
-
-    Attributes:
-        source: The source code of the program, once that is read.
     """
 
     def __init__(
@@ -113,7 +97,7 @@ class Program:
     ) -> None:
         self.order = order
         self.script = script
-        self.source = ""
+        self.source = ""  #: the source code of the program, once that is read
         self.files = files
         self.confine = confine
         self.out, self.err = sys.stdout, sys.stderr

@@ -56,13 +56,10 @@ class TestScript:
     Args:
         namespace: Its variables.
         entry_point: What `check` is called with; None if that is not known.
-
-    Attributes:
-        checks: How many checks were evaluated and held.
     """
 
     def __init__(self, namespace: dict[str, Any], entry_point: Callable[[], Any] | None) -> None:
-        self.checks = 0
+        self.checks = 0  #: how many checks were evaluated and held
         self._namespace = namespace
         self._entry_point = entry_point
         self._called: set[str] = set()

@@ -215,10 +215,6 @@ class Supervisor:
         writable: Folders that programs may write to.
         kept: Paths in these that are not removed.
         zygote_pid: The process id of the zygote.
-
-    Attributes:
-        stopped: The number of the last run that the service stopped.
-        must_pause: Whether the program must be paused until a core is granted.
     """
 
     def __init__(
@@ -232,8 +228,8 @@ class Supervisor:
         self.channel = channel
         self.runs = runs
         self.zygote_pid = zygote_pid
-        self.stopped = -1
-        self.must_pause = False
+        self.stopped = -1  #: the number of the last run that the service stopped
+        self.must_pause = False  #: whether the program must be paused until a core is granted
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
         self.poll.register(runs, select.POLLIN)

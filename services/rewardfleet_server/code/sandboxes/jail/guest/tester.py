@@ -50,20 +50,16 @@ _COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {
 
 
 class Namespace(dict[str, Any]):
-    """The variables of the tests. What they lack is looked up in the program.
-
-    Attributes:
-        program_has_run: Whether there are names to look up.
-        own_names: Names that are the program's, whatever else has them: the entry point, and
-            built-in or imported functions that the current test is about.
-        standard_names: Names that are those of the standard library.
-    """
+    """The variables of the tests. What they lack is looked up in the program."""
 
     def __init__(self, side: TestSide) -> None:
         super().__init__(__builtins__=builtins, __name__="program", __file__="program.py")
+        #: Names that are the program's, whatever else has them: the entry point, and built-in or
+        #: imported functions that the current test is about.
         self.own_names: AbstractSet[str] = set()
+        #: Names that are those of the standard library.
         self.standard_names: AbstractSet[str] = set()
-        self.program_has_run = False
+        self.program_has_run = False  #: whether there are names to look up
         self._side = side
 
     def __getitem__(self, name: str) -> Any:
@@ -130,13 +126,7 @@ def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ..
 
 
 class Tester:
-    """Evaluates the tests of a run.
-
-    Args:
-        script: Setup and checks.
-        side: Leads to the program.
-        report: For the answers.
-    """
+    """Evaluates the tests of a run."""
 
     def __init__(self, script: Script, side: TestSide, report: Report) -> None:
         self.script = script

@@ -37,7 +37,6 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement) -> NoRetur
     Args:
         orders: Each message is an order, and descriptors for the processes.
         runs: Where the runs are written, for the supervisor.
-        confinement: The confinement of the processes.
     """
     end_with(confinement.supervisor)
     while True:

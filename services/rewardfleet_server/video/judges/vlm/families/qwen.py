@@ -24,7 +24,6 @@ def load_checkpoint(
     """Read a checkpoint of the family, without its weights.
 
     Args:
-        own: The settings of the judge.
         judge: Its name.
         max_tokens: The most tokens of an answer.
         model_type: The type of its checkpoints; None for any of the family.

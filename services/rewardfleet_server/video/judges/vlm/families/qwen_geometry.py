@@ -31,21 +31,15 @@ _PLACEHOLDERS = re.compile(r"<\|(?:image|video)_pad\|>")
 
 @dataclass(frozen=True)
 class QwenGeometry:
-    """The geometry of a checkpoint; resizes each frame once, with torch.
-
-    Attributes:
-        patch: Pixels per side of a patch.
-        merge: Patches per side of a token.
-        temporal: Frames that one token covers.
-        max_pixels: The most pixels of a frame, whatever requests allow; None for no limit.
-    """
+    """The geometry of a checkpoint; resizes each frame once, with torch."""
 
     placeholders: ClassVar[re.Pattern[str]] = _PLACEHOLDERS
     frame_resize: ClassVar[str] = "single"
 
-    patch: int
-    merge: int
-    temporal: int = 2
+    patch: int  #: pixels per side of a patch
+    merge: int  #: patches per side of a token
+    temporal: int = 2  #: frames that one token covers
+    #: The most pixels of a frame, whatever requests allow; None for no limit.
     max_pixels: int | None = None
 
     @classmethod
@@ -219,7 +213,6 @@ def read_geometry(
 
     Args:
         path: The checkpoint, for messages.
-        config: Its `config.json`.
         frame_resize: Which of the two classes resizes frames.
         max_pixels: The most pixels of a frame, whatever requests allow; None for no limit.
 

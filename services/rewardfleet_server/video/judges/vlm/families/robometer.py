@@ -49,12 +49,9 @@ _SMALLEST_CLIP = Clip((np.zeros((28, 28, 3), np.uint8),), (0,), 1, None, 784)
 
 
 class RobometerOptions(PromptOptions):
-    """The `backend_kwargs` that a request may have.
+    """The `backend_kwargs` that a request may have."""
 
-    Attributes:
-        readout: The head whose value at the last frame is the score; None for `progress`.
-    """
-
+    #: The head whose value at the last frame is the score; None for `progress`.
     readout: Literal["progress", "success"] | None = None
 
     @property
@@ -65,22 +62,16 @@ class RobometerOptions(PromptOptions):
 
 @dataclass(frozen=True)
 class FrameScores:
-    """What the heads say after each frame.
+    """What the heads say after each frame."""
 
-    Attributes:
-        progress: In [0, 1], one per frame.
-        success: Probability that the task is done, one per frame.
-    """
-
-    progress: tuple[float, ...]
-    success: tuple[float, ...]
+    progress: tuple[float, ...]  #: in [0, 1], one per frame
+    success: tuple[float, ...]  #: probability that the task is done, one per frame
 
 
 class RobometerJudge:
     """Shows frames to Robometer and reads its heads.
 
     Args:
-        checkpoint: The model's configuration and processor.
         engine: Runs this checkpoint; it is closed with the judge's lifespan.
         prompt: The question before the frames.
     """
@@ -219,11 +210,7 @@ def _conversation(clip: Clip, question: str) -> Conversation:
 
 
 def _checked_prompt(checkpoint: RobometerCheckpoint, conversation: Conversation) -> str:
-    """Return the prompt of a conversation that fits into the context.
-
-    Raises:
-        InvalidRequest: It does not fit.
-    """
+    """Return the prompt of a conversation that fits into the context."""
     prompt = checkpoint.prompt(conversation)
     checkpoint.check_length(conversation, prompt, PARAMS)
     return prompt

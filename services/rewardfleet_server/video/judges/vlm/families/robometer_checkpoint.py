@@ -49,19 +49,12 @@ _MAX_NAMES = 3
 
 @dataclass(frozen=True)
 class RobometerLayout:
-    """What is read from the files of a checkpoint.
-
-    Attributes:
-        folder: The folder with the files.
-        bins: The bins into which progress is divided, 2 or more.
-        tokens: Rows of the embedding.
-        processor: The folder or hub name of the processor.
-    """
+    """What is read from the files of a checkpoint."""
 
     folder: Path
-    bins: int
-    tokens: int
-    processor: str
+    bins: int  #: the bins into which progress is divided, 2 or more
+    tokens: int  #: rows of the embedding
+    processor: str  #: the folder or hub name of the processor
 
 
 class RobometerCheckpoint(Checkpoint):
@@ -135,7 +128,6 @@ def read_layout(path: str, config: Mapping[str, Any]) -> RobometerLayout:
 
     Args:
         path: A folder with the checkpoint, or its name on a hub.
-        config: Its `config.json`.
 
     Raises:
         ValueError: It is of another family or in another layout.
