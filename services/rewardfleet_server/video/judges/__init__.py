@@ -97,6 +97,7 @@ class FileJudge(_Backend, Protocol):
 
         Args:
             path: The file; it exists during the call only.
+            max_pixels: The most pixels per frame.
             backend_kwargs: Options that `check_options` accepted.
         """
 

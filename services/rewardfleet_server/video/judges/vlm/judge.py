@@ -110,7 +110,7 @@ class VlmJudge:
     """Shows a clip to a vision-language model and reads a score from its completions.
 
     Args:
-        engine: Generates completions of this checkpoint; it is closed with the judge's lifespan.
+        engine: Generates completions of the checkpoint; it is closed with the judge's lifespan.
     """
 
     def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: InferenceEngine) -> None:

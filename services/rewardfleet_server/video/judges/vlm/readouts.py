@@ -169,7 +169,7 @@ def label_tokens(
         labels: The spellings of each label, by its value.
 
     Raises:
-        ValueError: Its tokenizer has no single token for a label.
+        ValueError: The tokenizer has no single token for a label.
     """
     tokens = {value: checkpoint.tokens(spellings) for value, spellings in labels.items()}
     for value, found in tokens.items():

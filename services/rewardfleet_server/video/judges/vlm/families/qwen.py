@@ -24,7 +24,7 @@ def load_checkpoint(
     """Read a checkpoint of the family, without its weights.
 
     Args:
-        judge: Its name.
+        judge: The name of the judge.
         max_tokens: The most tokens of an answer.
         model_type: The type of its checkpoints; None for any of the family.
         max_pixels: The most pixels of a frame of a video, whatever requests allow.

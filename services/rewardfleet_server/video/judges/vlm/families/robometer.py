@@ -72,7 +72,7 @@ class RobometerJudge:
     """Shows frames to Robometer and reads its heads.
 
     Args:
-        engine: Runs this checkpoint; it is closed with the judge's lifespan.
+        engine: Runs the checkpoint; it is closed with the judge's lifespan.
         prompt: The question before the frames.
     """
 
