@@ -39,7 +39,6 @@ _FROM_VERL = {"reward_router_address", "reward_model_tokenizer", "reward_model"}
 
 #: The fleets of this process, by service, URL and options; they share connections.
 _fleets: dict[tuple[Any, ...], RewardFleet] = {}
-#: Where synchronous calls run.
 _loop = EventLoopThread()
 
 

@@ -1,7 +1,5 @@
 """Rewards for tool use under a budget: pure functions over answers and numpy arrays.
 
-The tools service, adapters for trainers, and notebooks use them:
-
 ```python
 from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.tools import ToolsOptions
