@@ -43,7 +43,7 @@ LEFT_TO_FULL = (
 NOT_EXPRESSIBLE = re.compile(
     r"steps .* exceed max_steps|one entry per step|strictly rising|rows are of different lengths"
     r"|no other member|the group .* (has|was)|is late|sent another|too old|is closed|parts of step"
-    r"|at most max_lambda|does not take|is not a JPEG or PNG|is not a video|differ in size"
+    r"|at most max_lambda|backend_kwargs[:.]|is not a JPEG or PNG|is not a video|differ in size"
     r"|sha256 is not the digest|synchronized videos|the task in the text"
     r"|(objective \w+|combine: \w+|normalize: \w+|filter\.select: \w+|clusters) needs"
     r"|a length to divide by|ground_truth: "
