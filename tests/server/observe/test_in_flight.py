@@ -185,6 +185,7 @@ async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls
         async with RewardFleet(video=url, max_concurrency=400) as fleet:
             calls = [asyncio.create_task(fleet.video.score_batch([each])) for each in requests]
             await reaches(client, 300)
+            await asyncio.to_thread(wait_until, lambda: len(judge.seen) == 50)
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
