@@ -176,7 +176,7 @@ test-engines: install-engines  ## the judges with a model, on real engines with 
 bench-vlm: install-engines  ## vLLM behind the service, next to the original server's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py
 
-bench-gpu:  ## where there is a GPU, with its own torch: a full-size random Qwen2.5-VL-7B
+bench-gpu:  ## where there is a GPU, with its own torch: judges at full size, with random weights
 	$(PYTHON) tests/bench/gpu.py
 
 # Ray needs 300 MB of packages in addition to those of .venv.

@@ -1,4 +1,4 @@
-"""`make bench-gateway`: what the gateway adds to a trivial call.
+"""`make bench-gateway`: what the gateway adds to a trivial call, the same one each time.
 
 One connection to the gateway and one to the service take turns, so that other load on the machine
 affects both. Service, gateway and caller are three processes. Exits with 1 if the gateway adds

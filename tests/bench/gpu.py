@@ -1,17 +1,21 @@
 """`make bench-gpu`: clips per second and memory of judges on a GPU, at full size, by transformers.
 
-The judge `transformers` has the shape of Qwen2.5-VL-7B, those of published models that of
-Qwen3-VL-8B. The weights are random, as speed and memory do not depend on their values. The
-tokenizer is that of the tests' tiny checkpoint. It needs torch, torchvision and transformers. If
-torch finds no GPU, it measures the tiny checkpoint on the CPU instead.
+The judge `transformers` has the shape of Qwen2.5-VL-7B, `robometer` that of Robometer-4B, the other
+judges of published models that of Qwen3-VL-8B. The weights are random, as speed and memory do not
+depend on their values. The tokenizer is that of the tests' tiny checkpoint. It needs torch,
+torchvision and transformers. If torch finds no GPU, it measures tiny checkpoints on the CPU
+instead.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +26,12 @@ import transformers
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT / name) for name in ("clients", "services", "tests/engines")]
 
-from tiny_checkpoint import make_checkpoint  # noqa: E402 - the path above
+from tiny_checkpoint import make_checkpoint, make_robometer  # noqa: E402 - the path above
 
 from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
-from rewardfleet_server.video.judges import DeferredJudge, Judge  # noqa: E402
+from rewardfleet_server.video.judges import DeferredJudge  # noqa: E402
 from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
-from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine  # noqa: E402
-from rewardfleet_server.video.judges.vlm.judge import VlmJudge  # noqa: E402
+from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
 #: The differences of Qwen2.5-VL-7B-Instruct's config.json from that of the tiny checkpoint.
@@ -76,6 +79,15 @@ VISION3 = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
+#: The same of Qwen3-VL-4B-Instruct, the base of Robometer-4B.
+TEXT4 = TEXT3 | {"hidden_size": 2560, "intermediate_size": 9728}
+VISION4 = VISION3 | {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "out_hidden_size": 2560,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
 #: How many of the clips, and of their 16 frames, each judge gets: SOLE-R1 answers at each frame.
 PUBLISHED = {"topreward": (64, 16), "roboreward": (64, 16), "sole-r1": (16, 4)}
 
@@ -86,44 +98,41 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if has_gpu else "CPU"
+    print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}")
     if not has_gpu:
-        print("torch finds no GPU: the tiny checkpoint on the CPU says nothing about speed")
+        print("torch finds no GPU: tiny checkpoints on the CPU say nothing about speed")
     clips = [_clip(number) for number in range(options.clips)]
+    batch = f"batch_size={options.batch_size}"
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name))
         if has_gpu:
             _load_full_size(folder, TEXT, VISION)
         for readout, max_tokens in (("probability", 1), ("text", 64)):
-            settings = VideoSettings(
-                backend=["transformers"],
-                model_path=str(folder),
-                max_tokens=max_tokens,
-                set=[
-                    f"batch_size={options.batch_size}",
-                    f"readout={readout}",
-                    "frame_pixels=200704",
-                ],
-            )
-            asyncio.run(_measure(readout, _load("transformers", settings), clips))
+            own = [batch, f"readout={readout}", "frame_pixels=200704"]
+            found = _find("transformers", folder, own, max_tokens=max_tokens)
+            asyncio.run(_measure(readout, found, clips))
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), "qwen3_vl")
         if has_gpu:
             _load_full_size(folder, TEXT3, VISION3)
         for judge, (count, frames) in PUBLISHED.items():
-            settings = VideoSettings(
-                backend=[judge],
-                model_path=str(folder),
-                set=["engine=transformers", f"batch_size={options.batch_size}"],
-            )
             few = [_first(clip, frames) for clip in clips[:count]]
-            asyncio.run(_measure(judge, _load(judge, settings), few))
+            found = _find(judge, folder, [batch, "engine=transformers"])
+            asyncio.run(_measure(judge, found, few))
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_robometer(Path(name) / "robometer")
+        found = _find("robometer", folder, [batch])  # checks the shapes of the tiny weights
+        if has_gpu:
+            _load_full_size(folder, TEXT4, VISION4)
+        asyncio.run(_measure("robometer", found, clips))
     return 0
 
 
-def _load(name: str, settings: VideoSettings) -> Any:
-    found = find_judge(name, settings)
+def _find(name: str, folder: Path, own: list[str], **more: Any) -> DeferredJudge:
+    found = find_judge(name, VideoSettings(backend=[name], model_path=str(folder), set=own, **more))
     assert isinstance(found, DeferredJudge)
-    return found.load()
+    return found
 
 
 def _first(clip: Clip, frames: int) -> Clip:
@@ -133,25 +142,36 @@ def _first(clip: Clip, frames: int) -> Clip:
 def _load_full_size(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
     """Make the judge load billions of random weights, created on the GPU and never written."""
     config = json.loads((folder / "config.json").read_text())
+    config["text_config"].pop("layer_types", None)  # it has one entry per layer
     config["text_config"] |= text
     config["vision_config"] |= vision
     (folder / "config.json").write_text(json.dumps(config))
 
-    def from_pretrained(path: str, **_: object) -> torch.nn.Module:
-        shape = transformers.AutoConfig.from_pretrained(path)
-        torch.set_default_dtype(torch.bfloat16)
+    def of_any_kind(path: str, **_: object) -> torch.nn.Module:
+        config = transformers.AutoConfig.from_pretrained(path)
+        return _on_gpu(lambda: transformers.AutoModelForImageTextToText.from_config(config))
+
+    def of_robometer(path: str, bins: int, **_: object) -> tuple[torch.nn.Module, dict[str, Any]]:
+        config = transformers.AutoConfig.from_pretrained(path)
+        return _on_gpu(lambda: RobometerModel(config, bins)), defaultdict(list)
+
+    transformers.AutoModelForImageTextToText.from_pretrained = of_any_kind
+    RobometerModel.from_pretrained = of_robometer
+
+
+def _on_gpu(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
         with torch.device("cuda"):
-            model = transformers.AutoModelForImageTextToText.from_config(shape)
+            return make()
+    finally:
         torch.set_default_dtype(torch.float32)
-        return model
-
-    transformers.AutoModelForImageTextToText.from_pretrained = from_pretrained
 
 
-async def _measure(name: str, judge: Judge, clips: list[Clip]) -> None:
-    assert isinstance(judge, VlmJudge)
+async def _measure(name: str, found: DeferredJudge, clips: list[Clip]) -> None:
+    gc.collect()  # the model before, which a reference cycle holds
+    judge: Any = found.load()
     engine = judge._engine
-    assert isinstance(engine, TransformersEngine)
     async with judge.lifespan():
         await asyncio.gather(*(judge.judge("warm up", clip, {}) for clip in clips[:4]))
         if torch.cuda.is_available():

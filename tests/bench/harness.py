@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
@@ -187,15 +188,20 @@ def spawned(target: Callable[..., None], *arguments: object) -> Iterator[tuple[P
 def command_serving(name: str, *flags: str) -> Iterator[str]:
     """Run `rewardfleet serve NAME`; yield its URL as soon as it is ready."""
     with service_process(name, *flags) as (process, url):
-
-        def is_ready() -> bool:
-            assert process.poll() is None, "the service did not start"
-            with suppress(httpx.TransportError):  # e.g. it is busy loading a model
-                return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-            return False
-
-        wait_until(is_ready, 180)
+        wait_until_ready(process, f"{url}/readyz")
         yield url
+
+
+def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
+    """Wait until a server answers at `url`; it may have to load a model."""
+
+    def is_ready() -> bool:
+        assert process.poll() is None, "the server did not start"
+        with suppress(httpx.TransportError):  # it does not listen yet, or is busy
+            return httpx.get(url, trust_env=False).status_code == 200
+        return False
+
+    wait_until(is_ready, 180)
 
 
 # Load

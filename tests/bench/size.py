@@ -5,7 +5,8 @@ comes and goes, affects both. Exits with 1 if a throughput is more than 20 % off
 percentile more than 30 %. With as many callers as slots, slots are empty while callers prepare
 their next request, on the same cores; the simulation knows nothing of that, so these lines are for
 information. So are those of the tools service, of whose batches the simulation knows the time of
-the scores, and not that of reading and writing JSON.
+the scores, and not that of reading and writing JSON. Scores are not cached; the digests of the 38
+clips are, after their first use.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from harness import Ratio, command_serving, report
 
 from rewardfleet import RewardFleet, video_request
 from rewardfleet.code import code_request
-from rewardfleet.commands.load.requests import tools_item
+from rewardfleet.commands.load.requests import ITEMS
 from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet_server.commands.size import Sizing, measured_times, read_durations
 
@@ -82,7 +83,7 @@ async def score_clips(fleet: RewardFleet, numbers: list[int]) -> None:
 
 
 async def score_answers(fleet: RewardFleet, numbers: list[int]) -> None:
-    items = [ToolsRequest.model_validate(tools_item(number)[0]) for number in numbers]
+    items = [ToolsRequest.model_validate(ITEMS["tools"](number).body) for number in numbers]
     assert {each.score for each in await fleet.tools.score_batch(items)} == {4}
 
 

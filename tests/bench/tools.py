@@ -35,12 +35,15 @@ def main() -> int:
     return report([http(), large_answers()])
 
 
-def rows(count: int) -> list[Row]:
-    """Return answers of 1 kB in groups of 8: correct ones, wrong values, extra calls, no calls."""
+def rows(count: int, group_size: int = GROUP) -> list[Row]:
+    """Return answers of 1 kB in groups: correct ones, wrong values, extra calls, fewer calls.
+
+    A group has one ground truth, which is parsed once.
+    """
     rng = random.Random(0)
     found = []
     for number in range(count):
-        group = number // GROUP
+        group = number // group_size
         calls = [
             {"name": "get_weather", "parameters": {"city": f"city {group}", "days": group % 9}},
             {"name": "convert", "parameters": {"value": group, "from": "C", "to": "F"}},
@@ -83,12 +86,18 @@ def http() -> Ratio:
             rounds=ROUNDS,
         )
     toolrl = ToolsOptions(variant="toolrl")
-    ours = microseconds(lambda: score_all(items, toolrl), len(items))
-    print(f"variant toolrl: {ours:.1f} us pure")
+    unshared = rows(len(items), group_size=1)  # the published function parses each ground truth
+    ours = microseconds(lambda: score_all(unshared, toolrl), len(unshared))
+    print(f"variant toolrl, each answer with its own ground truth: {ours:.1f} us pure")
     if len(sys.argv) > 1:
-        compare_published(Path(sys.argv[1]), items)
+        compare_published(Path(sys.argv[1]), unshared)
     served_us, pure_us = (seconds / len(items) * 1e6 for seconds in (served, pure))
-    return Ratio("CPU us per answer over HTTP; the pure function", served_us, pure_us, "<= 2")
+    return Ratio(
+        "CPU us per answer over HTTP, 8 share a ground truth; the function",
+        served_us,
+        pure_us,
+        "<= 2",
+    )
 
 
 def batch_request(batch: list[Row]) -> bytes:

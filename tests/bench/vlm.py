@@ -1,215 +1,374 @@
-"""`make bench-vlm`: score 64 clips with vLLM on the CPU in three ways, in one run.
+"""`make bench-vlm`: clips per second of vLLM on the CPU, in three ways, in one run.
 
-(a) like the original LIBERO reward server: mp4 -> process_vision_info -> blocking generate, one
-    after another, without HTTP;
-(b) the video service over HTTP, 64 concurrent requests with mp4 files;
-(c) the engine alone, one batch of all 64, from frames decoded before, with its own processor.
+- the original: `original_libero_server.py`, one request at a time behind FastAPI;
+- rewardfleet: the video service over HTTP;
+- the limit: vLLM alone, with frames that are already decoded and at the model's size.
 
-All three show the model the same frames at the same size and generate 64 tokens. The checkpoint is
-tiny and random, so the benchmark measures the work around the model, on the same cores. It exits
-with 1 if a ratio misses its limit.
+Each way gets the same clips and texts, shows the model as many frames of the same size, and
+generates 64 tokens. No two items of a way share work: each has a clip and a text of its own, and
+the benchmark fails if anything came from a cache. The checkpoint is tiny and random, so that the
+work around the model is measured, on the same cores. Exits with 1 if a ratio misses its limit.
 """
 
 import asyncio
+import hashlib
+import json
 import os
-import shutil
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Ratio, command_serving, health_watched, report
+import av
+import httpx
+from harness import (
+    Ratio,
+    cpu_seconds,
+    health_watched,
+    post,
+    report,
+    seconds_of,
+    send,
+    spawned,
+    wait_until_ready,
+)
 
-from rewardfleet import RewardFleet, VideoScore
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.up.settings import free_port
+from rewardfleet_server.video.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.judges.vlm import VideoPart
+from rewardfleet_server.video.judges.vlm.checkpoint import read_config
+from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
+from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.prompts import PERCENTAGE
 from rewardfleet_server.video.settings import prepare_engine_environment
 
 ROOT = Path(__file__).parent.parent.parent
-VIDEOS = ROOT / "tests" / "data" / "libero" / "videos"
-CLIPS = 64
+VIDEOS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
 NFRAMES, MAX_PIXELS, MAX_TOKENS = 16, 200_704, 64
-TASK = "put the bowl on the plate"
-#: The limits of qwen-vl-utils, so that the engine's own processor resizes to the same size.
-SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": MAX_PIXELS}
-ENGINE = {
-    "max_model_len": 4096,
-    "enforce_eager": True,
-    "limit_mm_per_prompt": {"image": 0, "video": 1},
-    "mm_processor_cache_gb": 0,
-    "enable_prefix_caching": False,  # every round has the same clips, unlike rollouts
-    "disable_log_stats": True,
-}
+#: Items of a round, by callers. The three ways alternate within a round.
+ITEMS = {1: 12, 8: 48, 64: 128}
+ROUNDS, WARM_UP = 2, 8
+
+
+class Item(NamedTuple):
+    """A clip and a text that no other item has."""
+
+    clip: Path
+    text: str
+
+
+class Result(NamedTuple):
+    """What items took.
+
+    Attributes:
+        rate: Items per second.
+        times: Seconds of each item.
+        front: CPU seconds of the process that gets the items, per item.
+        engine: CPU seconds of vLLM's processes, per item.
+    """
+
+    rate: float
+    times: list[float]
+    front: float
+    engine: float
+
+
+#: Scores items with a number of callers.
+Way = Callable[[list[Item], int], Result]
 
 
 def main() -> int:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     prepare_engine_environment()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model, clips = Path(folder) / "model", Path(folder) / "clips"
         maker = ROOT / "tests" / "engines" / "tiny_checkpoint.py"
-        subprocess.run([sys.executable, maker, folder / "model"], check=True)
-        clips = copies(folder / "clips")
-        flags = [
-            *("--video-root", str(folder / "clips"), "--model-path", str(folder / "model")),
-            *("--max-model-len", "4096", "--set", "enforce_eager=true", "--cache-mb", "0"),
-        ]
-        engine = OfflineEngine(folder / "model")
+        subprocess.run([sys.executable, maker, model], check=True)
+        items = make_items(clips, WARM_UP + ROUNDS * sum(ITEMS.values()) + 64)
+        waiting = iter(items)
+        serve = ["-m", "rewardfleet_server", "serve", "video", "--video-root", clips]
+        serve += ["--model-path", model, "--max-model-len", "4096", "--set", "enforce_eager=true"]
+        port, rewardfleet = stack.enter_context(
+            server("/readyz", *serve, "--log-level", "error", "--port")
+        )
+        other = Path(__file__).with_name("original_libero_server.py")
+        _, original = stack.enter_context(server("/healthz", other, model))
+        ways: dict[str, Way] = {
+            "original": original,
+            "rewardfleet": rewardfleet,
+            "limit": stack.enter_context(limit(model)),
+        }
+        warm_up = [next(waiting) for _ in range(WARM_UP)]
+        for way in ways.values():
+            way(warm_up, WARM_UP)
+        results: dict[str, dict[int, list[Result]]] = {
+            name: {callers: [] for callers in ITEMS} for name in ways
+        }
+        for _ in range(ROUNDS):
+            for callers, count in ITEMS.items():
+                own = [next(waiting) for _ in range(count)]
+                for name, way in ways.items():
+                    results[name][callers].append(way(own, callers))
+        with health_watched(port) as slowest:
+            rewardfleet([next(waiting) for _ in range(64)], 64)
+            slowest_ms = slowest() * 1000
+        assert_no_hits(port)
+        stages = stages_of(items[:64], model)
+    return compare(results, stages, slowest_ms)
+
+
+def make_items(folder: Path, count: int) -> list[Item]:
+    """Cut a few frames off the ends of rollouts, so that each item shows other frames."""
+    folder.mkdir()
+    items = []
+    for number in range(count):
+        cut, video = divmod(number, len(VIDEOS))
+        clip = folder / f"{number}.mp4"
+        with av.open(VIDEOS[video]) as source, av.open(clip, "w") as target:
+            stream = source.streams.video[0]
+            copied = target.add_stream_from_template(stream)
+            for packet in list(source.demux(stream))[: stream.frames - cut]:
+                packet.stream = copied
+                target.mux(packet)
+        items.append(Item(clip, f"put the bowl on plate {number}"))
+    return items
+
+
+# The original and rewardfleet
+
+
+@contextmanager
+def server(path: str, *command: str | Path) -> Iterator[tuple[int, Way]]:
+    """Run a server with a port at the end of its command; yield the port, and its way."""
+    port = free_port()
+    with subprocess.Popen([sys.executable, *command, str(port)]) as process:
         try:
-            with command_serving("video", *flags) as url:
-                engine.one_batch(clips[:8])  # warm up each way
-                over_http(url, clips[:8])
-                engine.one_by_one(clips[:2])
-                sequential, sequential_stages = engine.one_by_one(clips)
-                batches, rounds = [], []
-                for number in range(3):
-                    batches.append(engine.one_batch(clips))
-                    rounds.append(over_http(url, clips, f"{TASK} {number}"))
+            wait_until_ready(process, f"http://127.0.0.1:{port}{path}")
+            yield port, partial(over_http, port, process.pid)
         finally:
-            engine.close()
-    return compare(sequential, sequential_stages, batches, rounds)
+            process.terminate()
+
+
+def assert_no_hits(port: int) -> None:
+    """Check in the metrics of the service that no score came from its cache."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    lookups = re.findall(
+        r'^rewardfleet_cache_lookups_total{.*result="(\w+)".*} ', text, re.MULTILINE
+    )
+    assert lookups == ["miss"], lookups
+
+
+def over_http(port: int, pid: int, items: list[Item], callers: int) -> Result:
+    requests = [
+        post("/score", json.dumps({"task_text": text, "video_path": str(clip)}).encode())
+        for clip, text in items
+    ]
+    before = cpu_of(pid)
+    answers, seconds = send(port, requests, callers=callers)
+    for answer in answers:
+        body = json.loads(answer.body)
+        assert not (body.get("cached") or body.get("cached_tokens")), body
+    return result_of(seconds, [each.seconds for each in answers], before, cpu_of(pid))
+
+
+def cpu_of(pid: int) -> tuple[float, float]:
+    """Return the CPU seconds of a process, and those of its descendants."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return own, cpu_seconds(pid) - own
+
+
+def result_of(
+    seconds: float, times: list[float], before: tuple[float, float], after: tuple[float, float]
+) -> Result:
+    front, engine = ((b - a) / len(times) for a, b in zip(before, after, strict=True))
+    return Result(len(times) / seconds, times, front, engine)
+
+
+# The limit
+
+
+@contextmanager
+def limit(model: Path) -> Iterator[Way]:
+    with spawned(run_limit, model) as (pipe, _):
+
+        def way(items: list[Item], callers: int) -> Result:
+            pipe.send((items, callers))
+            result: Result = pipe.recv()
+            return result
+
+        yield way
+
+
+def run_limit(pipe: Pipe, model: Path) -> None:
+    """Score what comes from the pipe with vLLM's own API."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = AsyncEngineArgs(
+        str(model),
+        max_model_len=4096,
+        enforce_eager=True,
+        limit_mm_per_prompt={"image": 0, "video": 1},
+        mm_processor_cache_gb=0,
+        mm_processor_kwargs={"do_resize": False, "do_sample_frames": False},
+        disable_log_stats=True,
+    )
+    geometry = geometry_of(model)
+    with asyncio.Runner() as runner:
+        engine = AsyncLLM.from_engine_args(arguments)
+        tokenizer = engine.get_tokenizer()
+        while True:
+            items, callers = pipe.recv()
+            inputs = [
+                engine_input(tokenizer, prepared(decoded(item.clip), geometry), item.text)
+                for item in items
+            ]
+            before = cpu_of(os.getpid())
+            seconds, times = runner.run(generate(engine, inputs, callers))
+            pipe.send(result_of(seconds, times, before, cpu_of(os.getpid())))
+
+
+async def generate(
+    engine: Any, inputs: list[dict[str, Any]], callers: int
+) -> tuple[float, list[float]]:
+    from vllm import SamplingParams
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        detokenize=False,  # as in the service, which decodes a text once
+    )
+    waiting = iter(inputs)
+    times = []
+
+    async def caller() -> None:
+        for each in waiting:
+            started = time.perf_counter()
+            [ready] = await engine.renderer.render_cmpl_async(
+                [parse_model_prompt(engine.model_config, each)]
+            )
+            async for output in engine.generate(ready, sampling, uuid.uuid4().hex):
+                assert not output.num_cached_tokens
+            times.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return time.perf_counter() - started, times
+
+
+def engine_input(tokenizer: Any, video: VideoPart, text: str) -> dict[str, Any]:
+    content = [{"type": "video"}, {"type": "text", "text": PERCENTAGE.render(text)}]
+    metadata = {
+        "fps": video.fps,
+        "total_num_frames": video.total,
+        "frames_indices": list(video.indices),
+        "duration": video.total / video.fps,
+        "do_sample_frames": False,
+    }
+    return {
+        "prompt": tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        ),
+        "multi_modal_data": {"video": [(video.frames, metadata)]},
+        "multi_modal_uuids": {"video": [video.id]},
+    }
+
+
+# The stages
+
+
+def geometry_of(model: Path) -> QwenGeometry:
+    return QwenGeometry.from_config(str(model), read_config(str(model)))
+
+
+def decoded(clip: Path) -> Clip:
+    return decode_video(str(clip), count=NFRAMES, max_pixels=MAX_PIXELS, stop=threading.Event())
+
+
+def prepared(clip: Clip, geometry: QwenGeometry) -> VideoPart:
+    conversation = geometry.prepare(AsVideo().full_prompt(clip, "", None))
+    assert isinstance(conversation.parts[0], VideoPart)
+    return conversation.parts[0]
+
+
+def stages_of(items: list[Item], model: Path) -> dict[str, float]:
+    """Return the CPU seconds per item of what the service does with a clip before the engine."""
+    geometry = geometry_of(model)
+    prepared(decoded(items[0].clip), geometry)  # imports torch
+    clips: list[Clip] = []
+    steps: dict[str, Callable[[Item], object]] = {
+        "hashing": lambda item: hashlib.sha256(item.clip.read_bytes()).digest(),
+        "headers": lambda item: video_cost(str(item.clip)),
+        "decoding": lambda item: clips.append(decoded(item.clip)),
+        "resizing": lambda _: prepared(clips.pop(), geometry),
+    }
+    return {
+        name: seconds_of(lambda step=step: [step(item) for item in items], time.process_time)
+        / len(items)
+        for name, step in steps.items()
+    }
 
 
 def compare(
-    sequential: float,
-    sequential_stages: dict[str, float],
-    batches: list[float],
-    rounds: list["Round"],
+    results: dict[str, dict[int, list[Result]]], stages: dict[str, float], slowest_ms: float
 ) -> int:
     """Print the results; return the exit status."""
-    middle = sorted(rounds, key=lambda each: each.seconds)[len(rounds) // 2]
-    service_rate, engine_rate = CLIPS / middle.seconds, CLIPS / statistics.median(batches)
-    print(f"\n{CLIPS} clips, {NFRAMES} frames, {MAX_TOKENS} tokens; {os.cpu_count()} cores")
-    print(f"(a) one after another: {stages(sequential_stages)}")
-    print(f"(b) service, {CLIPS} requests: {stages(middle.stages)}")
-    print(f"    rounds, clips/s: {', '.join(f'{CLIPS / each.seconds:.2f}' for each in rounds)}")
-    print("(c) engine alone, one batch")
-    print(f"    rounds, clips/s: {', '.join(f'{CLIPS / seconds:.2f}' for seconds in batches)}")
-    slowest_ms = max(each.slowest_health for each in rounds) * 1000
+    print(f"{NFRAMES} frames, {MAX_TOKENS} tokens; {os.cpu_count()} cores; clips/s by round")
+    for name, by_callers in results.items():
+        for callers, rounds in by_callers.items():
+            rates = ", ".join(f"{each.rate:.2f}" for each in rounds)
+            print(f"{name:12} {callers:3} callers: {rates}; p99 {p99(rounds):.2f} s", end="; ")
+            front, engine = (
+                statistics.median(column) * 1000
+                for column in zip(*((each.front, each.engine) for each in rounds), strict=True)
+            )
+            print(f"CPU ms per clip: front {front:.0f}, engine {engine:.0f}")
+    print("CPU ms per clip:", {name: round(each * 1000, 1) for name, each in stages.items()})
+    ratios = [
+        Ratio(
+            f"clips/s, {callers} callers; {other}",
+            rate(results["rewardfleet"][callers]),
+            rate(results[other][callers]),
+            wanted,
+        )
+        for other, callers, wanted in (
+            ("original", 1, ">= 1.4"),
+            ("original", 8, ">= 2.5"),
+            ("original", 64, ">= 3.2"),
+            ("limit", 64, ">= 0.9"),
+        )
+    ]
+    slow = p99(results["rewardfleet"][64]), p99(results["original"][64])
     return report(
         [
-            Ratio("clips/s; (a)", service_rate, CLIPS / sequential, ">= 3"),
-            Ratio("clips/s; (c)", service_rate, engine_rate, ">= 0.8"),
+            *ratios,
+            Ratio("p99 in s, 64 callers; original", *slow, "<= 1/3"),
             Ratio("ms of the slowest /healthz meanwhile; 50 ms", slowest_ms, 50, "<= 1"),
         ]
     )
 
 
-def stages(times: dict[str, float]) -> str:
-    return "  ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in times.items())
+def rate(rounds: list[Result]) -> float:
+    return statistics.median(each.rate for each in rounds)
 
 
-def copies(folder: Path) -> list[Path]:
-    """Copy the rollouts to 64 files, so that no stored digest of a path applies."""
-    folder.mkdir()
-    originals = sorted(VIDEOS.glob("*.mp4"))
-    return [
-        Path(shutil.copy(originals[number % len(originals)], folder / f"{number}.mp4"))
-        for number in range(CLIPS)
-    ]
-
-
-class OfflineEngine:
-    """vLLM as the original LIBERO reward server uses it: `LLM.generate`."""
-
-    def __init__(self, model: Path) -> None:
-        from vllm import LLM, SamplingParams
-
-        self._llm = LLM(model=str(model), **ENGINE)
-        self._tokenizer = self._llm.get_tokenizer()
-        self._sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-
-    def close(self) -> None:
-        self._llm.llm_engine.engine_core.shutdown()
-
-    def one_by_one(self, clips: list[Path]) -> tuple[float, dict[str, float]]:
-        from qwen_vl_utils import process_vision_info
-
-        times = {"process_vision_info": 0.0, "generate": 0.0}
-        started = time.perf_counter()
-        for number, clip in enumerate(clips):
-            video = {"type": "video", "video": str(clip), "nframes": NFRAMES}
-            content = [video | {"max_pixels": MAX_PIXELS}]
-            before = time.perf_counter()
-            # Current versions of vLLM need the metadata.
-            _, videos, more = process_vision_info(
-                [{"role": "user", "content": content}],
-                return_video_kwargs=True,
-                return_video_metadata=True,
-            )
-            ready = time.perf_counter()
-            inputs = {
-                "prompt": self._prompt(number),
-                "multi_modal_data": {"video": [videos[0]]},
-                "mm_processor_kwargs": more,
-            }
-            self._llm.generate([inputs], self._sampling, use_tqdm=False)
-            times["process_vision_info"] += (ready - before) / len(clips)
-            times["generate"] += (time.perf_counter() - ready) / len(clips)
-        return time.perf_counter() - started, times
-
-    def one_batch(self, clips: list[Path]) -> float:
-        inputs = [self._decoded(number, clip) for number, clip in enumerate(clips)]
-        started = time.perf_counter()
-        self._llm.generate(inputs, self._sampling, use_tqdm=False)
-        return time.perf_counter() - started
-
-    def _decoded(self, number: int, clip: Path) -> dict[str, Any]:
-        import numpy as np
-
-        decoded = decode_video(
-            str(clip), count=NFRAMES, max_pixels=MAX_PIXELS, stop=threading.Event()
-        )
-        metadata = {
-            "fps": decoded.fps,
-            "total_num_frames": decoded.total,
-            "frames_indices": list(decoded.indices),
-            "duration": decoded.total / (decoded.fps or 20),
-            "do_sample_frames": False,
-        }
-        return {
-            "prompt": self._prompt(number),
-            "multi_modal_data": {"video": [(np.stack(decoded.frames), metadata)]},
-            "mm_processor_kwargs": {"size": SIZE, "do_sample_frames": False},
-        }
-
-    def _prompt(self, number: int) -> str:
-        content = [{"type": "video"}, {"type": "text", "text": PERCENTAGE.render(f"{number}")}]
-        prompt: str = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        return prompt
-
-
-class Round(NamedTuple):
-    """The results of one round over HTTP; times in seconds."""
-
-    seconds: float
-    stages: dict[str, float]
-    slowest_health: float
-
-
-def over_http(url: str, clips: list[Path], task: str = TASK) -> Round:
-    with health_watched(int(url.rpartition(":")[2])) as slowest:
-        seconds, scores = asyncio.run(score_all(url, clips, task))
-        health = slowest()
-    times = {
-        stage: statistics.mean(getattr(score.timing_ms, stage) for score in scores) / 1000
-        for stage in ("queue", "decode", "backend", "total")
-    }
-    return Round(seconds, times, health)
-
-
-async def score_all(url: str, clips: list[Path], task: str) -> tuple[float, list[VideoScore]]:
-    async with RewardFleet(video=url) as fleet:
-        started = time.perf_counter()
-        scores = await asyncio.gather(*(fleet.video.score(task, str(clip)) for clip in clips))
-        return time.perf_counter() - started, scores
+def p99(rounds: list[Result]) -> float:
+    return statistics.quantiles([each for one in rounds for each in one.times], n=100)[98]
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ class VllmEngine:
                 logprob_token_ids=list(params.labels) or None,
                 structured_outputs=_NUMBER if params.numbers_only else None,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                # vLLM would decode each token when it comes, on the event loop, for streams.
+                detokenize=False,
             )
             # Closing the generator, as cancelling this call does, removes it from the batch.
             generating = self._engine.generate(engine_input, sampling, uuid.uuid4().hex)
@@ -100,7 +102,8 @@ class VllmEngine:
             raise Unavailable("the vLLM engine died; the service ends", retry_after=5) from None
         except VLLMClientError as error:
             raise InvalidRequest(f"vLLM refuses this: {error}") from None
-        return [_completion(output) for output in finished.outputs]
+        tokenizer = self._engine.get_tokenizer()
+        return [_completion(output, tokenizer) for output in finished.outputs]
 
     async def aclose(self) -> None:
         self._engine.shutdown(timeout=_SHUTDOWN_SECONDS)
@@ -132,10 +135,12 @@ def _metadata(video: VideoPart) -> dict[str, Any]:
     }
 
 
-def _completion(output: Any) -> Completion:
+def _completion(output: Any, tokenizer: Any) -> Completion:
     logprobs = output.logprobs[0] if output.logprobs else {}
+    has_end = output.finish_reason == "stop"  # the token that ends the answer
+    tokens = output.token_ids[:-1] if has_end else output.token_ids
     return Completion(
-        output.text,
+        tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         truncated=output.finish_reason == "length",
         logprobs={token: found.logprob for token, found in logprobs.items()},
     )
