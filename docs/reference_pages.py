@@ -10,6 +10,7 @@ from rewardfleet.wire.errors import (
     InvalidRequest,
     RewardFleetError,
 )
+from rewardfleet.wire.frames import FRAMES_TYPE, LENGTH_BYTES, ZSTD, Frames
 from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import VideoRequest
 from rewardfleet_server.admission import Admission
@@ -67,6 +68,47 @@ whose formats these are. Types are not converted: neither `"16"` nor `true` is a
 _FORM_NOTE = f"""\
 The body may also be a form (`multipart/form-data`): the file is the part `{FILE_FIELD}`, and the
 other parts are the fields below. Fields that are not text have their JSON form."""
+
+_FRAMES_NOTE = f"""\
+The body may also be of the type `{FRAMES_TYPE}`, see [raw frames](#raw-frames)."""
+
+_FRAMES_INTRODUCTION = f"""\
+`POST /score` and `POST /score/batch` of the video service accept frames as raw bytes. The body has
+the type `{FRAMES_TYPE}`. With `Content-Encoding: {ZSTD}`, all of it is compressed. It has
+three parts:"""
+
+_FRAMES_PARTS = (
+    ("length", str(LENGTH_BYTES), "The number of bytes of the JSON, unsigned, little-endian."),
+    (
+        "JSON",
+        "as stated",
+        "The body that the route accepts, where an item has `frames` as its video.",
+    ),
+    ("pixels", "the rest", "The pixels of all items: uint8, RGB. Items may share them."),
+)
+
+_FRAMES_EXAMPLE = """\
+`sha256` is the digest of the item's pixels.
+
+```python
+import hashlib
+import json
+import urllib.request
+
+import numpy as np
+
+pixels = np.zeros((16, 256, 256, 3), np.uint8)
+item = {
+    "task_text": "put the bowl on the stove",
+    "frames": {"shape": pixels.shape},
+    "sha256": hashlib.sha256(pixels).hexdigest(),
+}
+text = json.dumps(item).encode()
+body = len(text).to_bytes(4, "little") + text + pixels.tobytes()
+headers = {"Content-Type": "application/vnd.rewardfleet.frames"}
+request = urllib.request.Request("http://127.0.0.1:18080/score", body, headers)
+print(json.load(urllib.request.urlopen(request))["score"])
+```"""
 
 _HEADERS = (
     ("`Authorization: Bearer KEY`", "Required with `--api-key-file`."),
@@ -234,6 +276,14 @@ def http_page() -> str:
     for name, service in services().items():
         parts += [f"## {name.capitalize()}", service.description]
         parts += _service_parts(service)
+    parts += [
+        "## Raw frames",
+        _FRAMES_INTRODUCTION,
+        _table(("part", "bytes", ""), _FRAMES_PARTS),
+        "The field `frames`:",
+        _field_table(Frames.model_json_schema(), {}),
+        _FRAMES_EXAMPLE,
+    ]
     return _page(parts)
 
 
@@ -253,6 +303,8 @@ def _service_parts(service: Service[Any, Any]) -> Iterator[str]:
         yield f"{route.description}."
         if route.decode_form is not None:
             yield _FORM_NOTE
+        if route.frames_of is not None:
+            yield _FRAMES_NOTE
         for title, model in (("Request", route.request_model), ("Response", route.response_model)):
             if model is None:
                 continue

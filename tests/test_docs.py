@@ -24,6 +24,7 @@ from fastapi.openapi.models import OpenAPI
 
 from rewardfleet import RewardFleet
 from rewardfleet.commands import main as cli
+from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet.wire.video import FILE_REPLACES, VideoRequest
 from rewardfleet_router.__main__ import main as router_command
 from rewardfleet_server.code.app import create_app as create_code_app
@@ -223,7 +224,8 @@ def test_openapi_documents_the_form_with_a_video(services: dict[str, Service[Any
     assert form["properties"].keys() - {"video"} == VideoRequest.model_fields.keys() - set(
         FILE_REPLACES
     )
-    assert list(paths["/score/batch"]["post"]["requestBody"]["content"]) == ["application/json"]
+    batch = paths["/score/batch"]["post"]["requestBody"]["content"]
+    assert list(batch) == ["application/json", FRAMES_TYPE]
 
 
 def test_the_readme_is_short_and_names_every_page():

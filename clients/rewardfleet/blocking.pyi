@@ -106,6 +106,7 @@ class RewardFleet:
         api_key: str | None = None,
         max_concurrency: int = 128,
         coalesce_s: float = 0.0,
+        compress_frames: bool = False,
         on_failure: OnFailure = "raise",
         binary_reward: bool = True,
         success_threshold: float = 0.5,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn, get_type_hints
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ class RewardFleet:
             further items wait in the client.
         coalesce_s: Seconds, in [0, 1], in which single calls are collected into one batch; 0 for
             none.
+        compress_frames: Whether frames of arrays are sent compressed with zstd, for a slow network.
         on_failure: What `reward` and `rewards` do without a score: "raise", or return this number
             instead, e.g. NaN.
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
@@ -52,6 +54,7 @@ class RewardFleet:
     Raises:
         ValueError: A value is out of range, a URL is not valid, or none is given.
         TypeError: There is no such service or option.
+        ImportError: `compress_frames` needs a package that is not installed.
     """
 
     video: VideoClient
@@ -67,6 +70,7 @@ class RewardFleet:
         api_key: str | None = None,
         max_concurrency: int = 128,
         coalesce_s: float = 0.0,
+        compress_frames: bool = False,
         on_failure: OnFailure = "raise",
         binary_reward: bool = True,
         success_threshold: float = 0.5,
@@ -80,6 +84,8 @@ class RewardFleet:
             raise ValueError(f"max_concurrency: give 1 or more, not {max_concurrency}")
         if not 0 <= coalesce_s <= 1:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
+        if compress_frames and find_spec("zstandard") is None:
+            raise ImportError("compress_frames needs it: pip install 'rewardfleet[zstd]'")
         given = {name: each for name, each in urls.items() if each is not None}
         if unknown := given.keys() - SERVICES.keys():
             raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}")
@@ -101,6 +107,7 @@ class RewardFleet:
                 api_key=header_safe(api_key),
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
+                compress_frames=compress_frames,
                 pending=self._pending,
             )
             policy = RewardPolicy(

@@ -4,9 +4,8 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -25,6 +24,7 @@ from .wire.errors import (
     TooLarge,
     Unavailable,
 )
+from .wire.frames import FRAMES_TYPE, ZSTD, Buffer, compress, encode_body
 from .wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
@@ -33,7 +33,7 @@ from .wire.headers import (
     TIMEOUT_HEADER,
 )
 from .wire.score import MAX_BATCH_ITEMS
-from .wire.validation import encode_json
+from .wire.video import VideoRequest
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -44,6 +44,8 @@ MAX_BATCH_BYTES = 48 * 2**20
 #: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
+#: Bytes of a body that are copied to be sent at once.
+_PIECE_BYTES = 512 * 1024
 #: The part of a path that names a training run. Spans of all runs have the same name.
 _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
@@ -60,7 +62,9 @@ class _HttpCall(PendingCall, Generic[ModelT]):
     body: BaseModel | None = None  #: None for a route that takes no body
     timeout_s: float  #: of a complete call
     is_stateless: bool = False  #: whether it may be sent to a second replica while the first has it
-    content: bytes | None = None  #: the encoded body, once it is encoded
+    compress_frames: bool = False  #: whether a body with frames is compressed
+    #: The media type of the body and its parts, once it is encoded.
+    encoded: tuple[str, list[Buffer]] | None = None
     request_id: str = ""  #: the id of the last request that was answered; empty if there was none
     #: The replicas that failed it since the last back-off.
     failed_urls: set[str] = field(default_factory=set)
@@ -71,14 +75,23 @@ class _HttpCall(PendingCall, Generic[ModelT]):
         headers[REQUEST_ID_HEADER] = new_request_id()  # of this attempt, not of the call
         if fallback_rewards:
             headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
+        content: bytes | _Parts | None = None
         if self.body is not None:
-            headers["content-type"] = "application/json"
-            if self.content is None:
-                # Unset fields are not sent: a service of an older version may not know them.
-                encode = partial(encode_json, self.body, exclude_unset=True)
-                self.content = await in_thread(encode, self.deadline)
-            if self.item_count > 1 and len(self.content) > MAX_BATCH_BYTES:
+            if self.encoded is None:
+                # Of frames, only the shape is encoded.
+                is_short = isinstance(self.body, VideoRequest) and self.body.frames is not None
+                is_short &= not self.compress_frames
+                self.encoded = (
+                    self._encode() if is_short else await in_thread(self._encode, self.deadline)
+                )
+            headers["content-type"], parts = self.encoded
+            if self.compress_frames and headers["content-type"] == FRAMES_TYPE:
+                headers["content-encoding"] = ZSTD
+            size = sum(map(len, parts))
+            if self.item_count > 1 and size > MAX_BATCH_BYTES:
                 raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
+            headers["content-length"] = str(size)
+            content = _Parts(parts) if len(parts) > 1 else bytes(parts[0])
         left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent")
@@ -88,10 +101,37 @@ class _HttpCall(PendingCall, Generic[ModelT]):
         return replica.http.build_request(
             self.method,
             replica.url + self.path,
-            content=self.content,
+            content=content,
             headers=headers,
             timeout=httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS)),
         )
+
+    def _encode(self) -> tuple[str, list[Buffer]]:
+        assert self.body is not None  # noqa: S101 - the caller has checked it
+        media_type, parts = encode_body(self.body)
+        is_compressed = self.compress_frames and media_type == FRAMES_TYPE
+        return media_type, [compress(parts)] if is_compressed else parts
+
+
+class _Parts:
+    """A body that is sent in pieces: for a large one, new memory costs more than copying."""
+
+    def __init__(self, parts: list[Buffer]) -> None:
+        self._parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        piece: list[Buffer] = []
+        size = 0
+        for part in self._parts:
+            for start in range(0, len(part), _PIECE_BYTES):
+                piece.append(part[start : start + _PIECE_BYTES])
+                size += len(piece[-1])
+                if size >= _PIECE_BYTES:
+                    yield b"".join(piece)
+                    piece.clear()
+                    size = 0
+        if piece:
+            yield b"".join(piece)
 
 
 class ServiceTransport:
@@ -99,7 +139,7 @@ class ServiceTransport:
 
     Args:
         service: The service that must answer, e.g. `video`.
-        api_key, timeout_s, max_concurrency: See `RewardFleet`.
+        api_key, timeout_s, max_concurrency, compress_frames: See `RewardFleet`.
         pending: Watches the calls of all services.
     """
 
@@ -111,6 +151,7 @@ class ServiceTransport:
         api_key: str | None,
         timeout_s: float,
         max_concurrency: int,
+        compress_frames: bool,
         pending: PendingCalls,
     ) -> None:
         self.service = service
@@ -122,6 +163,7 @@ class ServiceTransport:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._max_concurrency = max_concurrency
+        self._compress_frames = compress_frames
         # The entries of a parent process stay: releasing its event loop would unregister the
         # parent's sockets, as both processes share the selector that watches them.
         self._connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = {}
@@ -181,6 +223,7 @@ class ServiceTransport:
             timeout_s=self._timeout_s,
             item_count=item_count,
             is_stateless=is_stateless,
+            compress_frames=self._compress_frames,
         )
         self._pending.add(call)
         try:

@@ -3,8 +3,6 @@
 import hashlib
 import math
 import os
-import struct
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypedDict
@@ -14,9 +12,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 from typing_extensions import Unpack
 
+from .png import encode_png
 from .service import BatchClient
-from .transport import in_thread
+from .transport import MAX_BATCH_BYTES, in_thread
 from .wire.errors import InvalidRequest
+from .wire.frames import MAX_FRAMES_SENT, FrameOrder, Frames
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
 
@@ -26,6 +26,9 @@ class Tensor(Protocol):
 
     def detach(self) -> Any:
         """Return it without its gradient."""
+
+    def __len__(self) -> int:
+        """Return its first dimension."""
 
 
 #: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
@@ -97,6 +100,8 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         return await self._transport.call("GET", "/health", VideoHealth)
 
     def _media_bytes(self, request: VideoRequest) -> int:
+        if request.frames is not None:
+            return request.frames.size
         media = [request.video_base64 or b"", *(request.frames_base64 or ())]
         return sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
 
@@ -120,10 +125,14 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     elif isinstance(clip, str | os.PathLike):
         given["video_path"] = os.fspath(clip)
     elif _is_frames(clip):
-        sampled, count = _sampled(clip, nframes)
-        given["frames_base64"] = [_png(frame) for frame in sampled]
-        if fps is not None and count > 1:  # the rate of what is sent
-            given["fps"] = fps * max(len(sampled) - 1, 1) / (count - 1)
+        frames, order = _sampled(clip, nframes)
+        if len(frames) * frames[0].nbytes <= MAX_BATCH_BYTES:
+            given["frames"] = _raw(frames, order)
+        else:  # as PNG, they may fit into a body
+            axes = (0, 1, 2) if order == "THWC" else (1, 2, 0)
+            given["frames_base64"] = [encode_png(frame.transpose(axes)) for frame in frames]
+        if fps is not None and len(clip) > 1:  # the rate of what is sent
+            given["fps"] = fps * max(len(frames) - 1, 1) / (len(clip) - 1)
     else:
         given["frames_base64"] = list(clip) if isinstance(clip, Iterable) else clip
     given["sha256"] = _sha256(given)
@@ -134,7 +143,10 @@ def _sha256(given: Mapping[str, object]) -> str | None:
     """Return the SHA-256 of the content that is sent, so that the service notices damage."""
     video, images = given.get("video_base64"), given.get("frames_base64")
     digest = hashlib.sha256()
-    if isinstance(video, bytes):
+    if isinstance(frames := given.get("frames"), Frames):
+        for part in frames.pixels:
+            digest.update(part)
+    elif isinstance(video, bytes):
         digest.update(video)
     elif isinstance(images, list) and all(isinstance(image, bytes) for image in images):
         for image in images:
@@ -151,8 +163,8 @@ def _is_frames(clip: Any) -> bool:
     return isinstance(clip, Sequence) and len(clip) > 0 and hasattr(clip[0], "shape")
 
 
-def _sampled(clip: Any, nframes: int) -> tuple[NDArray[np.uint8], int]:
-    """Return the frames that the server would sample, [n, H, W, 3], and how many there are.
+def _sampled(clip: Any, nframes: int) -> tuple[list[NDArray[np.uint8]], FrameOrder]:
+    """Return the frames that the server would sample, and the order of their dimensions.
 
     Raises:
         InvalidRequest: They are of another shape or type; the message has the call that fixes it.
@@ -162,24 +174,34 @@ def _sampled(clip: Any, nframes: int) -> tuple[NDArray[np.uint8], int]:
         fix = ": of a single frame, give frames[None]" if is_image else ""
         raise _invalid_frames(clip.dtype, clip.shape, fix)
     # `nframes` out of range is refused when the request is validated.
-    indices = list(sample_indices(len(clip), max(nframes, 1)))
-    if hasattr(clip, "shape"):
-        frames = to_array(clip[indices])
+    indices = list(sample_indices(len(clip), min(max(nframes, 1), MAX_FRAMES_SENT)))
+    if hasattr(clip, "detach"):  # a tensor, of which only these frames are copied from its device
+        frames = list(to_array(clip[indices]))
     else:
-        try:
-            frames = np.stack([to_array(clip[index]) for index in indices])
-        except ValueError as error:
-            raise InvalidRequest(f"give frames of one size: {error}") from None
-    if frames.ndim == 4 and frames.shape[3] != 3 and frames.shape[1] == 3:
-        frames = frames.transpose(0, 2, 3, 1)
-    if frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
-        has_alpha = frames.ndim == 4 and frames.shape[3] == 4
+        frames = [to_array(clip[index]) for index in indices]
+    first = frames[0]
+    if {(frame.shape, frame.dtype) for frame in frames} != {(first.shape, first.dtype)}:
+        shapes = sorted({f"{frame.dtype} {list(frame.shape)}" for frame in frames})
+        raise InvalidRequest(f"give frames of one size and type; got {' and '.join(shapes[:3])}")
+    shape = (len(frames), *first.shape)
+    is_last = len(shape) == 4 and shape[3] == 3
+    is_second = len(shape) == 4 and shape[1] == 3
+    if not (is_last or is_second) or not first.size:
+        has_alpha = len(shape) == 4 and shape[3] == 4
         is_list = not hasattr(clip, "shape")
         call = "[frame[..., :3] for frame in frames]" if is_list else "frames[..., :3]"
-        raise _invalid_frames(frames.dtype, frames.shape, f": give {call}" if has_alpha else "")
-    if frames.dtype != np.uint8:
-        raise _invalid_frames(frames.dtype, frames.shape, _how_to_fix(frames, clip))
-    return frames, len(clip)
+        raise _invalid_frames(first.dtype, shape, f": give {call}" if has_alpha else "")
+    if first.dtype != np.uint8:
+        raise _invalid_frames(first.dtype, shape, _how_to_fix(np.stack(frames), clip))
+    if not is_last and first.transpose(1, 2, 0).flags.c_contiguous:  # a view with other axes
+        return [frame.transpose(1, 2, 0) for frame in frames], "THWC"
+    return frames, "THWC" if is_last else "TCHW"
+
+
+def _raw(frames: list[NDArray[np.uint8]], order: FrameOrder) -> Frames:
+    sent = Frames(shape=(len(frames), *frames[0].shape), order=order)
+    sent.set_pixels(*(np.ascontiguousarray(frame).reshape(-1).data for frame in frames))
+    return sent
 
 
 def _how_to_fix(frames: NDArray[Any], clip: Any) -> str:
@@ -216,22 +238,3 @@ def _invalid_frames(dtype: Any, shape: Any, fix: str) -> InvalidRequest:
         "give frames as uint8 [T, H, W, 3] or [T, 3, H, W] with T, H and W above 0; "
         f"got {dtype} {list(shape)}{fix}"
     )
-
-
-def _png(frame: NDArray[np.uint8]) -> bytes:
-    """Encode one frame as PNG, losslessly, with zlib only: row differences, fast deflate."""
-    height, width, _ = frame.shape
-    rows = np.empty((height, 1 + width * 3), np.uint8)
-    rows[:, 0] = 2  # PNG filter "up": each row as its difference to the row above
-    flat = frame.reshape(height, -1)
-    rows[0, 1:] = flat[0]
-    np.subtract(flat[1:], flat[:-1], out=rows[1:, 1:])
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bit, RGB
-    pixels = zlib.compress(rows.tobytes(), level=1)
-    parts = _chunk(b"IHDR", header), _chunk(b"IDAT", pixels), _chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    checksum = zlib.crc32(content, zlib.crc32(name))
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)

@@ -15,8 +15,12 @@ def test_tensors_are_sent_like_arrays():
     expected = video_request("task", frames, nframes=4)
     tensor = torch.from_numpy(frames)
     channels_first = tensor.permute(0, 3, 1, 2)
-    for clip in (tensor, channels_first, list(tensor), list(channels_first.contiguous())):
+    for clip in (tensor, channels_first, list(tensor), list(channels_first)):
         assert video_request("task", clip, nframes=4) == expected
+    planes = video_request("task", list(channels_first.contiguous()), nframes=4).frames
+    sent = np.frombuffer(b"".join(planes.pixels), np.uint8).reshape(planes.shape)
+    assert np.array_equal(sent, channels_first[[0, 3, 5, 8]])
+    assert planes.order == "TCHW"
 
 
 @pytest.mark.parametrize("in_list", [False, True])

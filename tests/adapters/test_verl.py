@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import cv2
 import numpy as np
 import pytest
 
@@ -24,7 +25,6 @@ from rewardfleet.adapters.verl import (
     compute_score_prime,
     compute_scores,
 )
-from rewardfleet.video import _png as png
 from rewardfleet_server.testing import FakeJudge
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
@@ -204,7 +204,7 @@ def test_the_prime_manager_gets_a_number_or_what_is_no_exception(
 
 
 def list_of_images(clip: np.ndarray) -> list[bytes]:
-    return [png(frame) for frame in clip]
+    return [cv2.imencode(".png", frame)[1].tobytes() for frame in clip]
 
 
 def array_of_images(clip: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
+from harness import Ratio, report
 
 from rewardfleet import blocking
 from rewardfleet.adapters.libero import LiberoRewardWrapper
@@ -51,14 +52,14 @@ def build_backend(args: argparse.Namespace) -> SlowJudge:
     return SlowJudge()
 
 
-def main() -> None:
+def main() -> int:
     os.chdir(Path(__file__).parent)  # where the service finds the factory below
-    measure("reference judge")
     factory = "libero_loop:build_backend"
-    measure("judge of 0.5 s", "--backend", "slow", "--custom-backend-factory", factory)
+    slow = "--backend", "slow", "--custom-backend-factory", factory
+    return report([*measure("reference judge"), *measure("judge of 0.5 s", *slow)])
 
 
-def measure(judge: str, *flags: str) -> None:
+def measure(judge: str, *flags: str) -> list[Ratio]:
     results: dict[str, list[Times]] = {"one after another": [], "blocking": [], "non-blocking": []}
     steps = STEPS
     normal: list[float] = []
@@ -75,11 +76,16 @@ def measure(judge: str, *flags: str) -> None:
                 results[name].append(run(steps))
     ordinary = statistics.median(normal)
     print(f"{judge}; an ordinary step takes {ordinary * 1000:.1f} ms")
-    base = statistics.median(last for last, _ in results["one after another"])
-    print(f"{'':20} {'last step':>10} {'ratio':>7} {'all rewards':>12}")
+    steps_ms = {}
     for name, times in results.items():
-        last, everything = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"{name:20} {last * 1000:7.0f} ms {last / base:7.3f} {everything * 1000:9.0f} ms")
+        last, everything = (statistics.median(each) * 1000 for each in zip(*times, strict=True))
+        print(f"{name:20} last step {last:5.0f} ms, all rewards after {everything:5.0f} ms")
+        steps_ms[name] = last
+    base = steps_ms["one after another"]
+    return [
+        Ratio(f"ms of the last step, blocking, {judge}", steps_ms["blocking"], base, "<= 1"),
+        Ratio(f"ms of the last step, {judge}", steps_ms["non-blocking"], base, "<= 0.03"),
+    ]
 
 
 def vector(steps: int) -> SyncVectorEnv:
@@ -140,4 +146,4 @@ def write(path: Path, clip: list[np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from typing_extensions import Self
 
 from .errors import Problem
+from .frames import MAX_FRAMES_SENT
 from .score import ForeignRequest, JsonSchema, Response, having
-from .video import MAX_FRAMES_SENT, VideoScore
+from .video import VideoScore
 
 #: OpenAI's type of an error, by HTTP status; of any other 4xx it is an invalid request.
 _ERROR_TYPES = {

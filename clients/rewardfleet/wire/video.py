@@ -3,15 +3,16 @@
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import Self
 
+from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Frames
 from .score import FiniteJson, JsonSchema, Request, Response, Score
 
-#: The most images in `frames_base64`.
-MAX_FRAMES_SENT = 1024
-
+#: The fields of a JSON body that provide the video.
+JSON_INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
 #: The fields that provide the video; a request has exactly one of them.
-INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
+INPUTS = (*JSON_INPUTS, "frames")
 #: The fields that a form does not have, as its file replaces them.
 FILE_REPLACES = (*INPUTS, "fps")
 
@@ -49,16 +50,16 @@ _BASE64: JsonSchema = {
 
 def _only(name: str) -> JsonSchema:
     """Return the schema of requests with one of the inputs, where null is no input."""
-    others: JsonSchema = {each: {"type": "null"} for each in FILE_REPLACES if each != name}
-    if name == "frames_base64":
-        del others["fps"]
+    others: JsonSchema = {each: {"type": "null"} for each in JSON_INPUTS if each != name}
+    if name != "frames_base64":
+        others["fps"] = {"type": "null"}
     return {"properties": {name: {"not": {"type": "null"}}, **others}, "required": [name]}
 
 
 class VideoRequest(Request):
     """One rollout to judge. Provide exactly one of the fields in `INPUTS`."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(name) for name in INPUTS]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(name) for name in JSON_INPUTS]})
 
     task_text: str = Field(
         min_length=1, max_length=4096, description="The task: what the robot was to do."
@@ -91,15 +92,20 @@ class VideoRequest(Request):
         max_length=MAX_FRAMES_SENT,
         description="The frames in order, each a JPEG or PNG in base64, all of one size.",
     )
+    #: Not in the schema of JSON bodies.
+    frames: SkipJsonSchema[Frames | None] = Field(
+        None, description=f"The shape of raw frames, in a body of the type `{FRAMES_TYPE}`."
+    )
     fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = Field(
         None,
-        description="Frames per second of `frames_base64`. Video files contain their own rate.",
+        description="Frames per second of `frames_base64` or `frames`. Video files contain their "
+        "own rate.",
     )
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-fA-F]{64}$",
-        description="SHA-256 of the video file, or of the images of `frames_base64` one after "
-        "another, in hex. Content that has another one is refused.",
+        description="SHA-256 of the video file, of the images of `frames_base64` one after "
+        "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
     nframes: Annotated[int, Field(ge=1, le=128)] = Field(
         16,
@@ -127,8 +133,8 @@ class VideoRequest(Request):
                 f"give exactly one of {', '.join(INPUTS)} or an uploaded file; "
                 f"got {' and '.join(given) or 'none'}"
             )
-        if self.fps is not None and self.frames_base64 is None:
-            raise ValueError("fps goes with frames_base64 only; a video file contains its own")
+        if self.fps is not None and self.frames_base64 is None and self.frames is None:
+            raise ValueError("fps goes with frames only; a video file contains its own")
         return self
 
 

@@ -1,34 +1,46 @@
 """Request bodies: limited as they arrive, then decoded."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
+from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
-from rewardfleet.wire.validation import validate_json
+from rewardfleet.wire.validation import MAX_PARSED_AGAIN, ParsedOnce, validate_json
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.threads import run_in_thread
 
-from .body_parser import BodyParser, ComplexityLimits, check_complexity, is_simple
+from .body_parser import (
+    BodyParser,
+    ComplexityLimits,
+    check_complexity,
+    parse_seconds,
+)
+from .frames_body import FramesBody
 from .guard import ClientDisconnected
-from .routes import Form, Route
+from .routes import FORM_TYPE, Form, Route
 
 DecodedT = TypeVar("DecodedT")
 
 #: Bodies above this size are decoded off the event loop.
 _SMALL_BODY = 64 * 1024
-#: Bodies above this size, or with more fields or values, are decoded in another process: parsing
-#: them would hold the interpreter for longer than other requests can wait.
+#: Bodies that would hold the interpreter for longer are decoded in another process: other requests
+#: would wait for so long.
+_HOLD_SECONDS = 0.02
+#: Such processes, of which another one starts only while the others are busy.
+_PROCESSES = max(2, min(os.cpu_count() or 1, 4))
+#: Bodies above this size are stored as files in memory.
 _LARGE_BODY = 1024 * 1024
-_MAX_FIELDS = _MAX_VALUES = 50_000
 #: Seconds without any byte after which a body is given up.
 _SILENCE_SECONDS = 5.0
 #: A body takes at most this long, and a second more for as many bytes.
@@ -54,33 +66,35 @@ class BodyReader:
         self._max_bytes = max_bytes
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
-        self._parser = BodyParser(max_bytes)
-        # The thread that waits for the process, which ends with it.
-        self._parser_thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
+        self._parsers = [_Parser(max_bytes) for _ in range(_PROCESSES)]
+        self._idle = list(self._parsers)
+        self._free = asyncio.Semaphore(_PROCESSES)
 
-    def announced_bytes(self, headers: Mapping[str, str], *, is_form: bool) -> int:
+    def announced_bytes(self, headers: Mapping[str, str], route: Route[Any]) -> int:
         """Check what the headers say about the body; return its bytes, 0 if they do not say.
 
         Args:
             headers: The headers of the request, with names in lower case.
-            is_form: Whether it is a form that the route accepts.
+            route: The route of the request.
 
         Raises:
             InvalidRequest: Its type or encoding is not accepted.
             Forbidden: A web page of another origin sent it.
             TooLarge: It is too large.
         """
-        if not is_form and media_type(headers) != "application/json":
-            content_type = headers.get("content-type", "")[:60]
-            raise InvalidRequest(f"send `Content-Type: application/json` (got {content_type!r})")
+        given = media_type(headers)
+        if given not in route.media_types:
+            accepted = " or ".join(route.media_types)
+            raise InvalidRequest(f"send `Content-Type: {accepted}` (got {given[:60]!r})")
         # Web pages can post forms anywhere. Browsers send the page's origin, programs do not.
         origin = headers.get("origin")
         host = headers.get(FORWARDED_HOST_HEADER, headers.get("host"))
         if origin is not None and origin.partition("://")[2] != host:
             raise Forbidden(f"web pages of {origin[:100]} may not use this service")
-        encoding = headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; send none")
+        encoding = _encoding(headers)
+        if encoding != "identity" and (encoding, given) != (ZSTD, FRAMES_TYPE):
+            accepted = f"send none, or {ZSTD}" if given == FRAMES_TYPE else "send none"
+            raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; {accepted}")
         announced = int(headers.get("content-length", 0))
         if announced > self._max_bytes:
             raise self._too_large()
@@ -91,8 +105,6 @@ class BodyReader:
         request: Request,
         route: Route[DecodedT],
         deadline: float | None,
-        *,
-        is_form: bool,
         on_size: Callable[[int], None],
     ) -> DecodedT:
         """Read and decode a body.
@@ -101,7 +113,6 @@ class BodyReader:
             request: Its body has not been read.
             route: How to decode it.
             deadline: Time of the event loop's clock by which it must be decoded.
-            is_form: Whether it is a form that the route accepts.
             on_size: Called with the number of its bytes so far, whenever some have arrived.
 
         Raises:
@@ -111,32 +122,53 @@ class BodyReader:
             DeadlineExceeded: It stopped arriving, or arrives too slowly.
             TimeoutError: The deadline has passed.
         """
+        given = media_type(request.headers)
         async with asyncio.timeout_at(deadline):
             stream = self._limited(request, on_size)
-            if is_form and route.decode_form is not None:
+            if given == FORM_TYPE and route.decode_form is not None:
                 return route.decode_form(await _read_form(request.headers, _sliced(stream)))
-            body = await _collect(stream)
+            if given == FRAMES_TYPE and route.frames_of is not None:
+                content = bytearray()
+                async for part in stream:
+                    content += part
+                body = FramesBody(
+                    content,
+                    is_compressed=_encoding(request.headers) == ZSTD,
+                    max_bytes=self._max_bytes,
+                )
+                return await body.decode(partial(self._decode, route), route.frames_of, on_size)
+            return await self._decode(route, await _collect(stream))
+
+    async def _decode(self, route: Route[DecodedT], body: bytes | MemoryFile) -> DecodedT:
+        """Decode JSON, in a thread or in the child process if it is large."""
         limits = ComplexityLimits(route.max_fields, route.max_values)
         decode = _decoder(route)
-        if isinstance(body, bytes):
-            if len(body) <= _SMALL_BODY:
-                check_complexity(body, limits)
-                return decode(body)
-            few = ComplexityLimits(min(limits.fields, _MAX_FIELDS), min(limits.values, _MAX_VALUES))
-            if is_simple(body, few):
-                async with asyncio.timeout_at(deadline):
-                    return await run_in_thread(self._thread, partial(decode, body))
+        if isinstance(body, bytes) and len(body) <= _SMALL_BODY:
+            check_complexity(body, limits)
+            return decode(body)
+        decoded = await run_in_thread(self._thread, partial(_decode_if_fast, decode, body, limits))
+        if decoded is not None:
+            return decoded
         file = _in_memory_file(body) if isinstance(body, bytes) else body
-        async with asyncio.timeout_at(deadline):
-            return await run_in_thread(
-                self._parser_thread, lambda: self._parser.decode(decode, file, limits)
-            )
+        async with self._free:
+            parser = self._idle.pop()
+            is_busy = False
+            try:
+                return await run_in_thread(
+                    parser.thread, lambda: parser.process.decode(decode, file, limits)
+                )
+            except asyncio.CancelledError:
+                is_busy = True  # with this body, still: the others come first
+                raise
+            finally:
+                self._idle.insert(0 if is_busy else len(self._idle), parser)
 
     def close(self) -> None:
         """End the threads and the process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._parser.close()
-        self._parser_thread.shutdown(wait=False, cancel_futures=True)
+        for parser in self._parsers:
+            parser.process.close()
+            parser.thread.shutdown(wait=False, cancel_futures=True)
 
     async def _limited(
         self, request: Request, on_size: Callable[[int], None]
@@ -169,6 +201,28 @@ class BodyReader:
     def _too_large(self) -> TooLarge:
         limit = self._max_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+class _Parser:
+    """A process that decodes bodies, and the thread that waits for it, with which it ends."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.process = BodyParser(max_bytes)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
+
+
+def _decode_if_fast(
+    decode: Callable[[bytes], DecodedT], body: bytes | MemoryFile, limits: ComplexityLimits
+) -> DecodedT | None:
+    """Decode a body, or return None if that holds the interpreter for long."""
+    content = body if isinstance(body, bytes) else body.read()
+    if parse_seconds(content) > _HOLD_SECONDS:
+        return None
+    check_complexity(content, limits)
+    MAX_PARSED_AGAIN.set(_LARGE_BODY)  # in the context of this call
+    with suppress(ParsedOnce):
+        return decode(content)
+    return None
 
 
 def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
@@ -206,6 +260,10 @@ async def _sliced(stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
         for start in range(0, len(part), _FORM_SLICE):
             yield part[start : start + _FORM_SLICE]
             await asyncio.sleep(0)
+
+
+def _encoding(headers: Mapping[str, str]) -> str:
+    return headers.get("content-encoding", "identity").strip().lower()
 
 
 def media_type(headers: Mapping[str, str]) -> str:

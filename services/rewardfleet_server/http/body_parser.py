@@ -14,12 +14,13 @@ import pickle
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from rewardfleet.wire.errors import InternalError, InvalidRequest, RewardFleetError, Unavailable
@@ -44,6 +45,17 @@ _ARRAY_PARTS = {
 }
 #: Bytes of a body that are searched at once.
 _SLICE = 2**20
+#: The sample from which the time of parsing is estimated: blocks of so many bytes.
+_BLOCKS, _BLOCK = 1024, 64
+_random = np.random.default_rng()
+#: What parsing takes, in nanoseconds per byte, as measured with the models of the services on a
+#: slow machine: base64; bytes beyond ASCII; escapes; fields and values; digits of long numbers.
+_NANOSECONDS = np.full(256, 1.2)
+_NANOSECONDS[128:] = 5
+_NANOSECONDS[ord("\\")] = 30
+_NANOSECONDS[ord(":")] = 600
+_NANOSECONDS[list(b",[{")] = 400
+_NS_PER_LONG_DIGIT = 70
 
 
 class ComplexityLimits(NamedTuple):
@@ -151,13 +163,26 @@ def _is_data(kind: type) -> bool:
     )
 
 
+def parse_seconds(body: bytes) -> float:
+    """Estimate how long parsing a body holds the interpreter, from a random sample of its bytes.
+
+    Args:
+        body: More bytes than a block has.
+    """
+    starts = _random.integers(0, len(body) - _BLOCK, _BLOCKS)
+    sample = np.frombuffer(body, np.uint8)[starts[:, None] + np.arange(_BLOCK)]
+    nanoseconds = _NANOSECONDS[sample].mean() * len(body)
+    are_digits = ((sample >= ord("0")) & (sample <= ord("9"))).all(axis=1)
+    return float(nanoseconds + are_digits.mean() * len(body) * _NS_PER_LONG_DIGIT) / 1e9
+
+
 def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
     """Refuse a body that would take far more memory and time than its bytes.
 
     Raises:
         InvalidRequest: It has too many fields or values.
     """
-    if is_simple(body, limits):
+    if _is_simple(body, limits):
         return
     fields = values = 0
     is_inside, rest = False, b""
@@ -173,9 +198,9 @@ def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
         # to a backslash outside of strings.)
         inside = np.bitwise_xor.accumulate(characters == ord('"')) ^ is_inside
         is_inside = bool(inside[-1])
-        outside = characters[~inside].tobytes()
-        fields += outside.count(b":")
-        values += sum(map(outside.count, (b",", b"[", b"{")))
+        outside = characters[~inside]
+        fields += _count(outside, b":")
+        values += _count(outside, b",[{")
         if fields > limits.fields or values > limits.values:
             raise InvalidRequest(
                 f"the body has too many fields or values; at most {limits.fields} fields and "
@@ -183,11 +208,25 @@ def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
             )
 
 
-def is_simple(body: bytes, limits: ComplexityLimits) -> bool:
+def _is_simple(body: bytes, limits: ComplexityLimits) -> bool:
     """Return whether a body meets limits even if what its strings contain is counted as well."""
-    return (len(body) <= limits.fields or body.count(b":") <= limits.fields) and (
-        len(body) <= limits.values or sum(map(body.count, (b",", b"[", b"{"))) <= limits.values
+    return (
+        len(body) <= limits.fields
+        or sum(_count(part, b":") for part in _slices(body)) <= limits.fields
+    ) and (
+        len(body) <= limits.values
+        or sum(_count(part, b",[{") for part in _slices(body)) <= limits.values
     )
+
+
+def _slices(body: bytes) -> Iterator[NDArray[np.uint8]]:
+    characters = np.frombuffer(body, np.uint8)
+    return (characters[start : start + _SLICE] for start in range(0, len(body), _SLICE))
+
+
+def _count(characters: NDArray[np.uint8], names: bytes) -> int:
+    """Count characters, a tenth of the time of `bytes.count` and without the interpreter's lock."""
+    return sum(int(np.count_nonzero(characters == name)) for name in names)
 
 
 def _decode(task: Any, descriptor: int) -> Any:

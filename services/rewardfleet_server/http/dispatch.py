@@ -34,7 +34,7 @@ from rewardfleet_server.observe.telemetry import (
 from rewardfleet_server.observe.tracing import open_tracer
 
 from .auth import ApiKeys
-from .body import BodyReader, media_type
+from .body import BodyReader
 from .guard import ClientDisconnected, Guard
 from .problems import problem_response
 from .routes import Route
@@ -138,8 +138,7 @@ class Dispatcher:
         context.call_timeout_s = whole_s or self._deadline_s
         deadline = context.deadline
         has_body = route.request_model is not None
-        is_form = route.decode_form is not None and media_type(headers) == "multipart/form-data"
-        announced = self._bodies.announced_bytes(headers, is_form=is_form) if has_body else 0
+        announced = self._bodies.announced_bytes(headers, route) if has_body else 0
         try:
             place = await self._admit(announced, waits, context)
         except (Overloaded, Unavailable) as error:
@@ -149,9 +148,7 @@ class Dispatcher:
             return await self._refuse_in_full(route, request, error)
         with place as resize:
             try:
-                decoded = has_body and await self._bodies.read(
-                    request, route, deadline, is_form=is_form, on_size=resize
-                )
+                decoded = has_body and await self._bodies.read(request, route, deadline, resize)
             except InvalidRequest:
                 if route.scores:
                     self._telemetry.record_failure(context)
@@ -174,9 +171,7 @@ class Dispatcher:
         deadline = asyncio.get_running_loop().time() + _REFUSAL_SECONDS
         try:
             async with asyncio.timeout_at(deadline), self._refusals:
-                decoded = await self._bodies.read(
-                    request, route, deadline, is_form=False, on_size=limit
-                )
+                decoded = await self._bodies.read(request, route, deadline, limit)
         except TimeoutError:
             raise error from None
         return route.refuse(decoded, error).model_dump_json()

@@ -9,11 +9,12 @@ from pydantic import BaseModel
 
 from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import STATUS, Problem
+from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet.wire.score import MAX_NAME
 
 from .body import FILE_FIELD
 from .problems import PROBLEM_TYPE
-from .routes import Route, Service
+from .routes import FORM_TYPE, Route, Service
 
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
 _INVALID_ITEM = "Anything else: its result has `status: error`, and the other items are scored."
@@ -53,7 +54,9 @@ def request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str,
             items["items"] = {"anyOf": [items["items"], {"description": _INVALID_ITEM}]}
         content = {"application/json": {"schema": schema}}
         if route.decode_form is not None:
-            content["multipart/form-data"] = {"schema": _form_schema(schema, service)}
+            content[FORM_TYPE] = {"schema": _form_schema(schema, service)}
+        if route.frames_of is not None:
+            content[FRAMES_TYPE] = {"schema": {"type": "string", "format": "binary"}}
         extra["requestBody"] = {"required": True, "content": content}
     if names := re.findall(r"{(\w+)}", route.path):
         extra["parameters"] = [

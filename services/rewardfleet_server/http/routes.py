@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -24,8 +24,9 @@ from pydantic_core import from_json
 
 from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
-from rewardfleet.wire.validation import validate_json
+from rewardfleet.wire.validation import check_parsed_again, validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.engine import BulkScorer, Engine, Scorer
 from rewardfleet_server.observe.telemetry import RequestContext
@@ -35,6 +36,8 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 DecodedT = TypeVar("DecodedT")
 
+FORM_TYPE = "multipart/form-data"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -42,6 +45,18 @@ class Form:
 
     fields: Mapping[str, str]
     file: AnonymousFile
+
+
+class AttachedFrames(NamedTuple):
+    """The frames of the valid items of a body.
+
+    Attributes:
+        frames: The frames, whose pixels are not known yet.
+        is_complete: Whether they are those of all items: none is invalid.
+    """
+
+    frames: list[Frames]
+    is_complete: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,8 @@ class Route(Generic[DecodedT]):
         decode: Decodes the body; may run in a thread. Default: validates the request model. Large
             bodies are decoded in another process, see `BodyParser.decode`.
         decode_form: Decodes a form; None if forms are refused.
+        frames_of: Returns the frames of a decoded body, whose pixels follow the JSON in a body of
+            the type `FRAMES_TYPE`, and whether those are all; None if such bodies are refused.
         scores: Whether it scores items; then a body that cannot be decoded is counted as one
             failed item.
         max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
@@ -81,6 +98,7 @@ class Route(Generic[DecodedT]):
     handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
     decode: Callable[[bytes], DecodedT] | None = None
     decode_form: Callable[[Form], DecodedT] | None = None
+    frames_of: Callable[[DecodedT], AttachedFrames] | None = None
     scores: bool = True
     max_fields: int = 20_000
     max_values: int = 1_000_000
@@ -88,6 +106,12 @@ class Route(Generic[DecodedT]):
     method: str = "POST"
     failure_model: type[ChatError] | None = None
     refuse: Callable[[DecodedT, RewardFleetError], BaseModel] | None = None
+
+    @cached_property
+    def media_types(self) -> tuple[str, ...]:
+        """The media types of bodies that are accepted."""
+        form = (FORM_TYPE,) if self.decode_form is not None else ()
+        return (JSON_TYPE, *form, *((FRAMES_TYPE,) if self.frames_of is not None else ()))
 
 
 @asynccontextmanager
@@ -108,6 +132,7 @@ class Service(Generic[RequestT, ScoreT]):
         lifespan: Entered before the service listens, left when it has drained.
         upload_replaces: The fields of an item that a file replaces, if `POST /score` is a form;
             empty if it may not be one.
+        takes_frames: Whether items have `frames`, whose pixels may follow the JSON of a body.
         bulk: Scores batches; None to score each item of a batch as a single one.
         max_batch_fields: `Route.max_fields` of a batch.
         routes: Returns the routes besides `/score`, or in place of `/score/batch`.
@@ -129,6 +154,7 @@ class Service(Generic[RequestT, ScoreT]):
     score_type: type[ScoreT]
     lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
     upload_replaces: Sequence[str] = ()
+    takes_frames: bool = False
     bulk: BulkScorer[RequestT] | None = None
     max_batch_fields: int = 20_000
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
@@ -227,7 +253,14 @@ def _score_route(
         handler,
         partial(_decode_item, request_type),
         decode_form if service.upload_replaces else None,
+        (lambda upload: _frames_of([upload.item])) if service.takes_frames else None,
     )
+
+
+def _frames_of(items: Sequence[Any]) -> AttachedFrames:
+    valid = [item for item in items if not isinstance(item, InvalidRequest)]
+    frames = [item.frames for item in valid if item.frames is not None]
+    return AttachedFrames(frames, len(valid) == len(items))
 
 
 def _decode_item(request_type: type[RequestT], body: bytes) -> _Upload[RequestT]:
@@ -257,6 +290,7 @@ def _batch_route(
         response_model,
         handler,
         partial(_decode_batch, request_type),
+        frames_of=_frames_of if service.takes_frames else None,
         max_fields=service.max_batch_fields,
         items_fail_alone=True,
     )
@@ -266,6 +300,7 @@ def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[Request
     """Decode a batch. An invalid item is replaced by its error."""
     with suppress(ValidationError):  # most batches are valid
         return _batch_type(request_type).model_validate_json(body, strict=True).items
+    check_parsed_again(body)
     return [_item_or_error(request_type, item) for item in _json_items(body)]
 
 

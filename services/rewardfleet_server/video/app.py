@@ -76,6 +76,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         score_type=VideoScore,
         lifespan=lifespan,
         upload_replaces=FILE_REPLACES,
+        takes_frames=True,
         field_schemas={"backend": {"enum": [*scorer.accepted_names, "", None]}},
         routes=lambda engine: [
             *ChatApi(engine, scorer).routes(),

@@ -49,6 +49,7 @@ class Clip:
     Attributes:
         frames: N frames in order, each RGB, `[H, W, 3]`, uint8, all of one size. They are not
             stacked: the copy would cost a fifth of a request, and judges resize frame by frame.
+            They may be read-only: the pixels of a body, which its items may share.
         indices: The source's index of each frame, `[N]`.
         total: Number of frames of the source.
         fps: Frames per second of the source, or None if unknown.
@@ -174,6 +175,31 @@ def decode_images(
             raise TimeoutError
         frames.append(_scaled(_decode_image(images[index], index), max_pixels))
     return Clip(tuple(frames), indices, len(images), fps, max_pixels)
+
+
+def select_frames(
+    frames: NDArray[np.uint8], *, is_planar: bool, fps: float | None, count: int, max_pixels: int
+) -> Clip:
+    """Select `count` evenly spread frames of raw ones; they are not copied unless they are scaled.
+
+    Args:
+        frames: RGB, `[T, H, W, 3]`, or `[T, 3, H, W]` if `is_planar`.
+        is_planar: Whether each channel is a plane of its own.
+        fps: Frames per second, or None if unknown.
+        count: Number of frames; all of them if there are fewer.
+        max_pixels: The most pixels per frame; larger frames are scaled down.
+
+    Raises:
+        TooLarge: They are too large.
+    """
+    height, width = frames.shape[2:] if is_planar else frames.shape[1:3]
+    _check_pixels(width, height)
+    indices = sample_indices(len(frames), count)
+    selected = (
+        cv2.merge(tuple(frames[index])) if is_planar else frames[index] for index in indices
+    )
+    scaled = tuple(_scaled(frame.astype(np.uint8, copy=False), max_pixels) for frame in selected)
+    return Clip(scaled, indices, len(frames), fps, max_pixels)
 
 
 def _count_packets(path: str) -> int:

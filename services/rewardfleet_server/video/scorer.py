@@ -30,6 +30,7 @@ from .judges.settings import ALIASES
 from .sources import (
     AnonymousSource,
     DecodeSpec,
+    FramesSource,
     ImagesSource,
     PathSource,
     Source,
@@ -167,12 +168,15 @@ class VideoScorer:
         if request.video_url is not None:
             fetched = await self._fetcher.fetch(request.video_url)
             return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
+        if request.frames is not None:
+            (pixels,) = request.frames.pixels
+            return FramesSource(request.frames, pixels, request.fps)
         return ImagesSource(request.frames_base64 or [], request.fps)
 
     async def _cost(self, source: Source, digest: str) -> Cost:
         """Return what decoding takes."""
-        if isinstance(source, ImagesSource):
-            return source.cost()  # from one header
+        if isinstance(source, ImagesSource | FramesSource):
+            return source.cost()  # from one header, or none
         if digest not in self._costs:
             cost = await _in_thread(self._readers, source.cost)
             if len(self._costs) >= _MAX_COSTS:

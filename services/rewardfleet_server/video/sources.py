@@ -16,11 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
+from rewardfleet.wire.frames import Frames
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
-from .frames import Clip, Cost, as_mp4, decode_images, decode_video, images_cost, video_cost
+from .frames import (
+    Clip,
+    Cost,
+    as_mp4,
+    decode_images,
+    decode_video,
+    images_cost,
+    select_frames,
+    video_cost,
+)
 
 #: The digest of a file that changed more recently is not stored: the file may change again within
 #: the resolution of its time stamp.
@@ -320,6 +332,49 @@ class ImagesSource(Source):
             count=spec.count,
             max_pixels=spec.max_pixels,
             stop=spec.stop,
+        )
+
+    @contextlib.contextmanager
+    def file(self, spec: DecodeSpec) -> Iterator[str]:
+        with as_mp4(self.clip(spec)) as path:
+            yield str(path)
+
+
+@dataclass(frozen=True)
+class FramesSource(Source):
+    """Frames that the caller sent as raw pixels.
+
+    Attributes:
+        frames: Their shape.
+        pixels: Their bytes, uint8.
+        fps: Frames per second, or None if unknown.
+    """
+
+    frames: Frames
+    pixels: bytes | memoryview
+    fps: float | None
+
+    def cached_digest(self) -> str | None:
+        return self.digest() if len(self.pixels) <= _MAX_INLINE_BYTES else None
+
+    def digest(self) -> str:
+        return self.digest_of(hashlib.sha256(self.pixels).hexdigest())
+
+    def digest_of(self, sha256: str) -> str:
+        parts = [self.fps, self.frames.shape, self.frames.order, sha256]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def cost(self) -> Cost:
+        return Cost(0, len(self.pixels) // 3)
+
+    def clip(self, spec: DecodeSpec) -> Clip:
+        frames = np.frombuffer(self.pixels, np.uint8).reshape(self.frames.shape)
+        return select_frames(
+            frames,
+            is_planar=self.frames.order == "TCHW",
+            fps=self.fps,
+            count=spec.count,
+            max_pixels=spec.max_pixels,
         )
 
     @contextlib.contextmanager

@@ -34,6 +34,7 @@ from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up.settings import free_port
 
+from ...conftest import served
 from ...gateways import fleet_of
 
 SCORE = {"score": 1.0, "status": "ok"}
@@ -256,6 +257,13 @@ def test_generated_requests_get_the_right_score(tmp_path: Path):
     with serving(create_app(ToolsSettings())) as url:
         answer = httpx.post(f"{url}/score", json=request.body, trust_env=False)
     assert answer.json()["score"] == request.score
+
+
+def test_generated_clips_are_scored():
+    request = next(generate_requests(["video"]))
+    with served() as client:
+        answer = client.post("/score", json=request.body).json()
+    assert (answer["status"], answer["provenance"]["frames"]["total"]) == ("ok", 16)
 
 
 def test_all_services_are_counted_together():

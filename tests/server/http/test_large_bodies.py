@@ -112,9 +112,9 @@ OTHER_BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
 
 
 def post(
-    url: str, path: str, body: bytes, content_type: str = "application/json"
+    url: str, path: str, body: bytes, content_type: str = "application/json", **more: str
 ) -> httpx.Response:
-    headers = {"content-type": content_type}
+    headers = {"content-type": content_type, **more}
     return httpx.post(f"{url}{path}", content=body, headers=headers, timeout=90, trust_env=False)
 
 
@@ -122,6 +122,80 @@ def post(
 def video() -> Iterator[tuple[int, str, float]]:
     with service_process("video") as (process, url):
         yield process.pid, url, idle_seconds(url, process.pid)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_slow"),
+    [
+        (b'{"video_base64":"' + base64.b64encode(bytes(9 * MIB)) + b'"}', False),
+        (b'{"frames_base64":["' + base64.b64encode(os.urandom(9 * MIB)) + b'"]}', False),
+        (b'{"revision":"' + b"x = 1\\n" * (MIB // 7) + b'"}', False),
+        (b'{"revision":"' + b"\\n" * (2 * MIB) + b'"}', True),
+        (b'{"revision":"' + "é".encode() * (4 * MIB) + b'"}', True),
+        (b"[" + b"[]," * 100_000 + b"1]", True),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(50_000)) + b"}", True),
+        (b"[" + (b"9" * 4000 + b",") * 500 + b"1]", True),
+        # A small part that takes long, in a body that is large otherwise.
+        (b'{"a":"' + bytes(40 * MIB) + b'","b":[' + b"[]," * 200_000 + b"1]}", True),
+    ],
+    ids=["video", "images", "program", "escapes", "text", "lists", "fields", "numbers", "part"],
+)
+def test_the_time_of_parsing_is_estimated_from_what_a_body_contains(body: bytes, is_slow: bool):
+    assert (body_parser.parse_seconds(body) > 0.02) == is_slow
+
+
+@pytest.mark.slow
+def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
+    """The first bodies keep their processes busy until they have been stopped and go on."""
+    with service_process("video") as (process, url), ThreadPoolExecutor(2) as threads:
+        answer = post(url, "/score", b'{"task_text":"x","video_base64":"%b"}' % media()[: 2 * MIB])
+        assert "not a video" in answer.json()["detail"]
+        assert not descendants(process.pid)
+        body = VIDEO_BODIES["half a million lists"]()
+        first = threads.submit(post, url, "/score", body)
+        wait_until(lambda: len(descendants(process.pid)) == 1)
+        (child,) = descendants(process.pid)
+        os.kill(child, signal.SIGSTOP)
+        if first.done():  # it was faster
+            first = threads.submit(post, url, "/score", body)
+        assert post(url, "/score", body).status_code == 422
+        assert len(descendants(process.pid)) == 2
+        os.kill(child, signal.SIGCONT)
+        assert first.result().status_code == 422
+
+
+@pytest.mark.slow
+def test_large_bodies_that_are_not_accepted_as_they_are_are_parsed_again_in_a_process():
+    """That takes ten times as long as parsing them."""
+    padding = b'"policy":"%b"' % bytes(2 * MIB).replace(b"\0", b"a")
+    item = b'{"task_text":"x","video_path":"x","backend_kwargs":{%b}}' % padding
+    bodies = [
+        ("/score", b'{"task_text":"\\ud800",%b' % item[1:], 422),
+        ("/score", item[:-1] + b',"nframes":16.0}', 422),
+        ("/score", item.replace(b"aa", b"\xff", 1), 422),
+        ("/score/batch", b'{"items":[%b,{"task_text":NaN}]}' % item, 200),
+    ]
+    with service_process("video") as (process, url):
+        assert post(url, "/score", item).status_code == 422  # the judge has no such option
+        assert not descendants(process.pid)
+        for path, body, status in bodies:
+            answer = post(url, path, body)
+            assert answer.status_code == status, answer.text
+            (child,) = descendants(process.pid)
+            os.kill(child, signal.SIGKILL)
+            wait_until(lambda child=child: not _is_running(child))
+
+
+@pytest.mark.slow
+def test_a_body_that_is_given_up_does_not_delay_the_next():
+    body = VIDEO_BODIES["half a million lists"]()
+    with service_process("video") as (process, url):
+        post(url, "/score", body)
+        (child,) = descendants(process.pid)
+        os.kill(child, signal.SIGSTOP)
+        assert post(url, "/score", body, **{"x-request-timeout": "1"}).status_code == 504
+        assert post(url, "/score", body).status_code == 422
+        assert len(descendants(process.pid)) == 2
 
 
 @pytest.mark.serial
@@ -245,7 +319,7 @@ def test_large_bodies_of_the_other_services_do_not_delay_others(service: str):
 
 @pytest.mark.slow
 def test_the_decoding_process_is_replaced_and_ends_with_its_service():
-    body = b'{"task_text":"x","video_base64":"%b"}' % media()[: 4 * MIB]
+    body = b'{"task_text":"x","video_base64":"%b"}' % media()[: 40 * MIB]
     with service_process("video") as (process, url):
         for _ in range(2):
             assert "not a video" in post(url, "/score", body).json()["detail"]

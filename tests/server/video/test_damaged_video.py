@@ -557,7 +557,7 @@ def test_the_client_sends_the_checksum_of_what_it_sends():
     assert video_request(TASK, frames).sha256 == digest(b"".join(frames))
     array = np.stack([scene(index, 32, 24) for index in range(3)])
     request = video_request(TASK, array)
-    assert request.sha256 == digest(b"".join(request.frames_base64))
+    assert request.sha256 == digest(array.tobytes())
     assert video_request(TASK, "on/the/server.mp4").sha256 is None
 
 

@@ -1,5 +1,6 @@
 """Requests: items that the services can score without preparation, or those of a file."""
 
+import base64
 import functools
 import itertools
 import json
@@ -12,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 
 from rewardfleet.client import SERVICES
-from rewardfleet.video import video_request
+from rewardfleet.png import encode_png
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.validation import format_validation_error
 
@@ -56,9 +57,7 @@ def _video(number: int) -> LoadRequest:
 def _images() -> list[JsonValue]:
     blocks = np.random.default_rng(0).integers(0, 256, (_IMAGES, 8, 8, 3), np.uint8)
     images = blocks.repeat(_SIDE // 8, axis=1).repeat(_SIDE // 8, axis=2)
-    request = video_request("-", images, nframes=_IMAGES)
-    encoded: list[JsonValue] = request.model_dump(mode="json")["frames_base64"]
-    return encoded
+    return [base64.b64encode(encode_png(image)).decode() for image in images]
 
 
 def _code(number: int) -> LoadRequest:

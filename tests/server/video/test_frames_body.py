@@ -1,0 +1,289 @@
+"""Frames as raw bytes: bodies as another language would write them, and those of the client."""
+
+import copy
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import zstandard
+
+from rewardfleet import RewardFleet, TooLarge, blocking, video_request
+from rewardfleet.wire.frames import FRAMES_TYPE
+from rewardfleet_server.testing import FakeJudge
+
+from ...conftest import served
+
+TASK = "put the bowl on the plate"
+MAX_BODY_MB = 8
+
+
+class RecordingJudge(FakeJudge):
+    """A judge that stores the frames that it sees."""
+
+    async def judge(self, task_text, clip, backend_kwargs):
+        self.clip = clip
+        self.frames = np.stack(clip.frames)
+        return await super().judge(task_text, clip, backend_kwargs)
+
+
+@pytest.fixture
+def judge() -> RecordingJudge:
+    return RecordingJudge()
+
+
+@pytest.fixture
+def client(judge: RecordingJudge) -> Iterator[httpx.Client]:
+    with served(judge, max_body_mb=MAX_BODY_MB) as client:
+        yield client
+
+
+def clip(count: int = 4, height: int = 32, width: int = 48, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), np.uint8)
+
+
+def body(document: object, *pixels: bytes) -> bytes:
+    text = json.dumps(document).encode()
+    return len(text).to_bytes(4, "little") + text + b"".join(pixels)
+
+
+def item(frames: np.ndarray, **fields: object) -> dict[str, object]:
+    return {"task_text": TASK, "frames": {"shape": frames.shape}, **fields}
+
+
+def post(
+    client: httpx.Client, content: bytes, path: str = "/score", **headers: str
+) -> httpx.Response:
+    return client.post(path, content=content, headers={"content-type": FRAMES_TYPE, **headers})
+
+
+def zstd(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(content)
+
+
+def test_the_judge_sees_the_frames_that_were_sent(client, judge):
+    frames = clip()
+    digest = hashlib.sha256(frames).hexdigest()
+    answer = post(client, body(item(frames, fps=5, sha256=digest), frames.tobytes())).json()
+    assert (answer["status"], answer["provenance"]["frames"]["fps"]) == ("ok", 5)
+    assert np.array_equal(judge.frames, frames)
+    frames = clip(seed=1)
+    document = item(frames)
+    document["frames"] = {"shape": frames.transpose(0, 3, 1, 2).shape, "order": "TCHW"}
+    planes = frames.transpose(0, 3, 1, 2).tobytes()
+    assert post(client, body(document, planes)).json()["status"] == "ok"
+    assert np.array_equal(judge.frames, frames)
+
+
+def test_a_compressed_body_is_the_same_body(client, judge):
+    frames = clip()
+    content = body(item(frames), frames.tobytes())
+    assert post(client, content).json()["cached"] is False
+    assert post(client, zstd(content), **{"content-encoding": "zstd"}).json()["cached"] is True
+
+
+def test_a_compressed_body_may_have_several_frames_of_zstd(client, judge):
+    frames = clip()
+    content = body(item(frames), frames.tobytes())
+    parts = zstd(content[:2]) + zstd(content[2:900]) + zstd(content[900:])
+    answer = post(client, parts, **{"content-encoding": "zstd"})
+    assert answer.status_code == 200, answer.text
+    assert np.array_equal(judge.frames, frames)
+
+
+def test_a_judge_cannot_change_the_pixels_that_items_share(client, judge):
+    frames = clip()
+    for content, headers in (
+        (body(item(frames), frames.tobytes()), {}),
+        (zstd(body(item(frames, fps=1), frames.tobytes())), {"content-encoding": "zstd"}),
+    ):
+        assert post(client, content, **headers).json()["cached"] is False
+        assert not any(frame.flags.writeable for frame in judge.clip.frames)
+
+
+def test_the_shape_and_the_rate_are_part_of_the_cache_key(client):
+    frames = clip()
+    seen = []
+    for shape in (frames.shape, (4, 48, 32, 3), (8, 16, 48, 3)):
+        document = {"task_text": TASK, "frames": {"shape": shape}}
+        seen.append(post(client, body(document, frames.tobytes())).json()["cached"])
+    seen.append(post(client, body(item(frames, fps=3), frames.tobytes())).json()["cached"])
+    assert seen == [False] * 4
+
+
+def test_frames_are_selected_and_scaled_like_those_of_a_video(client, judge):
+    frames = clip(count=9)
+    post(client, body(item(frames, nframes=3, max_pixels=800), frames.tobytes()))
+    assert judge.clip.indices == (0, 4, 8)
+    assert judge.frames[0].size <= 800 * 3
+
+
+def test_an_invalid_item_of_a_batch_does_not_fail_the_others(client):
+    first, last = clip(seed=1), clip(count=2, seed=2)
+    items = [
+        item(first),
+        {"task_text": TASK, "frames": {"shape": [1, 2, 3, 4]}},
+        {"task_text": TASK, "frames": {"shape": last.shape, "offset": first.size}},
+        {"task_text": "", "frames": {"shape": [1, 2, 2, 3], "offset": first.size + last.size}},
+    ]
+    content = body({"items": items}, first.tobytes(), last.tobytes(), bytes(12))
+    for each in (content, zstd(content)):
+        headers = {} if each is content else {"content-encoding": "zstd"}
+        results = post(client, each, "/score/batch", **headers).json()["results"]
+        assert [result["status"] for result in results] == ["ok", "error", "ok", "error"]
+        assert "needs 3 channels" in results[1]["error"]["detail"]
+
+
+FRAMES = clip()
+PIXELS = FRAMES.tobytes()
+VALID = body(item(FRAMES), PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        (b"", "the body ends 4 bytes too early"),
+        (b"\0\0", "the body ends 2 bytes too early"),
+        (b"\xff\xff\xff\xff" + VALID[4:], "may have 8388608 bytes; its first 4 bytes state 4294"),
+        (json.dumps(item(FRAMES)).encode(), "may have 8388608 bytes"),
+        (VALID[:20], "too early"),
+        (VALID[:-1], "the body ends 1 bytes too early"),
+        (VALID + b"\0", f"longer than the {len(PIXELS)} bytes of its frames"),
+        (body(item(FRAMES[..., :2]), PIXELS), "THWC needs 3 channels; got [4, 32, 48, 2]"),
+        (body({"task_text": TASK, "frames": {"shape": [4, 32, 48]}}, PIXELS), "frames.shape"),
+        (body({"task_text": TASK, "frames": {"shape": [0, 32, 48, 3]}}, PIXELS), "frames.shape"),
+        (body({"task_text": TASK, "frames": {"shape": [4, -32, -48, 3]}}, PIXELS), "frames.shape"),
+        (body({"task_text": TASK, "frames": {"shape": [2048, 2, 2, 3]}}, PIXELS), "frames.shape"),
+        (body(item(FRAMES) | {"frames": {"shape": FRAMES.shape, "offset": 1}}, PIXELS), "1 bytes"),
+        (body(item(FRAMES) | {"frames": {"shape": FRAMES.shape, "order": "HWC"}}, PIXELS), "order"),
+        (body(item(FRAMES, sha256="0" * 64), PIXELS), "damaged on its way"),
+        (body({"task_text": TASK}, PIXELS), "got none"),
+        (body(item(FRAMES, video_path="a.mp4"), PIXELS), "video_path and frames"),
+        (body({"task_text": TASK, "video_path": "a.mp4"}, PIXELS), "longer than the 0 bytes"),
+    ],
+)
+def test_an_invalid_body_is_refused_with_the_reason(client, content, detail):
+    for each, headers in ((content, {}), (zstd(content), {"content-encoding": "zstd"})):
+        answer = post(client, each, **headers)
+        assert answer.status_code == 422, answer.text
+        assert detail in answer.json()["detail"]
+
+
+def test_frames_that_are_too_large_are_refused_before_they_are_decompressed(client):
+    shape = [1024, 2**20, 2**20, 3]
+    bomb = zstd(body({"task_text": TASK, "frames": {"shape": shape}}, bytes(2**20)))
+    answer = post(client, bomb, **{"content-encoding": "zstd"})
+    assert (answer.status_code, answer.json()["kind"]) == (413, "too_large")
+    wide = np.zeros((1, 1, 2**20 // 2, 3), np.uint8)
+    content = body({"task_text": TASK, "frames": {"shape": [1, 2**20, 2**20, 3]}}, wide.tobytes())
+    assert post(client, content).status_code == 413
+    # Larger than the largest frame, and not than the largest body.
+    frames = bytes(3 * 2**20)
+    long = post(client, body({"task_text": TASK, "frames": {"shape": [1, 1, 2**20, 3]}}, frames))
+    assert long.status_code == 200, "a row of a million pixels is below the limit on a frame"
+
+
+def test_pixels_beyond_the_declared_shape_are_not_decompressed(client):
+    content = zstd(VALID + bytes(2**30))
+    answer = post(client, content, **{"content-encoding": "zstd"})
+    assert answer.status_code == 422
+    assert "longer than" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not zstd", zstd(VALID)[:100], zstd(VALID)[:-9]])
+def test_a_damaged_compressed_body_is_refused(client, content):
+    answer = post(client, content, **{"content-encoding": "zstd"})
+    assert answer.status_code == 422, answer.text
+
+
+def test_other_encodings_and_places_are_refused(client):
+    gzip = post(client, VALID, **{"content-encoding": "gzip"})
+    assert "'gzip' is not accepted; send none, or zstd" in gzip.json()["detail"]
+    document = item(FRAMES)
+    in_json = client.post("/score", json=document)
+    assert f"a body of the type {FRAMES_TYPE}" in in_json.json()["detail"]
+    as_json = {"content-encoding": "zstd", "content-type": "application/json"}
+    answer = client.post("/score", content=zstd(json.dumps(document).encode()), headers=as_json)
+    assert "is not accepted; send none" in answer.json()["detail"]
+    chat = post(client, VALID, "/v1/chat/completions")
+    assert chat.status_code == 422
+    assert "application/json" in chat.text
+
+
+@pytest.mark.parametrize("options", [{}, {"compress_frames": True}], ids=["plain", "zstd"])
+async def test_the_client_sends_frames_in_single_requests_and_batches(client, judge, options):
+    frames = clip(count=40)
+    planes = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
+    async with RewardFleet(video=str(client.base_url), **options) as fleet:
+        for each in (frames, planes, list(frames), frames[::-1][::-1], frames.copy(order="F")):
+            score = await fleet.video.score(TASK, each, nframes=8)
+            assert (score.score, score.cached) == (1.0, each is not frames and each is not planes)
+            expected = frames[np.linspace(0, 39, 8).round().astype(int)]
+            assert np.array_equal(judge.frames, expected)
+        clips = [clip(seed=seed) for seed in range(5)]
+        requests = [video_request(f"task {number}", each) for number, each in enumerate(clips)]
+        scores = await fleet.video.score_batch(requests)
+    assert [score.status for score in scores] == ["ok"] * 5
+    assert len(judge.seen) == 7
+
+
+def test_one_request_has_all_items_of_a_batch(client):
+    clips = [clip(seed=seed) for seed in range(3)]
+    requests = [video_request(TASK, each) for each in clips]
+    with blocking.RewardFleet(video=str(client.base_url)) as fleet:
+        fleet.video.score_batch(requests)
+    assert 'batch_duration_seconds_count{service="video"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("options", [{}, {"compress_frames": True}], ids=["plain", "zstd"])
+async def test_a_batch_may_have_frames_and_large_files(client, make_video, options):
+    file = make_video(8).read_bytes() + b"\0\x20\0\0free" + bytes(2**21 - 8)
+    requests = [video_request("é" * 4096, each) for each in (clip(), file)]
+    async with RewardFleet(video=str(client.base_url), **options) as fleet:
+        scores = await fleet.video.score_batch(requests)
+    assert [score.error for score in scores] == [None, None]
+    assert 'batch_duration_seconds_count{service="video"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)])
+async def test_the_client_sends_very_large_frames_as_png(client, judge, axes):
+    frames = np.zeros((19, 720, 1280, 3), np.uint8)
+    frames[:, :, 600:, 1] = np.arange(19)[:, None, None]
+    sent = np.ascontiguousarray(frames.transpose(axes))
+    async with RewardFleet(video=str(client.base_url)) as fleet:
+        await fleet.video.score(TASK, sent, nframes=19, max_pixels=720 * 1280)
+    assert np.array_equal(judge.frames, frames)
+
+
+async def test_the_client_reports_what_is_too_large(client):
+    async with RewardFleet(video=str(client.base_url)) as fleet:
+        with pytest.raises(TooLarge):
+            await fleet.video.score(TASK, np.zeros((16, 512, 512, 3), np.uint8))
+
+
+def test_a_request_with_frames_can_be_pickled():
+    request = video_request(TASK, clip())
+    copied = pickle.loads(pickle.dumps(request))
+    assert b"".join(copied.frames.pixels) == clip().tobytes()
+    assert copied.frames.shape == clip().shape
+
+
+def test_a_deep_copy_of_a_request_has_its_own_pixels():
+    frames = clip()
+    copied = copy.deepcopy(video_request(TASK, frames))
+    assert copied == video_request(TASK, frames)
+    frames[:] = 0
+    assert b"".join(copied.frames.pixels) == clip().tobytes()
+
+
+def test_a_digest_that_does_not_fit_is_refused(client):
+    frames = clip()
+    request = video_request(TASK, frames)
+    frames[0, 0, 0, 0] ^= 1  # as a trainer that writes into its buffer too early
+    with blocking.RewardFleet(video=str(client.base_url)) as fleet:
+        (score,) = fleet.video.score_batch([request])
+    assert score.error is not None
+    assert "damaged on its way" in score.error.detail
