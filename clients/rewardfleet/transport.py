@@ -45,7 +45,7 @@ MAX_BATCH_BYTES = 48 * 2**20
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
 #: Bytes of a body that are copied to be sent at once.
-_PIECE_BYTES = 512 * 1024
+_PIECE_BYTES = 4 * 2**20
 #: The part of a path that names a training run. Spans of all runs have the same name.
 _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
