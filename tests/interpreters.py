@@ -116,6 +116,7 @@ OLDEST = [
     "httpx==0.28.0",
     "numpy==1.26.0",
     "pydantic==2.11.0",
+    "sniffio==1.3.0",
     "typing-extensions==4.12.2",
 ]
 #: Tests of the client that need no service.

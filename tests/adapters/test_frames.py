@@ -6,21 +6,26 @@ import pytest
 from rewardfleet import InvalidRequest, video_request
 from rewardfleet.adapters.lerobot import as_uint8
 from rewardfleet.adapters.libero.frames import upright_image
+from rewardfleet.wire.video import VideoRequest
 
 torch = pytest.importorskip("torch")
 
 
+def sent(request: VideoRequest) -> np.ndarray:
+    """Return the frames of a request, [T, H, W, 3]."""
+    pixels = np.frombuffer(b"".join(request.frames.pixels), np.uint8)
+    frames = pixels.reshape(request.frames.shape)
+    return frames if request.frames.order == "THWC" else frames.transpose(0, 2, 3, 1)
+
+
 def test_tensors_are_sent_like_arrays():
     frames = np.random.default_rng(0).integers(0, 255, (9, 16, 24, 3), np.uint8)
-    expected = video_request("task", frames, nframes=4)
     tensor = torch.from_numpy(frames)
     channels_first = tensor.permute(0, 3, 1, 2)
-    for clip in (tensor, channels_first, list(tensor), list(channels_first)):
-        assert video_request("task", clip, nframes=4) == expected
-    planes = video_request("task", list(channels_first.contiguous()), nframes=4).frames
-    sent = np.frombuffer(b"".join(planes.pixels), np.uint8).reshape(planes.shape)
-    assert np.array_equal(sent, channels_first[[0, 3, 5, 8]])
-    assert planes.order == "TCHW"
+    lists = list(tensor), list(channels_first), list(channels_first.contiguous())
+    for clip in (tensor, channels_first, channels_first.contiguous(), *lists):
+        request = video_request("task", clip, nframes=4)
+        assert np.array_equal(sent(request), frames[[0, 3, 5, 8]])
 
 
 @pytest.mark.parametrize("in_list", [False, True])
