@@ -24,7 +24,7 @@ from .wire.errors import (
     TooLarge,
     Unavailable,
 )
-from .wire.frames import FRAMES_TYPE, ZSTD, Buffer, compress, encode_body
+from .wire.frames import FRAMES_TYPE, ZSTD, Buffer, Frames, compress, encode_body
 from .wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
@@ -33,7 +33,6 @@ from .wire.headers import (
     TIMEOUT_HEADER,
 )
 from .wire.score import MAX_BATCH_ITEMS
-from .wire.video import VideoRequest
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -79,10 +78,10 @@ class _HttpCall(PendingCall, Generic[ModelT]):
         if self.body is not None:
             if self.encoded is None:
                 # Of frames, only the shape is encoded.
-                is_short = isinstance(self.body, VideoRequest) and self.body.frames is not None
-                is_short &= not self.compress_frames
+                has_frames = isinstance(getattr(self.body, "frames", None), Frames)
+                is_fast = has_frames and not self.compress_frames
                 self.encoded = (
-                    self._encode() if is_short else await in_thread(self._encode, self.deadline)
+                    self._encode() if is_fast else await in_thread(self._encode, self.deadline)
                 )
             headers["content-type"], parts = self.encoded
             if self.compress_frames and headers["content-type"] == FRAMES_TYPE:
@@ -114,7 +113,7 @@ class _HttpCall(PendingCall, Generic[ModelT]):
 
 
 class _Parts:
-    """A body that is sent in pieces: for a large one, new memory costs more than copying."""
+    """A body that is sent in pieces, so that a large one is never copied as a whole."""
 
     def __init__(self, parts: list[Buffer]) -> None:
         self._parts = parts

@@ -191,7 +191,7 @@ def _summary(results: Sequence[Scored]) -> str:
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
         f"{len(failures)} failures; {abstained} abstained.\n"
         f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
-        f"Successes found: {found} of {len(successes)}.\n"
+        f"Successes found: {found} of {len(successes)}. Wrong verdicts have a (!).\n"
     )
 
 

@@ -84,8 +84,8 @@ class BodyReader:
         """
         given = media_type(headers)
         if given not in route.media_types:
-            accepted = " or ".join(route.media_types)
-            raise InvalidRequest(f"send `Content-Type: {accepted}` (got {given[:60]!r})")
+            accepted = " or ".join(f"`{each}`" for each in route.media_types)
+            raise InvalidRequest(f"send the Content-Type {accepted} (got {given[:60]!r})")
         # Web pages can post forms anywhere. Browsers send the page's origin, programs do not.
         origin = headers.get("origin")
         host = headers.get(FORWARDED_HOST_HEADER, headers.get("host"))
@@ -140,7 +140,7 @@ class BodyReader:
             return await self._decode(route, await _collect(stream))
 
     async def _decode(self, route: Route[DecodedT], body: bytes | MemoryFile) -> DecodedT:
-        """Decode JSON, in a thread or in the child process if it is large."""
+        """Decode JSON: in a thread, or in a child process if that takes long."""
         limits = ComplexityLimits(route.max_fields, route.max_values)
         decode = _decoder(route)
         if isinstance(body, bytes) and len(body) <= _SMALL_BODY:

@@ -256,7 +256,7 @@ def _tables(db: sqlite3.Connection) -> list[str]:
 
 
 def _mark_lost(path: Path) -> None:
-    """Write a note in place of a deleted file, so that no service starts with an empty one."""
+    """Write a marker in place of a deleted file, so that no service starts with an empty one."""
     with suppress(OSError), path.open("xb") as file:  # the path is taken, or the folder is gone
         file.write(_LOST)
 
@@ -264,8 +264,8 @@ def _mark_lost(path: Path) -> None:
 def _refuse_lost(path: Path) -> None:
     """Refuse a file that was deleted or emptied while services used it.
 
-    There is either a note in its place (see `_mark_lost`) or a write-ahead log without the file.
-    SQLite would discard such a log and create an empty database.
+    Its path has the marker that `_mark_lost` writes, or only its write-ahead log is left, which
+    SQLite would discard to create an empty database.
 
     Raises:
         _DamagedFile: It is such a file.

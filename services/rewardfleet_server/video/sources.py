@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -98,11 +97,14 @@ class Source(Protocol):
             TimeoutError: `spec.stop` was set.
         """
 
-    def file(self, spec: DecodeSpec) -> AbstractContextManager[str]:
-        """Return a context that gives the path of a video file; entering it blocks.
+    @contextlib.contextmanager
+    def file(self, spec: DecodeSpec) -> Iterator[str]:
+        """Give the path of a video file for the block; entering it raises the errors of `clip`.
 
-        Entering it raises the errors of `clip`.
+        Here, it is a temporary file of the frames.
         """
+        with as_mp4(self.clip(spec)) as path:
+            yield str(path)
 
 
 class VideoFiles:
@@ -334,11 +336,6 @@ class ImagesSource(Source):
             stop=spec.stop,
         )
 
-    @contextlib.contextmanager
-    def file(self, spec: DecodeSpec) -> Iterator[str]:
-        with as_mp4(self.clip(spec)) as path:
-            yield str(path)
-
 
 @dataclass(frozen=True)
 class FramesSource(Source):
@@ -376,11 +373,6 @@ class FramesSource(Source):
             count=spec.count,
             max_pixels=spec.max_pixels,
         )
-
-    @contextlib.contextmanager
-    def file(self, spec: DecodeSpec) -> Iterator[str]:
-        with as_mp4(self.clip(spec)) as path:
-            yield str(path)
 
 
 def _decoded(path: str, spec: DecodeSpec) -> Clip:

@@ -144,9 +144,13 @@ def test_the_time_of_parsing_is_estimated_from_what_a_body_contains(body: bytes,
     assert (body_parser.parse_seconds(body) > 0.02) == is_slow
 
 
+def inflight(url: str) -> int:
+    total: int = httpx.get(f"{url}/inflight", trust_env=False).json()["total"]
+    return total
+
+
 @pytest.mark.slow
 def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
-    """The first bodies keep their processes busy until they have been stopped and go on."""
     with service_process("video") as (process, url), ThreadPoolExecutor(2) as threads:
         answer = post(url, "/score", b'{"task_text":"x","video_base64":"%b"}' % media()[: 2 * MIB])
         assert "not a video" in answer.json()["detail"]
@@ -158,6 +162,7 @@ def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
         os.kill(child, signal.SIGSTOP)
         if first.done():  # it was faster
             first = threads.submit(post, url, "/score", body)
+        wait_until(lambda: inflight(url) == 1)
         assert post(url, "/score", body).status_code == 422
         assert len(descendants(process.pid)) == 2
         os.kill(child, signal.SIGCONT)
