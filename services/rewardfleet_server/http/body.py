@@ -84,8 +84,8 @@ class BodyReader:
         """
         given = media_type(headers)
         if given not in route.media_types:
-            accepted = " or ".join(f"`{each}`" for each in route.media_types)
-            raise InvalidRequest(f"send the Content-Type {accepted} (got {given[:60]!r})")
+            accepted = " or ".join(f"`Content-Type: {each}`" for each in route.media_types)
+            raise InvalidRequest(f"send {accepted} (got {given[:60]!r})")
         # Web pages can post forms anywhere. Browsers send the page's origin, programs do not.
         origin = headers.get("origin")
         host = headers.get(FORWARDED_HOST_HEADER, headers.get("host"))
