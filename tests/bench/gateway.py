@@ -67,7 +67,6 @@ def gateway_to(service_port: int) -> uvicorn.Server:
     replica = Replica("tools", f"http://127.0.0.1:{service_port}", is_ready=True)
     config = uvicorn.Config(
         Gateway({"tools": [replica]}, AllowedHosts([], listens_on="127.0.0.1", has_keys=False)),
-        loop="asyncio",  # as in `rewardfleet up`
         http=HttpProtocol,
         ws="none",
         port=0,

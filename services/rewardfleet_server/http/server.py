@@ -5,14 +5,18 @@ import ctypes
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.loops.auto import auto_loop_factory
 
 from .openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
 from .protocol import HttpProtocol
+
+T = TypeVar("T")
 
 #: Seconds that idle connections are kept, so that a pooled connection is rarely found closed.
 _KEEP_ALIVE_SECONDS = 75
@@ -93,6 +97,12 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(_TURN_SECONDS)
         await asyncio.sleep(_TURN_SECONDS)  # the last ones get their protocols
         await super().shutdown(sockets)
+
+
+def run_on_fast_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as `asyncio.run` does, on the event loop that uvicorn chooses (uvloop)."""
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        return runner.run(main)
 
 
 def _refuse_new(listener: socket.socket) -> None:

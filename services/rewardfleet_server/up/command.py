@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
-from rewardfleet_server.http.server import GracefulServer
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 
@@ -77,7 +77,7 @@ def run_gateway(
     logging.getLogger("httpx").setLevel(logging.WARNING)
     listener = bind(host, port)
     hosts = AllowedHosts(allowed_host, listens_on=host, has_keys=False)
-    return asyncio.run(_run(listener, hosts, services))
+    return run_on_fast_loop(_run(listener, hosts, services))
 
 
 async def _run(

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
-from rewardfleet_server.http.server import GracefulServer
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
 from rewardfleet_server.settings import is_loopback
@@ -61,7 +61,7 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         fleet = _Fleet(
             config, listener, replicas, console, show_logs=show_logs, max_waiting=max_waiting
         )
-        return asyncio.run(fleet.run())
+        return run_on_fast_loop(fleet.run())
 
 
 @contextmanager
