@@ -243,7 +243,13 @@ def parse_ground_truth(text: str) -> GroundTruth:
     if "<tool_call>" in contents.get("response", ""):
         raise InvalidRequest("ground_truth: <tool_call> is in <response>; put it before")
     raw = _raw_calls(contents["tool_call"]) if "tool_call" in contents else []
-    return GroundTruth(("think", *found), tuple(map(_call, raw)), raw)
+    calls = tuple(map(_call, raw))
+    if MALFORMED in calls:
+        raise InvalidRequest(
+            "ground_truth: <tool_call>: each call is an object with a `name` and `parameters` "
+            f"(got {contents['tool_call'].strip()[:100]!r})"
+        )
+    return GroundTruth(("think", *found), calls, raw)
 
 
 def _raw_calls(content: str) -> list[Any]:
@@ -263,12 +269,6 @@ def _raw_calls(content: str) -> list[Any]:
         if len(calls) > _MAX_GROUND_TRUTH_CALLS:
             raise InvalidRequest(
                 f"ground_truth: <tool_call>: give at most {_MAX_GROUND_TRUTH_CALLS} tool calls"
-            )
-    for call in calls:
-        if _call(call) == MALFORMED:
-            raise InvalidRequest(
-                "ground_truth: <tool_call>: each call is an object with a `name` and `parameters` "
-                f"(got {content.strip()[:100]!r})"
             )
     if not calls:
         raise InvalidRequest("ground_truth: <tool_call> is empty")

@@ -19,6 +19,7 @@ _FAMILY_PATTERNS: dict[Family, tuple[str, ...]] = {
         "*fetch*", "get*", "list*", "*wiki*", "*news*", "*browse*", "*weather*",
     ),
 }  # fmt: skip
+_Patterns = tuple[tuple[Family, tuple[str, ...]], ...]
 #: A name or description is matched up to this length.
 _MAX_CHARACTERS = 2_000
 #: A tool that is called by a name longer than this is reported by the beginning of it.
@@ -76,23 +77,28 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
 
     They are matched with the name first, then with the description, without regard to case.
     """
-    patterns = _compiled(
-        tuple(options.family_patterns.items()) if options.family_patterns else _DEFAULT
+    patterns = tuple(options.family_patterns.items()) if options.family_patterns else _DEFAULT
+    return (
+        _matched(name[:_MAX_CHARACTERS], patterns)
+        or _matched(description[:_MAX_CHARACTERS], patterns)
+        or "other"
     )
-    for text in (name, description):
-        for family, pattern in patterns:
-            if text and pattern.match(text[:_MAX_CHARACTERS]):
-                return family
-    return "other"
 
 
 _DEFAULT = tuple(_FAMILY_PATTERNS.items())
 
 
+@lru_cache(maxsize=1024)  # the answers of a run call the same tools
+def _matched(text: str, patterns: _Patterns) -> Family | None:
+    """Return the first family of which a pattern matches a text that is not empty."""
+    for family, pattern in _compiled(patterns):
+        if text and pattern.match(text):
+            return family
+    return None
+
+
 @lru_cache(maxsize=256)
-def _compiled(
-    patterns: tuple[tuple[Family, tuple[str, ...]], ...],
-) -> tuple[tuple[Family, re.Pattern[str]], ...]:
+def _compiled(patterns: _Patterns) -> tuple[tuple[Family, re.Pattern[str]], ...]:
     return tuple(
         (family, re.compile("|".join(map(translate, globs)), re.IGNORECASE))
         for family, globs in patterns
