@@ -97,14 +97,14 @@ async def compare(
     async with RewardFleet(**{service: urls}) as fleet:
         full = Sizing([], slots, callers=total)
         await run(fleet, full, MEASURED, score, numbers)
-        times = measured_times(await asyncio.to_thread(read_durations, urls[0]))
+        times = measured_times(await read_durations(urls[0]))
         capacity = full._replace(times=times).predict(len(urls)).items_per_s
         for load, count in loads:
             if load.rate is not None:
                 load = load._replace(rate=0.6 * capacity)  # noqa: PLW2901 - now it is known
-            before = await asyncio.to_thread(read_durations, urls[0])
+            before = await read_durations(urls[0])
             per_second, p95 = await run(fleet, load, count, score, numbers)
-            after = await asyncio.to_thread(read_durations, urls[0])
+            after = await read_durations(urls[0])
             times = measured_times({each: after[each] - before[each] for each in before})
             found = load._replace(times=times).predict(len(urls))
             is_judged = load.callers != total and service != "tools"

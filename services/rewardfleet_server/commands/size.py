@@ -6,23 +6,26 @@ in turn; the request is answered when all of its items have their score. Equal a
 results.
 """
 
+import asyncio
 import bisect
 import functools
 import heapq
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
+from rewardfleet.commands.index import get, http_client, redact
 from rewardfleet.commands.options import API_KEY, AS_JSON, number, table
-from rewardfleet_server.settings import redact
+
+#: Seconds of items.
+Times = NDArray[np.float64]
 
 #: The metric with the time of each stage of an item.
 _METRIC = "rewardfleet_stage_duration_seconds"
@@ -38,8 +41,12 @@ _MAX_BUSY = 0.95
 _MAX_REPLICAS = 1000
 _COUNT = click.IntRange(1, 10_000)
 
+#: The columns of the table, each a field of a prediction, and their formats.
+_COLUMNS = ("replicas", "items/s", "busy", "p50 s", "p95 s", "p99.9 s", "burst p95 s")
+_FORMATS = ("d", ".4g", ".0%", ".3g", ".3g", ".3g", ".3g")
 
-def read_times(seconds: str, api_key: str = "") -> list[NDArray[np.float64]]:
+
+def read_times(seconds: str, api_key: str = "") -> list[Times]:
     """Return equally probable times of an item at the backend, stage by stage.
 
     Args:
@@ -50,7 +57,7 @@ def read_times(seconds: str, api_key: str = "") -> list[NDArray[np.float64]]:
         ValueError: They are neither, or the service has measured too few items.
     """
     if seconds.startswith(("http://", "https://")):
-        return measured_times(read_durations(seconds, api_key))
+        return measured_times(asyncio.run(read_durations(seconds, api_key)))
     with suppress(ValueError):
         values = np.array(seconds.split(","), float)
         if all(0 < each < math.inf for each in values):
@@ -61,7 +68,7 @@ def read_times(seconds: str, api_key: str = "") -> list[NDArray[np.float64]]:
     )
 
 
-def read_durations(url: str, api_key: str = "") -> dict[tuple[str, str], float]:
+async def read_durations(url: str, api_key: str = "") -> dict[tuple[str, str], float]:
     """Return what a running service has measured of the stages of items.
 
     By stage and upper bound in seconds, how many durations were at most that; and by stage and "",
@@ -70,23 +77,20 @@ def read_durations(url: str, api_key: str = "") -> dict[tuple[str, str], float]:
     Raises:
         ValueError: There is no such service.
     """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        response = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ValueError(f"--seconds {redact(url)}: {error or type(error).__name__}") from None
-    if response.status_code != 200:
-        hint = "; set REWARDFLEET_API_KEY" if response.status_code == 401 else ""
-        raise ValueError(f"--seconds {redact(url)}: /metrics answered {response.status_code}{hint}")
+    async with http_client(api_key) as http:
+        reply = await get(http, f"{url.rstrip('/')}/metrics")
+    if reply.status != 200:
+        hint = "; set REWARDFLEET_API_KEY" if reply.status == 401 else ""
+        raise ValueError(f"--seconds {redact(url)}: {reply.reason}{hint}")
     return {
         (sample.labels["stage"], sample.labels.get("le", "")): sample.value
-        for family in text_string_to_metric_families(response.text)
+        for family in text_string_to_metric_families(reply.content.decode())
         for sample in family.samples
         if sample.name in {f"{_METRIC}_bucket", f"{_METRIC}_sum"}
     }
 
 
-def measured_times(durations: Mapping[tuple[str, str], float]) -> list[NDArray[np.float64]]:
+def measured_times(durations: Mapping[tuple[str, str], float]) -> list[Times]:
     """Return equally probable times of the stages `decode` and `backend`, even within a bucket.
 
     Raises:
@@ -125,7 +129,7 @@ class Sizing(NamedTuple):
     """What is to be sized."""
 
     #: Equally probable seconds of each stage of an item at the backend.
-    times: Sequence[NDArray[np.float64]]
+    times: Sequence[Times]
     concurrency: int  #: items at the backend of a replica at the same time: its slots
     #: Items per second on average; None if `callers` is given.
     rate: float | None = None
@@ -135,48 +139,48 @@ class Sizing(NamedTuple):
     callers: int | None = None
     p95_s: float = math.inf  #: the time in which 95 % of the requests must be answered
 
-    def simulate(
-        self, times: NDArray[np.float64], replicas: int, random: np.random.Generator
-    ) -> Prediction:
+    def simulate(self, times: Times, replicas: int) -> Prediction:
         """Simulate requests whose items take `times` at the backend, `[requests, items]`.
 
         The number of requests is a multiple of those of a burst.
         """
-        count = len(times)
         if self.rate is None:  # the first request of each caller
-            due = [0.0] * min(self.callers or 1, count)
-        elif self.burst == 1:
-            due = [*np.cumsum(random.exponential(self.batch / self.rate, count))]
+            due = [0.0] * min(self.callers or 1, len(times))
         else:
-            seconds = self.burst * self.batch / self.rate
-            due = [request // self.burst * seconds for request in range(count)]
+            bursts, period = len(times) // self.burst, self.burst * self.batch / self.rate
+            gaps = np.full(bursts, period)
+            if self.burst == 1:
+                gaps = np.random.default_rng(1).exponential(period, bursts)
+            due = gaps.cumsum().repeat(self.burst).tolist()
+        sent, answered = np.array([*self._run(times, replicas, due)]).T
+        first = int(len(times) * _WARM_UP) // self.burst * self.burst
+        waited = (answered - sent)[first:]
+        slowest = waited.reshape(-1, self.burst).max(axis=1)  # of each burst
+        throughput = times[first:].size / (answered.max() - sent[first])
+        busy = times.sum() / ((answered.max() - sent[0]) * replicas * self.concurrency)
+        p50, p95, p999 = np.quantile(waited, [0.5, 0.95, 0.999])
+        found = map(float, (throughput, busy, p50, p95, p999, np.quantile(slowest, 0.95)))
+        return Prediction._make((replicas, *found))
+
+    def _run(self, times: Times, replicas: int, due: list[float]) -> Iterator[tuple[float, float]]:
+        """Yield when each request is sent and answered; `due` has the first one of each caller."""
         free_at = [[0.0] * self.concurrency for _ in range(replicas)]  # each slot
         outstanding = [0] * replicas
         answers: list[tuple[float, int]] = []  # when, and by which replica
-        arrived, ended = np.zeros(count), np.zeros(count)
-        for request, seconds_of_items in enumerate(times.tolist()):
+        for seconds_of_items in times.tolist():
             now = end = heapq.heappop(due)
             while answers and answers[0][0] <= now:
                 outstanding[heapq.heappop(answers)[1]] -= 1
             replica = min(range(replicas), key=outstanding.__getitem__)
-            slots = free_at[replica]
             for seconds in seconds_of_items:
-                item_end = max(now, slots[0]) + seconds
-                heapq.heapreplace(slots, item_end)
+                item_end = max(now, free_at[replica][0]) + seconds
+                heapq.heapreplace(free_at[replica], item_end)
                 end = max(end, item_end)
             outstanding[replica] += 1
             heapq.heappush(answers, (end, replica))
-            arrived[request], ended[request] = now, end
+            yield now, end
             if self.callers is not None:
                 heapq.heappush(due, end)
-        first = int(count * _WARM_UP) // self.burst * self.burst
-        waited = (ended - arrived)[first:]
-        bursts = waited.reshape(-1, self.burst).max(axis=1)
-        throughput = times[first:].size / (ended.max() - arrived[first])
-        busy = times.sum() / ((ended.max() - arrived.min()) * replicas * self.concurrency)
-        p50, p95, p999 = np.quantile(waited, [0.5, 0.95, 0.999])
-        found = map(float, (throughput, busy, p50, p95, p999, np.quantile(bursts, 0.95)))
-        return Prediction._make((replicas, *found))
 
     def predict(self, replicas: int) -> Prediction:
         """Return what a number of replicas does with the load."""
@@ -184,7 +188,7 @@ class Sizing(NamedTuple):
         bursts = max(_MIN_BURSTS, math.ceil(_ITEMS / (self.burst * self.batch)))
         shape = bursts * self.burst, self.batch
         times = np.sum([random.choice(stage, shape) for stage in self.times], axis=0)
-        return self.simulate(times, replicas, random)
+        return self.simulate(times, replicas)
 
     def suffices(self, prediction: Prediction) -> bool:
         """Return whether a prediction keeps the targets."""
@@ -215,26 +219,16 @@ class Sizing(NamedTuple):
         return [predict(n) for n in (enough - 1, enough, enough + 1) if n]
 
 
-@click.command(
-    name="size",
-    help="Predict by simulation how many replicas a load needs. Give the load by --rate or "
-    "--callers.",
-)
+@click.command(name="size")
 @number("--rate", "N", "Items per second, on average.")
 @number("--burst", "N", "Requests that come at the same time, e.g. of a step.", 1, of=_COUNT)
 @number("--batch", "N", "Items of a request.", 1, of=click.IntRange(1, 1000))
-@number(
-    "--callers",
-    "N",
-    "Callers that send the next request once the last one is answered; instead of --rate.",
-    of=_COUNT,
-)
+@number("--callers", "N", "Callers that wait for each answer, instead of --rate.", of=_COUNT)
 @click.option(
     "--seconds",
     required=True,
     metavar="S,S,…|URL",
-    help="Measured times of an item at the backend, each equally probable; or a running service, "
-    "whose measured times are used.",
+    help="Times of an item at the backend, equally probable; or a service that has measured them.",
 )
 @click.option(
     "--concurrency",
@@ -248,7 +242,7 @@ class Sizing(NamedTuple):
 @AS_JSON
 @API_KEY
 def command(seconds: str, as_json: bool, api_key: str, **load: Any) -> None:
-    """Print how many replicas a load needs."""
+    """Predict by simulation how many replicas a load needs, given by --rate or --callers."""
     sizing = Sizing(read_times(seconds, api_key), **load)
     if (sizing.rate is None) == (sizing.callers is None):
         raise click.UsageError("give either --rate or --callers")
@@ -262,16 +256,9 @@ def command(seconds: str, as_json: bool, api_key: str, **load: Any) -> None:
         found = [each._asdict() for each in predictions]
         print(json.dumps({"replicas": enough.replicas, "predictions": found}, indent=2))
         return
-    columns = ("replicas", "items/s", "busy", "p50 s", "p95 s", "p99.9 s", "burst p95 s", "")
-    rows = [
-        [
-            str(each.replicas),
-            f"{each.items_per_s:.4g}",
-            f"{each.busy:.0%}",
-            *(f"{s:.3g}" for s in (each.p50_s, each.p95_s, each.p999_s, each.burst_p95_s)),
-            "suffices" if each is enough else "" if sizing.suffices(each) else "too few",
-        ]
-        for each in predictions
-    ]
-    print(table(columns, rows, numbers=True))
+    rows = []
+    for each in predictions:
+        verdict = "suffices" if each is enough else "" if sizing.suffices(each) else "too few"
+        rows.append([*map(format, each, _FORMATS), verdict])
+    print(table((*_COLUMNS, ""), rows, numbers=True))
     print(f"time of an item at the backend: {sum(map(np.mean, sizing.times)):.3g} s on average")

@@ -24,7 +24,7 @@ from ...conftest import image_base64
 def predict(times, *, replicas=1, concurrency=1, **load):
     sizing = Sizing([], concurrency, **load)
     requests = np.asarray(times, float).reshape(-1, sizing.batch)
-    return sizing.simulate(requests, replicas, np.random.default_rng(1))
+    return sizing.simulate(requests, replicas)
 
 
 @pytest.mark.slow

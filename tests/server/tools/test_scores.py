@@ -1,5 +1,6 @@
 """The tools service over real HTTP: scores."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_the_time_of_a_batch_is_measured_per_answer():
     items = [{"response": TRUTH, "ground_truth": TRUTH}] * 100
     with served_tools() as service:
         assert service.post("/score/batch", json={"items": items}).status_code == 200
-        durations = read_durations(str(service.base_url))
+        durations = asyncio.run(read_durations(str(service.base_url)))
     assert durations["backend", "+Inf"] == 100
     assert durations["backend", ""] / 100 < 0.05, "an answer takes microseconds"
 

@@ -1,3 +1,0 @@
-"""`rewardfleet load`: what a fleet does at a given rate."""
-
-from .command import command as command
