@@ -19,8 +19,7 @@ import pytest
 import trustme
 
 from rewardfleet.client import SERVICES
-from rewardfleet.commands.load import generator, http
-from rewardfleet.commands.load.command import quantiles
+from rewardfleet.commands.load import generator, http, quantiles
 from rewardfleet.commands.load.generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from rewardfleet.commands.load.requests import (
     ITEMS,

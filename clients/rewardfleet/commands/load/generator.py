@@ -34,12 +34,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """When requests are sent, and when they are given up; see the options of the command."""
+    """When requests are sent and given up, and what makes a run fail; see the command's options."""
 
     rate: float  #: requests per second on average
     duration_s: float
     timeout_s: float  #: seconds from when a request is due
     max_in_flight: int
+    max_p99_s: float | None = None  #: of any service
+    max_errors: float | None = None  #: share of the requests to any service
 
     def arrival_times(self) -> Iterator[float]:
         """Return the times at which requests are due, in seconds after the start.
@@ -103,8 +105,15 @@ class LoadGenerator:
 
     async def run(self) -> None:
         """Send all requests, and wait for the answers; if it is cancelled, give them up."""
+        now = asyncio.get_running_loop().time
+        start = now()
         try:
-            await self._send_all()
+            for due_s in self._plan.arrival_times():
+                await asyncio.sleep(start + due_s - now())  # at least one turn of the loop
+                self._start(next(self._requests), start + due_s)
+                self.results.sending_s = now() - start
+            await asyncio.sleep(start + self._plan.duration_s - now())
+            self.results.sending_s = now() - start
             await asyncio.gather(*self._tasks)  # each ends by its timeout
         except asyncio.CancelledError:
             self.results.interrupted = True
@@ -115,23 +124,14 @@ class LoadGenerator:
             for sender in self._senders.values():
                 sender.close()
 
-    async def _send_all(self) -> None:
-        now = asyncio.get_running_loop().time
-        start = now()
-        try:
-            for due_s in self._plan.arrival_times():
-                await asyncio.sleep(start + due_s - now())  # at least one turn of the loop
-                request = next(self._requests)
-                if len(self._tasks) >= self._plan.max_in_flight or self._bytes >= _MAX_BYTES:
-                    self.results.add(request.service, "not sent: too many in flight", "", 0.0)
-                    continue
-                task = asyncio.create_task(self._send(request, start + due_s))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                self.results.most_in_flight = max(self.results.most_in_flight, len(self._tasks))
-            await asyncio.sleep(start + self._plan.duration_s - now())
-        finally:
-            self.results.sending_s = now() - start
+    def _start(self, request: LoadRequest, due: float) -> None:
+        if len(self._tasks) >= self._plan.max_in_flight or self._bytes >= _MAX_BYTES:
+            self.results.add(request.service, "not sent: too many in flight", "", 0.0)
+            return
+        task = asyncio.create_task(self._send(request, due))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.results.most_in_flight = max(self.results.most_in_flight, len(self._tasks))
 
     async def _send(self, request: LoadRequest, due: float) -> None:
         now = asyncio.get_running_loop().time

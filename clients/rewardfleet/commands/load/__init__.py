@@ -1,4 +1,4 @@
-"""`rewardfleet load`: from the arguments to the report."""
+"""`rewardfleet load`: what a fleet does at a given rate, from the arguments to the report."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ import resource
 import signal
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 #: Beyond this p99 of its lateness, the generator was too slow for the results to be the fleet's.
 _LATE_SECONDS = 0.005
-
-
-@dataclass(frozen=True)
-class LoadLimits:
-    """What makes a run fail: a higher p99 of any service, a higher share of failed requests."""
-
-    max_p99_s: float | None
-    max_errors: float | None
 
 
 @click.command(
@@ -69,14 +61,9 @@ class LoadLimits:
 )
 @AS_JSON
 @API_KEY
-@grouped(plan=LoadPlan, limits=LoadLimits)
+@grouped(plan=LoadPlan)
 def command(
-    urls: list[str],
-    plan: LoadPlan,
-    requests: Path | None,
-    limits: LoadLimits,
-    as_json: bool,
-    api_key: str,
+    urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool, api_key: str
 ) -> int:
     """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
     recorded = [] if requests is None else read_requests(requests)
@@ -92,7 +79,7 @@ def command(
     generator = LoadGenerator(plan, source, services, api_key)
     asyncio.run(_run(generator))
     report = _report(plan, generator.results)
-    failures = list(_failures(report["services"], limits))
+    failures = list(_failures(plan, report["services"]))
     click.echo(json.dumps(report, indent=2) if as_json else _text(report))
     for each in failures:
         click.echo(f"failed: {each}", err=True)
@@ -178,14 +165,14 @@ def _report(plan: LoadPlan, results: LoadResults) -> dict[str, Any]:
     }
 
 
-def _failures(services: Mapping[str, Any], limits: LoadLimits) -> Iterator[str]:
+def _failures(plan: LoadPlan, services: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the run has failed."""
     for name, each in services.items():
         p99, errors = each["latency_s"]["p99"], sum(each["errors"].values()) / each["due"]
-        if limits.max_p99_s is not None and p99 is not None and p99 > limits.max_p99_s:
-            yield f"{name}: p99 is {p99:.3g} s, above {limits.max_p99_s:g} s"
-        if limits.max_errors is not None and errors > limits.max_errors:
-            yield f"{name}: {errors:.2%} of the requests failed, above {limits.max_errors:.2%}"
+        if plan.max_p99_s is not None and p99 is not None and p99 > plan.max_p99_s:
+            yield f"{name}: p99 is {p99:.3g} s, above {plan.max_p99_s:g} s"
+        if plan.max_errors is not None and errors > plan.max_errors:
+            yield f"{name}: {errors:.2%} of the requests failed, above {plan.max_errors:.2%}"
     if not any(each["scored"] + each["abstained"] for each in services.values()):
         yield "no request was answered"
 
