@@ -48,29 +48,6 @@ class ScoringService:
     timeout: float
 
 
-def _read_text(path: Path) -> str:
-    """Return the text of a file that an agent wrote; "" if it is not a regular file.
-
-    A file that is a link is not read: it may lead to the solution, which Harbor stores next to
-    the tests.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        return _empty(path, str(error.strerror))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        return _empty(path, "not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        # A character more than what is judged by its content, whatever its encoding.
-        return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
-
-
-def _empty(path: Path, reason: str) -> str:
-    click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
-    return ""
-
-
 @click.command(
     name="harbor",
     help="Verify a Harbor task, from its tests/test.sh: score FILE, which the agent wrote, and "
@@ -125,6 +102,19 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
         (output_dir / name).unlink(missing_ok=True)
     if (truth.tests is None) + (truth.ground_truth is None) + (truth.task is None) != 2:
         raise click.UsageError("give one of --tests, --ground-truth and --task")
+    reward = _score(file, truth, service).score
+    if reward is None:
+        print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
+        return 3
+    temporary = output_dir / f".{REWARD_FILES[0]}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as written:
+        json.dump({"reward": reward}, written)
+    temporary.replace(output_dir / REWARD_FILES[0])  # it is complete or not there
+    return 0
+
+
+def _score(file: Path, truth: ExpectedResult, service: ScoringService) -> Score:
     name, separator, service_url = service.url.partition("=")
     is_named = separator and "/" not in name
     if is_named and name not in SERVICES:
@@ -134,20 +124,32 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
         )
     urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
     with RewardFleet(timeout_s=service.timeout, api_key=service.api_key, **urls) as fleet:
-        score: Score
         if truth.tests is not None:
             tests = as_tests(truth.tests.read_text())
-            score = fleet.code.score(_read_text(file), tests, mode=truth.mode)
-        elif truth.ground_truth is not None:
-            score = fleet.tools.score(_read_text(file), truth.ground_truth.read_text())
-        else:
-            score = fleet.video.score(truth.task or "", file.read_bytes())
-    if score.score is None:
-        print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
-        return 3
-    temporary = output_dir / f".{REWARD_FILES[0]}.{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    with temporary.open("x") as written:
-        json.dump({"reward": score.score}, written)
-    temporary.replace(output_dir / REWARD_FILES[0])  # it is complete or not there
-    return 0
+            return fleet.code.score(_read_text(file), tests, mode=truth.mode)
+        if truth.ground_truth is not None:
+            return fleet.tools.score(_read_text(file), truth.ground_truth.read_text())
+        return fleet.video.score(truth.task or "", file.read_bytes())
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file that an agent wrote; "" if it is not a regular file.
+
+    A file that is a link is not read: it may lead to the solution, which Harbor stores next to
+    the tests.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return _empty(path, str(error.strerror))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return _empty(path, "not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        # A character more than what is judged by its content, whatever its encoding.
+        return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
+
+
+def _empty(path: Path, reason: str) -> str:
+    click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
+    return ""
