@@ -251,6 +251,7 @@ def test_infos_can_be_converted_to_lists(service):
     ("options", "message"),
     [
         ({"tasks": ["one"]}, "tasks: give 2, one per environment; not 1"),
+        ({"tasks": lambda *_: ["a", "b", "c"]}, "tasks: give 2, one per environment; not 3"),
         ({"tasks": "instruction"}, "tasks: no 'instruction' among task_descriptions"),
         ({"frames": "agentview_image"}, "frames: no 'agentview_image' in an observation"),
         ({"frames": "pixels/wrist"}, "frames: no 'pixels/wrist' in an observation"),

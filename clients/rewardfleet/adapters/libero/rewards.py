@@ -5,9 +5,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -54,8 +53,6 @@ Environments = ArrayLike | None
 #: ok: there is a score. abstained: the judge answered without a usable verdict. error: a failure.
 #: discarded: the environment was reset before the episode had ended.
 EpisodeStatus = Literal["ok", "abstained", "error", "discarded"]
-#: What `RewardStats` counts, in its order.
-_COUNTED = (*get_args(EpisodeStatus), "pending")
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +211,9 @@ class LiberoRewards:
         )
         self._loop = EventLoopThread()
         self._closed = False
-        self._changed = threading.Condition()  # guards the two below
+        self._pending: dict[Future[VideoScore], EpisodeReward] = {}
         self._arrived: list[EpisodeReward] = []
-        self._counts: Counter[str] = Counter()  # of statuses, and what is pending
+        self._counts: Counter[EpisodeStatus] = Counter()  # of all episodes that arrived
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -231,8 +228,9 @@ class LiberoRewards:
     @property
     def stats(self) -> RewardStats:
         """The number of episodes so far, by what became of them."""
-        with self._changed:
-            return RewardStats(*(self._counts[each] for each in _COUNTED))
+        self._receive()
+        n = self._counts
+        return RewardStats(n["ok"], n["abstained"], n["error"], n["discarded"], len(self._pending))
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
@@ -304,15 +302,13 @@ class LiberoRewards:
                 continue
             if self._closed:
                 raise RuntimeError("rewards: closed")
-            self._wait_until_pending(self._max_pending - 1, timeout=None)
-            with self._changed:
-                self._counts["pending"] += 1
+            if len(self._pending) >= self._max_pending:
+                self._receive(None, until=FIRST_COMPLETED)
             episode = self._current(index)
-            future = self._loop.start(self._score(episode, *clip))
-            future.add_done_callback(partial(self._end, episode))
+            self._pending[self._loop.start(self._score(episode, *clip))] = episode
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
-        """Return the episodes whose rewards arrived, in this order. Each is returned once.
+        """Return the episodes whose rewards arrived. Each is returned once.
 
         If some have no score, one line of the log sums them up: a warning; an error if the service
         refused a request as invalid or too large, which the caller must correct.
@@ -325,13 +321,12 @@ class LiberoRewards:
             MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set.
                 The next call returns the others.
         """
-        self._wait_until_pending(0, timeout)
-        with self._changed:
-            missing = [each for each in self._arrived if each.status in {"abstained", "error"}]
-            if missing and self.config.fail_on_request_error:
-                self._arrived.remove(missing[0])
-                raise MissingRewardError(missing[0]) from missing[0].error
-            arrived, self._arrived = self._arrived, []
+        self._receive(timeout)
+        missing = [each for each in self._arrived if each.status in {"abstained", "error"}]
+        if missing and self.config.fail_on_request_error:
+            self._arrived.remove(missing[0])
+            raise MissingRewardError(missing[0]) from missing[0].error
+        arrived, self._arrived = self._arrived, []
         _warn_of_missing(arrived)
         return arrived
 
@@ -383,10 +378,6 @@ class LiberoRewards:
             del frames
             return await scoring
 
-    def _end(self, episode: EpisodeReward, future: Future[VideoScore]) -> None:
-        """Store what became of an episode that was pending."""
-        self._store(self._result(episode, future), was_pending=True)
-
     def _result(self, episode: EpisodeReward, future: Future[VideoScore]) -> EpisodeReward:
         try:
             answer = future.result()
@@ -404,19 +395,17 @@ class LiberoRewards:
         reward = self.config.reward(answer.score)
         return replace(episode, reward=reward, status="ok", score=answer.score, answer=answer)
 
-    def _store(self, episode: EpisodeReward, *, was_pending: bool = False) -> None:
-        with self._changed:
-            self._counts["pending"] -= was_pending
-            self._counts[episode.status] += 1
-            self._arrived.append(episode)
-            self._changed.notify_all()
-
-    def _wait_until_pending(self, most: int, timeout: float | None) -> None:
-        """Wait until at most so many scores have not arrived, or the time has passed."""
+    def _receive(self, timeout: float | None = 0.0, until: str = ALL_COMPLETED) -> None:
+        """Wait for what is pending, and store what became of the episodes that have ended."""
         longest = self.config.timeout + 2 * _GRACE_SECONDS  # no episode takes that long
         seconds = min(longest if timeout is None else timeout, longest, threading.TIMEOUT_MAX)
-        with self._changed:
-            self._changed.wait_for(lambda: self._counts["pending"] <= most, seconds)
+        done, _ = wait(self._pending, seconds, until)
+        for future in [each for each in self._pending if each in done]:
+            self._store(self._result(self._pending.pop(future), future))
+
+    def _store(self, episode: EpisodeReward) -> None:
+        self._counts[episode.status] += 1
+        self._arrived.append(episode)
 
 
 def score_episodes(

@@ -60,14 +60,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             ) from None
         self._tasks = tasks
         self._frames = frames
-        read_at_reset = [""] * env.num_envs
-        first_tasks = read_at_reset if isinstance(tasks, str) or callable(tasks) else tasks
-        if len(first_tasks) != env.num_envs:
-            raise ValueError(
-                f"tasks: give {env.num_envs}, one per environment; not {len(first_tasks)}"
-            )
         #: What records and scores; it has `stats`.
-        self.rewards = LiberoRewards(config, first_tasks, **options)
+        self.rewards = LiberoRewards(config, [""] * env.num_envs, **options)
         #: Environments that Gymnasium resets in the next step.
         self._resets_next = np.zeros(env.num_envs, bool)
         #: Episodes that arrived while a blocking step waited for others.
@@ -135,6 +129,10 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         """Begin episodes with their first frames."""
         if mask.any():
             tasks = self._current_tasks(observations, info)
+            if len(tasks) != self.num_envs:
+                raise ValueError(
+                    f"tasks: give {self.num_envs}, one per environment; not {len(tasks)}"
+                )
             self.rewards.reset(mask, tasks=list(compress(tasks, mask)))
             self._record(mask, observations)
 
@@ -158,10 +156,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         if isinstance(final, Mapping):  # one of all environments, unlike in Gymnasium's own vectors
             self._record(mask, final)
             return
-        for index in np.flatnonzero(mask):
-            observation = None if final is None else final[index]
-            image = None if observation is None else self._images_of(observation)
-            self.rewards.record([image], [index])
+        ended = [None] * mask.sum() if final is None else compress(final, mask)
+        images = [None if each is None else self._images_of(each) for each in ended]
+        self.rewards.record(images, mask)
 
     def _images_of(self, observation: Any) -> Any:
         if callable(self._frames):
