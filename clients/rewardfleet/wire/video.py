@@ -16,6 +16,17 @@ INPUTS = (*JSON_INPUTS, "frames")
 #: The fields that a form does not have, as its file replaces them.
 FILE_REPLACES = (*INPUTS, "fps")
 
+#: A task: what the robot was to do.
+TaskText = Annotated[str, Field(min_length=1, max_length=4096)]
+#: The path of a video file on the server.
+VideoPath = Annotated[
+    str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": "^[^\\x00]*$"})
+]
+#: How many frames a judge sees.
+FrameCount = Annotated[int, Field(ge=1, le=128)]
+#: The most pixels per frame.
+MaxPixels = Annotated[int, Field(ge=784, le=1_605_632)]
+
 
 def sample_indices(total: int, count: int) -> tuple[int, ...]:
     """Return `count` indices spread evenly over `total` frames, including the first and the last.
@@ -61,14 +72,9 @@ class VideoRequest(Request):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only(name) for name in JSON_INPUTS]})
 
-    task_text: str = Field(
-        min_length=1, max_length=4096, description="The task: what the robot was to do."
-    )
-    video_path: str | None = Field(
+    task_text: TaskText = Field(description="The task: what the robot was to do.")
+    video_path: VideoPath | None = Field(
         None,
-        min_length=1,
-        max_length=4096,
-        json_schema_extra={"pattern": "^[^\\x00]*$"},
         description="A video file on the server, under one of its `--video-root` folders; a "
         "relative path is looked up in each of them.",
     )
@@ -107,11 +113,11 @@ class VideoRequest(Request):
         description="SHA-256 of the video file, of the images of `frames_base64` one after "
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
-    nframes: Annotated[int, Field(ge=1, le=128)] = Field(
+    nframes: FrameCount = Field(
         16,
         description="Number of frames that the judge sees, spread evenly over the clip.",
     )
-    max_pixels: Annotated[int, Field(ge=784, le=1_605_632)] = Field(
+    max_pixels: MaxPixels = Field(
         200_704,
         description="The most pixels (height times width) per frame; larger frames are scaled "
         "down.",

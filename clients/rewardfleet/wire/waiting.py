@@ -44,6 +44,9 @@ _WAITS: Mapping[str, Waits] = {
     "/reverify_mode": Waits(),
     # RLinf repeats nothing.
     "/v1/chat/completions": Waits(),
+    # RLinf-RLAIF waits for 120 s, and repeats nothing.
+    "/rlinf/score": Waits(90.0, 115.0),
+    "/rlinf": Waits(90.0, 115.0),
     # OpenEnv waits for 60 s, and repeats nothing.
     "/reset": Waits(40.0, 55.0),
     "/step": Waits(40.0, 55.0),

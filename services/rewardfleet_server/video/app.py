@@ -1,11 +1,18 @@
 """Assembly of the video service."""
 
+import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from rewardfleet.wire.video import FILE_REPLACES, VideoHealth, VideoRequest, VideoScore
+from rewardfleet.wire.video import (
+    FILE_REPLACES,
+    VideoHealth,
+    VideoRequest,
+    VideoScore,
+    sample_indices,
+)
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
@@ -14,15 +21,30 @@ from rewardfleet_server.system.threads import lower_thread_priority
 
 from .chat_api import ChatApi
 from .fetch import Fetcher
+from .frames import floor_indices
 from .judges import Judge
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
+from .refusals import Refusals
+from .rlinf_api import RlinfApi
 from .scorer import VideoScorer
 from .settings import VideoSettings
 from .sources import VideoFiles
 
+log = logging.getLogger(__name__)
+
 _NO_VIDEO_ROOT = (
     "every video_path will be refused; --video-root FOLDER names a folder whose files may be read"
+)
+_ABSTENTIONS_ARE_SCORED = (
+    "ABSTENTIONS ARE SCORED %g ON /rlinf/score: a trainer that calls it learns from this number as "
+    "from a judgment, although the judge saw no evidence; a high "
+    "rewardfleet_replaced_abstentions_total means that it learns from nothing else. On all other "
+    "routes, an abstention has no score"
+)
+_OWN_PROMPTS = (
+    "--profile %s: the judge %s asks in other words than the original; --set %sprompts=FILE reads "
+    "its prompts from your copy of vlm_reward/libero_reward_server.py"
 )
 
 
@@ -36,6 +58,8 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     Raises:
         ValueError: The settings name a judge that does not exist or cannot be loaded.
     """
+    if settings.profile:
+        log.info("--profile %s: %s", settings.profile, settings.profile_summary())
     judges = judges or load_judges(settings)
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read")
@@ -46,6 +70,9 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         initializer=lower_thread_priority,
     )
     max_bytes = settings.max_body_mb * 2**20
+    refusals = Refusals()
+    abstention = settings.abstention if isinstance(settings.abstention, float) else None
+    rlinf = RlinfApi(abstention, refusals, judges)
     fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
 
     @asynccontextmanager
@@ -67,6 +94,8 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         decoders=decoders,
         max_decoders=decode_threads,
         max_video_bytes=max_bytes,
+        refusals=refusals,
+        select=floor_indices if settings.profile else sample_indices,
     )
     service = Service(
         name="video",
@@ -81,14 +110,25 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         routes=lambda engine: [
             *ChatApi(engine, scorer).routes(),
             *TrainerApi(engine, VideoRequest).routes(),
+            *rlinf.routes(engine),
         ],
-        collectors=(JudgeMetrics(judges),),
+        collectors=(JudgeMetrics(judges), rlinf.replaced),
         health=lambda: VideoHealth(
             status="ok", default_backend=default, loaded_backends=sorted(judges)
         ),
         failure=lambda: next((judge.failure for judge in judges.values() if judge.failure), None),
         overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
-        warnings=() if settings.video_root else (_NO_VIDEO_ROOT,),
+        warnings=[*_warnings(settings)],
         abstention_fails=settings.abstention == "error",
     )
     return RewardApp(service, settings)
+
+
+def _warnings(settings: VideoSettings) -> Iterator[str]:
+    if not settings.video_root:
+        yield _NO_VIDEO_ROOT
+    if isinstance(settings.abstention, float):
+        yield _ABSTENTIONS_ARE_SCORED % settings.abstention
+    for name in settings.judges_with_own_prompts():
+        judge = f"{name}." if len(settings.backends) > 1 else ""
+        yield _OWN_PROMPTS % (settings.profile, name, judge)

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,6 +36,9 @@ MAX_SOURCE_PIXELS = 4096 * 2304
 #: How many times as long a pixel of a JPEG or PNG image takes as one of a video.
 _IMAGE_WEIGHT = 4
 
+#: Returns the indices of the frames that a judge sees, by the numbers of all and of those.
+Selection = Callable[[int, int], tuple[int, ...]]
+
 #: One frame, RGB, `[H, W, 3]`, uint8.
 Frame = NDArray[np.uint8]
 
@@ -63,6 +66,16 @@ class Clip:
     max_pixels: int
 
 
+def floor_indices(total: int, count: int) -> tuple[int, ...]:
+    """Return what `sample_indices` does, rounded down, as the original LIBERO client does it.
+
+    Of several frames, a count of 1 is the first one.
+    """
+    if total <= count:
+        return tuple(range(total))
+    return tuple(np.linspace(0, total - 1, count, dtype=int).tolist())
+
+
 def decode_video(
     path: str,
     *,
@@ -70,6 +83,7 @@ def decode_video(
     max_pixels: int,
     stop: threading.Event,
     memory: int | None = None,
+    select: Selection = sample_indices,
 ) -> Clip:
     """Decode `count` evenly spread frames in one sequential pass. Blocks.
 
@@ -81,6 +95,7 @@ def decode_video(
         max_pixels: The most pixels per frame; larger frames are scaled down.
         stop: Set when no caller waits any more; decoding ends at the next frame.
         memory: The most bytes that the decoder may take: that of `video_cost`.
+        select: Selects the frames.
 
     Raises:
         InvalidRequest: The file is not a video, or does not decode completely and without errors,
@@ -93,8 +108,8 @@ def decode_video(
             raise InvalidRequest("the video has larger frames than its headers state")
         expected = min(video.stated_frames or _count_packets(path), MAX_SOURCE_FRAMES)
         fps = video.fps
-        frames, total = _one_pass(video, set(sample_indices(expected, count)), max_pixels, stop)
-    indices = sample_indices(total, count)
+        frames, total = _one_pass(video, set(select(expected, count)), max_pixels, stop)
+    indices = select(total, count)
     if total != expected:  # the container states another number, or packets show no frame
         with _opened(path) as video:
             frames, _ = _one_pass(video, set(indices), max_pixels, stop)
@@ -148,6 +163,7 @@ def decode_images(
     count: int,
     max_pixels: int,
     stop: threading.Event,
+    select: Selection = sample_indices,
 ) -> Clip:
     """Decode `count` evenly spread frames of a list of JPEG or PNG images. Blocks.
 
@@ -157,6 +173,7 @@ def decode_images(
         count: Number of frames; all of them if there are fewer images.
         max_pixels: The most pixels per frame; larger frames are scaled down.
         stop: Set when no caller waits any more; decoding ends at the next frame.
+        select: Selects the frames.
 
     Raises:
         InvalidRequest: One is not a JPEG or PNG image, is damaged, or has another size.
@@ -168,7 +185,7 @@ def decode_images(
         examples = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise InvalidRequest(f"frames_base64 differ in size ({examples}); send frames of one size")
     _check_pixels(*sizes.pop())
-    indices = sample_indices(len(images), count)
+    indices = select(len(images), count)
     frames = []
     for index in indices:
         if stop.is_set():
@@ -178,7 +195,13 @@ def decode_images(
 
 
 def select_frames(
-    frames: NDArray[np.uint8], *, is_planar: bool, fps: float | None, count: int, max_pixels: int
+    frames: NDArray[np.uint8],
+    *,
+    is_planar: bool,
+    fps: float | None,
+    count: int,
+    max_pixels: int,
+    select: Selection = sample_indices,
 ) -> Clip:
     """Select `count` evenly spread frames of raw ones; they are not copied unless they are scaled.
 
@@ -188,13 +211,14 @@ def select_frames(
         fps: Frames per second, or None if unknown.
         count: Number of frames; all of them if there are fewer.
         max_pixels: The most pixels per frame; larger frames are scaled down.
+        select: Selects the frames.
 
     Raises:
         TooLarge: They are too large.
     """
     height, width = frames.shape[2:] if is_planar else frames.shape[1:3]
     _check_pixels(width, height)
-    indices = sample_indices(len(frames), count)
+    indices = select(len(frames), count)
     selected = (
         cv2.merge(tuple(frames[index])) if is_planar else frames[index] for index in indices
     )

@@ -14,9 +14,17 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import BackendFailed, InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    ErrorKind,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    RewardFleetError,
+    Unavailable,
+)
 from rewardfleet.wire.score import Status, Timing
-from rewardfleet.wire.video import VideoRequest, VideoScore
+from rewardfleet.wire.video import VideoRequest, VideoScore, sample_indices
 from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
@@ -24,9 +32,10 @@ from rewardfleet_server.system.threads import run_in_thread
 
 from .decoding_limit import DecodingLimit, is_large
 from .fetch import Fetcher
-from .frames import Clip, Cost
+from .frames import Clip, Cost, Selection
 from .judges import FileJudge, Judge, Judgment, RecoveringJudge
 from .judges.settings import ALIASES
+from .refusals import Refusals
 from .sources import (
     AnonymousSource,
     DecodeSpec,
@@ -41,6 +50,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+#: What to do about a `video_path` that is refused. Logs do not show paths outside of the folders.
+_PATH_ADVICE = {
+    ErrorKind.FORBIDDEN: "a video_path may not be read; --video-root names the folder that a "
+    "trainer writes to (temp_video_dir; by default that of the system, such as /tmp), and the "
+    "service must run as a user that may read the trainer's files",
+    ErrorKind.NOT_FOUND: "a video_path does not exist here; temp_video_dir must be a folder below "
+    "--video-root that the trainer and this service both see",
+}
 #: Clips whose cost is remembered.
 _MAX_COSTS = 4096
 #: Characters of a judge's output in an error message.
@@ -59,6 +76,8 @@ class VideoScorer:
         decoders: Threads that decode clips.
         max_decoders: Small clips, and large ones, that are decoded at a time.
         max_video_bytes: The largest video accepted, from any source.
+        refusals: Reports why requests are refused.
+        select: Selects the frames of a clip.
     """
 
     def __init__(
@@ -72,6 +91,8 @@ class VideoScorer:
         decoders: Executor,
         max_decoders: int,
         max_video_bytes: int,
+        refusals: Refusals,
+        select: Selection = sample_indices,
     ) -> None:
         self._judges = judges
         self._default = default
@@ -82,8 +103,11 @@ class VideoScorer:
         self._decoding = DecodingLimit(max_decoders)
         self._costs: dict[str, Cost] = {}
         self._max_video_bytes = max_video_bytes
+        self._refusals = refusals
+        self._select = select
+        selection = {} if select is sample_indices else {"frame_selection": select.__name__}
         self._provenance = {
-            name: {"service": f"rewardfleet {__version__}", **judge.provenance}
+            name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
             for name, judge in judges.items()
         }
         self._fingerprints = {
@@ -104,13 +128,26 @@ class VideoScorer:
         name = self.loaded_name(requested)
         if name is None:
             loaded = ", ".join(sorted(self._judges))
-            raise InvalidRequest(f"backend {requested[:60]!r} is not loaded; loaded: {loaded}")
+            shown = requested[:60]
+            raise self._refusals.of(
+                f"backend {shown}",
+                InvalidRequest(
+                    f"backend {shown!r} is not loaded; loaded: {loaded}; load it with --backend, "
+                    "or send null, as by `backend: null` in a trainer's configuration"
+                ),
+            )
         judge = self._judges[name]
-        judge.check_options(request.backend_kwargs)
+        try:
+            judge.check_options(request.backend_kwargs)
+        except InvalidRequest as error:
+            raise self._refusals.of(f"backend_kwargs of {name}", error) from None
         source = await self._source(request, upload)
         digest = source.cached_digest()
         if digest is None:
-            digest = await _in_thread(self._readers, source.digest)
+            try:
+                digest = await _in_thread(self._readers, source.digest)
+            except (Forbidden, NotFound) as error:
+                raise self._refusals.of(error.kind, error, _PATH_ADVICE[error.kind]) from None
         if request.sha256 is not None and digest != source.digest_of(request.sha256.lower()):
             raise InvalidRequest(
                 "sha256 is not the digest of the content: it was damaged on its way; send it again"
@@ -188,7 +225,9 @@ class VideoScorer:
         self, name: str, request: VideoRequest, source: Source, digest: str, cost: Cost
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
-        spec = DecodeSpec(digest, request.nframes, request.max_pixels, stop, cost.memory)
+        spec = DecodeSpec(
+            digest, request.nframes, request.max_pixels, stop, cost.memory, self._select
+        )
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory
 

@@ -1,6 +1,7 @@
 """The settings of the video service."""
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -42,6 +43,27 @@ _COMMA = re.compile(r",(?=[^,=\s]+=)")
 def _split_pairs(value: object) -> object:
     return _COMMA.split(value) if value and isinstance(value, str) else value or []
 
+
+def _read_abstention(value: object) -> object:
+    """Return `null`, `error`, or a number in [0, 1]."""
+    text = str(value)  # also of a boolean, which is no number
+    if text in {"null", "error"}:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise ValueError("give null, error, or a number in [0, 1]")
+    return number
+
+
+#: What `--profile rlinf-rlaif` sets of judges: defaults of the original LIBERO reward server that
+#: differ from ours.
+ORIGINAL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl_vllm": {"model_path": "Qwen/Qwen2.5-VL-7B-Instruct"},
+    "PRIMO-R1": {"top_p": 0.9, "max_tokens": 1024},
+}
 
 #: A list of folders.
 PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
@@ -106,7 +128,8 @@ class VideoSettings(OriginalFlags):
     custom_backend_factory: str | None = setting(None, "Function pkg.mod:function that builds your own judge, `custom` or named by --backend.", metavar="FUNCTION", group="Video")
     judge_config: FilePath | None = setting(None, "TOML file with a table of settings for each judge, such as [PRIMO-R1].", group="Video")
     set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "One setting of a judge, e.g. PRIMO-R1.top_p=0.9, or top_p=0.9 for the only judge; repeatable. docs/reference/settings.md lists them all.", metavar="NAME=VALUE", group="Video")
-    abstention: Literal["null", "error"] = setting("null", "A response whose score is null, or the HTTP error `abstained`.", group="Video")
+    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a response whose score is null. error: the HTTP error `abstained`. A number in [0, 1]: null, and the score of /rlinf/score, which only this opens.", metavar="null|error|NUMBER", group="Video")
+    profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of another server: rlinf-rlaif is the original LIBERO reward server. Flags, variables and files come before it.", group="Video")
     # fmt: on
 
     @field_validator("gpu_ids")
@@ -124,7 +147,8 @@ class VideoSettings(OriginalFlags):
             return self.backend
         if self.custom_backend_factory:  # which gets all settings, the other two as well
             return [CUSTOM]
-        return [*self._selected_by_flags().values()] or ["reference"]
+        default = "qwen2_5_vl_vllm" if self.profile else "reference"
+        return [*self._selected_by_flags().values()] or [default]
 
     @property
     def _canonical_backends(self) -> list[str]:
@@ -197,7 +221,41 @@ class VideoSettings(OriginalFlags):
             if judge is None:
                 but = ("PRIMO-R1",) if name in self.hidden else ()
                 given.add_for_all(key, value, given_flag(name, value), but)
+        for judge in loaded if self.profile else ():
+            for key, value in ORIGINAL_DEFAULTS.get(judge, {}).items():
+                if key not in given.values(judge):
+                    given.add(judge, key, value, f"--profile {self.profile}")
         return given
+
+    @property
+    def selected_gpus(self) -> list[str] | None:
+        """The GPUs of `--gpu-ids`, or of a profile if a judge may use them; None to select none."""
+        judges = [built_in(name) for name in self.backends] if self.profile else []
+        has_model = any(judge is None or judge.has_model for judge in judges)
+        return self.gpu_ids.split(",") if "gpu_ids" in self.model_fields_set or has_model else None
+
+    def profile_summary(self) -> str:
+        """Return what `--profile` comes to with the other settings, as one line."""
+        values = {
+            f"{name}.{key}": getattr(self.judge_settings(name), key)
+            for name in self._canonical_backends
+            for key in ORIGINAL_DEFAULTS.get(name, {})
+        }
+        gpus = ",".join(self.selected_gpus or ["none"])
+        shown = {"backend": ",".join(self.backends), "gpu_ids": gpus, **values}
+        pairs = " ".join(f"{key}={value}" for key, value in shown.items())
+        return f"{pairs}; frames are selected by rounding down; --host stays {self.host}"
+
+    def judges_with_own_prompts(self) -> list[str]:
+        """Return the judges whose prompts `--profile` would have from a file that is not given."""
+        judges = [name for name in self._canonical_backends if self.profile]
+        replacing = {"prompts", "prompt_template", "user_prompt"}
+        return [
+            name
+            for name in judges
+            if name in ORIGINAL_DEFAULTS
+            and not replacing & self._given_to_judges().values(name).keys()
+        ]
 
 
 def openai_api_key(file: Path | None) -> str | None:
@@ -217,10 +275,11 @@ def select_gpus(settings: VideoSettings) -> None:
     Raises:
         ValueError: There is no such GPU.
     """
-    if "gpu_ids" not in settings.model_fields_set:
-        return
-    names = settings.gpu_ids.split(",")
+    names = settings.selected_gpus
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_default = "gpu_ids" not in settings.model_fields_set
+    if names is None or (is_default and given == ""):  # a build for CPUs may run the models
+        return
     if given is not None:
         visible = [name for name in given.split(",") if name]
         if max(map(int, names)) >= len(visible):
@@ -231,7 +290,7 @@ def select_gpus(settings: VideoSettings) -> None:
     # Set before the GPUs are counted: counting may initialize CUDA, which reads it only once.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     count = gpu_count()
-    if count is not None and count < len(names):
+    if count is not None and count < len(names) and (count or not is_default):
         raise ValueError(f"--gpu-ids {settings.gpu_ids}: CUDA finds {count} of these GPUs")
 
 
@@ -241,8 +300,8 @@ def check_gpu_count(settings: VideoSettings, needed: int) -> None:
     Raises:
         ValueError: There are some, but too few.
     """
-    is_selected = "gpu_ids" in settings.model_fields_set
-    count = len(settings.gpu_ids.split(",")) if is_selected else gpu_count()
+    selected = settings.selected_gpus
+    count = len(selected) if selected else gpu_count()
     if gpu_count() and count is not None and count < needed:
         raise ValueError(
             f"tensor parallel size times data parallel size needs {needed} GPUs, there are "

@@ -19,12 +19,14 @@ import numpy as np
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet.wire.frames import Frames
+from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
 from .frames import (
     Clip,
     Cost,
+    Selection,
     as_mp4,
     decode_images,
     decode_video,
@@ -59,6 +61,7 @@ class DecodeSpec:
         max_pixels: The most pixels per frame.
         stop: Set when no caller waits any more.
         memory: The memory of `Source.cost`.
+        select: Selects the frames.
     """
 
     digest: str
@@ -66,6 +69,7 @@ class DecodeSpec:
     max_pixels: int
     stop: threading.Event
     memory: int
+    select: Selection = sample_indices
 
 
 class Source(Protocol):
@@ -334,6 +338,7 @@ class ImagesSource(Source):
             count=spec.count,
             max_pixels=spec.max_pixels,
             stop=spec.stop,
+            select=spec.select,
         )
 
 
@@ -372,6 +377,7 @@ class FramesSource(Source):
             fps=self.fps,
             count=spec.count,
             max_pixels=spec.max_pixels,
+            select=spec.select,
         )
 
 
@@ -382,6 +388,7 @@ def _decoded(path: str, spec: DecodeSpec) -> Clip:
         max_pixels=spec.max_pixels,
         stop=spec.stop,
         memory=spec.memory,
+        select=spec.select,
     )
 
 

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from rewardfleet_server.settings import flag_of
 from rewardfleet_server.video.judge_process import JudgeNotStarted, JudgeOrder, JudgeProcess
 from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.settings import ORIGINAL_DEFAULTS, VideoSettings
 
 from . import DeferredJudge, Judgment
 
@@ -51,10 +51,9 @@ def build(name: str, settings: VideoSettings) -> DeferredJudge:
 
 #: Defaults of the original server that differ from those of this one: its factories rely on them.
 _ORIGINAL_DEFAULTS = {
-    "model_path": "Qwen/Qwen2.5-VL-7B-Instruct",
+    **ORIGINAL_DEFAULTS["qwen2_5_vl_vllm"],
     "prompt_template": PERCENTAGE.template,
-    "primo_top_p": 0.9,
-    "primo_max_tokens": 1024,
+    **{f"primo_{key}": value for key, value in ORIGINAL_DEFAULTS["PRIMO-R1"].items()},
     "primo_system_prompt": Prompt.load("primo_system").template,
     "primo_user_prompt": Prompt.load("primo_user").template,
 }

@@ -93,6 +93,39 @@ def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -
     return Prompt.of(text, name, more_fields=more_fields)
 
 
+def original_prompt(file: Path) -> Prompt:
+    """Read the prompt for Qwen2.5-VL from the original LIBERO server's `libero_reward_server.py`.
+
+    Raises:
+        ValueError: The file does not assign it, or the text does not name the task.
+    """
+    text = one_text(read_texts(file), "DEFAULT_QWEN_PROMPT_TEMPLATE")
+    return _naming_the_task(Prompt.of(text, "original"))
+
+
+def original_primo_prompts(texts: Texts) -> tuple[Prompt, Prompt]:
+    """Return the system and user prompt for PRIMO-R1 of that file.
+
+    Raises:
+        ValueError: It does not assign one of them, or the second does not name the task.
+    """
+    system, user = (
+        one_text(texts, "PRIMO_R1_SYSTEM_PROMPT"),
+        one_text(texts, "PRIMO_R1_USER_PROMPT"),
+    )
+    system = system.replace("{", "{{").replace("}", "}}")  # the server does not format this one
+    return (
+        Prompt.of(system, "primo_system_original"),
+        _naming_the_task(Prompt.of(user, "primo_user_original")),
+    )
+
+
+def _naming_the_task(prompt: Prompt) -> Prompt:
+    if prompt.render("a task") == prompt.render("another task"):
+        raise ValueError(f"the text {prompt.name} has no field {{task_instruction}} or {{task}}")
+    return prompt
+
+
 def _texts_of(module: ast.Module) -> Texts:
     texts: Texts = {}
     for node in ast.walk(module):

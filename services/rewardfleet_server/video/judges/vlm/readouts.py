@@ -146,13 +146,17 @@ class LabelReadout:
         return Judgment(min(max(score, 0.0), 1.0), completion.text, components)
 
 
-def readouts(checkpoint: Checkpoint) -> dict[str, Readout]:
-    """Return the readouts that a model supports, by name; see `label_tokens` for errors."""
+def readouts(checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE) -> dict[str, Readout]:
+    """Return the readouts that a model supports, by name; see `label_tokens` for errors.
+
+    Args:
+        percentage: The prompt that asks for a number from 0 to 100.
+    """
     yes_and_no = {1.0: ("Yes", "yes", " Yes", " yes"), 0.0: ("No", "no", " No", " no")}
     grades = {(grade - 1) / 4: (str(grade), f" {grade}") for grade in range(1, 6)}
     return {
-        "text": TextReadout(PERCENTAGE),
-        "constrained": TextReadout(PERCENTAGE, numbers_only=True),
+        "text": TextReadout(percentage),
+        "constrained": TextReadout(percentage, numbers_only=True),
         "probability": LabelReadout(
             "probability v1", YES_OR_NO, label_tokens(yes_and_no, checkpoint)
         ),

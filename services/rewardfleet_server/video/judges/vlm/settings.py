@@ -83,5 +83,6 @@ class QwenVlSettings(ModelSettings, SamplingSettings):
 
     # One line per setting.
     # fmt: off
+    prompts: FilePath | None = own(None, "The original LIBERO server's libero_reward_server.py, whose prompt replaces the shipped one that asks for a percentage. It is parsed, not executed.")
     readout: Literal["text", "constrained", "probability", "rubric"] = own("text", "How the answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5.")
     # fmt: on

@@ -12,7 +12,12 @@ from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
 from rewardfleet_server.video.judges.vlm.readouts import TextReadout, TextSampling
 from rewardfleet_server.video.judges.vlm.settings import GPU_SHARE, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, Template
-from rewardfleet_server.video.prompts.authors import one_text, prompts_of, read_texts
+from rewardfleet_server.video.prompts.authors import (
+    one_text,
+    original_primo_prompts,
+    prompts_of,
+    read_texts,
+)
 from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen import load_checkpoint
@@ -58,13 +63,16 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
     """Read PRIMO-R1's system and user prompt from its authors' `src/primo_prompts.py`.
 
     The file is parsed, not executed. Its user prompt has no question, as each record of the
-    authors' data brings its own; it gets the question of the shipped prompt.
+    authors' data brings its own; it gets the question of the shipped prompt. The prompts of the
+    original LIBERO server's `libero_reward_server.py` are complete.
 
     Raises:
         ValueError: The file does not assign these texts.
     """
     try:
         texts = read_texts(file)
+        if "PRIMO_R1_USER_PROMPT" in texts:
+            return original_primo_prompts(texts)
         system, template, hint = (
             one_text(texts, name)
             for name in ("SYSTEM_PROMPT", "QUESTION_TEMPLATE", "TYPE_TEMPLATE[regression]")
@@ -72,7 +80,8 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
     except ValueError as error:
         raise ValueError(
             "it must assign the texts SYSTEM_PROMPT, QUESTION_TEMPLATE and TYPE_TEMPLATE, as the "
-            f"authors' src/primo_prompts.py does ({error})"
+            "authors' src/primo_prompts.py does, or those of RLinf-RLAIF's "
+            f"libero_reward_server.py ({error})"
         ) from error
     question = _USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
     before, _, after = template.replace("{question_type}", "regression").partition("{Question}")

@@ -5,7 +5,8 @@ from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.judges.vlm.readouts import TextSampling, readouts
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings, QwenVlSettings
-from rewardfleet_server.video.prompts import Prompt
+from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
+from rewardfleet_server.video.prompts.authors import original_prompt, prompts_of
 
 from .qwen_geometry import read_geometry
 
@@ -48,8 +49,12 @@ def load_checkpoint(
 
 
 def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> JudgeSpec:
-    """Return how any model of the family is used as a judge; see `label_tokens` for errors."""
-    all_readouts = readouts(checkpoint)
+    """Return how any model of the family is used as a judge.
+
+    See `label_tokens` and `prompts_of` for errors.
+    """
+    percentage = prompts_of(own.prompts, original_prompt, PERCENTAGE)
+    all_readouts = readouts(checkpoint, percentage)
     default = all_readouts.pop(own.readout)
     return JudgeSpec(
         name=judge,

@@ -1,0 +1,87 @@
+"""`POST /rlinf/score`: the judges in the format of the original LIBERO reward server.
+
+Its client, of RLinf-RLAIF, takes the simulator's success for a reward that is missing. So this
+route answers an abstention with a number, which the operator gives by `--abstention`. It is the
+only route that does. docs/trainers/rlinf.md has the migration.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client import Counter
+
+from rewardfleet.wire.errors import NotFound
+from rewardfleet.wire.rlinf import RlinfRequest, RlinfScore
+from rewardfleet.wire.validation import validate, validate_json
+from rewardfleet.wire.video import VideoRequest, VideoScore
+from rewardfleet_server.engine import Engine
+from rewardfleet_server.http.routes import Route
+from rewardfleet_server.observe.telemetry import RequestContext
+
+from .refusals import Refusals
+
+
+class RlinfApi:
+    """Answers the original client.
+
+    Args:
+        abstention: The score of a clip on which the judge abstains; None to refuse all requests.
+        refusals: Reports that requests are refused.
+        judges: The names of the loaded judges.
+    """
+
+    def __init__(self, abstention: float | None, refusals: Refusals, judges: Iterable[str]) -> None:
+        self._abstention = abstention
+        self._refusals = refusals
+        #: Counts what no judge has scored.
+        self.replaced = Counter(
+            "rewardfleet_replaced_abstentions",
+            "Abstentions that /rlinf/score answered with the number of --abstention.",
+            ("backend",),
+            registry=None,
+        )
+        for name in judges:  # 0 from the start, so that the first one is an increase
+            self.replaced.labels(name)
+
+    def routes(self, engine: Engine[VideoRequest, VideoScore]) -> Sequence[Route[Any]]:
+        """Return the route, also at the path without `/score`."""
+
+        async def score(request: VideoRequest, context: RequestContext) -> RlinfScore:
+            return await self._score(engine, request, context)
+
+        return [
+            Route(path, summary, RlinfRequest, RlinfScore, score, _decode)
+            for path, summary in (
+                ("/rlinf/score", "Score a clip; the original LIBERO reward server's format"),
+                ("/rlinf", "The same, for an `endpoint` that ends here"),
+            )
+        ]
+
+    async def _score(
+        self,
+        engine: Engine[VideoRequest, VideoScore],
+        request: VideoRequest,
+        context: RequestContext,
+    ) -> RlinfScore:
+        if self._abstention is None:
+            raise self._refusals.of(
+                "rlinf",
+                NotFound(
+                    "/rlinf/score is closed: start the service with --abstention and a number in "
+                    "[0, 1], the score of clips on which the judge abstains"
+                ),
+            )
+        found = await engine.score_item(request, context)
+        if found.score is None:
+            self.replaced.labels(found.backend).inc()
+        return RlinfScore(
+            score=self._abstention if found.score is None else found.score,
+            model_output=found.model_output,
+            backend=found.backend,
+            abstained=found.score is None,
+        )
+
+
+def _decode(body: bytes) -> VideoRequest:
+    request = validate_json(RlinfRequest, body)
+    return validate(VideoRequest, request.model_dump())
