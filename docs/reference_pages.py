@@ -27,7 +27,7 @@ from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, flag_of
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.judges.settings import BuiltInJudge, all_built_in
-from rewardfleet_server.video.settings import VideoSettings, judge_setting
+from rewardfleet_server.video.settings import OriginalFlags, VideoSettings, judge_setting
 
 Models = Mapping[str, Mapping[str, Any]]
 
@@ -47,7 +47,8 @@ examples."""
 _ORIGINAL_INTRODUCTION = """\
 They work as well, and `--help` does not list them. Those without the name of a judge are for each
 loaded judge but PRIMO-R1 that has the setting. A
-[judge of your own](../judges.md#your-own-judge) gets them all."""
+[judge of your own](../judges.md#your-own-judge) gets them all. `--profile rlinf-rlaif`, which is
+not listed either, sets [defaults of that server](../trainers/rlinf.md#the-profile)."""
 
 _ERRORS_INTRODUCTION = """\
 Every failure is `application/problem+json` (RFC 9457) with `kind`, `detail` (what was wrong, what
@@ -155,7 +156,7 @@ def settings_page() -> str:
     for name, entry in SERVICES.items():
         own = entry.load_settings()
         parts += [f"## `rewardfleet serve {name}`", *_setting_tables(own, _inherited(own))]
-    targets = {name: judge_setting(name) for name in VideoSettings.hidden}
+    targets = {name: judge_setting(name) for name in OriginalFlags.__annotations__}
     rows = [
         (f"`{flag_of(name)}`", f"`{judge}.{key}`" if judge else f"`{key}`")
         for name, (judge, key) in targets.items()

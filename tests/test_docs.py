@@ -61,6 +61,7 @@ _EXISTING = {
     "/data/rollouts": str(LIBERO),
     "runs/router_grpo/baseline_router": str(LIBERO),
     "prompts.jsonl": os.devnull,
+    "prompts=vlm_reward/libero_reward_server.py": f"prompts={__file__}",
 }
 
 #: What a page's Python may use without defining it.

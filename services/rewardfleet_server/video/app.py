@@ -42,6 +42,11 @@ _ABSTENTIONS_ARE_SCORED = (
     "rewardfleet_replaced_abstentions_total means that it learns from nothing else. On all other "
     "routes, an abstention has no score"
 )
+_NO_NUMBER = (
+    "--profile %s without a number as --abstention: /rlinf/score is closed, and RLinf-RLAIF's "
+    "client takes the simulator's success for a score that is null; --abstention 0 answers what "
+    "the original did"
+)
 _OWN_PROMPTS = (
     "--profile %s: the judge %s asks in other words than the original; --set %sprompts=FILE reads "
     "its prompts from your copy of vlm_reward/libero_reward_server.py"
@@ -129,6 +134,8 @@ def _warnings(settings: VideoSettings) -> Iterator[str]:
         yield _NO_VIDEO_ROOT
     if isinstance(settings.abstention, float):
         yield _ABSTENTIONS_ARE_SCORED % settings.abstention
+    elif settings.profile:
+        yield _NO_NUMBER % settings.profile
     for name in settings.judges_with_own_prompts():
         judge = f"{name}." if len(settings.backends) > 1 else ""
         yield _OWN_PROMPTS % (settings.profile, name, judge)

@@ -113,7 +113,7 @@ class VideoSettings(OriginalFlags):
         "port", "video_root", "backend", "model_path", "gpu_ids",
         "openai_url", "openai_model", "api_key_file", "host", "cache",
     )  # fmt: skip
-    hidden: ClassVar = tuple(OriginalFlags.__annotations__)
+    hidden: ClassVar = (*OriginalFlags.__annotations__, "profile")
     other_flags: ClassVar = {"backend": "--judge"}
 
     # One line per setting.
@@ -129,7 +129,7 @@ class VideoSettings(OriginalFlags):
     judge_config: FilePath | None = setting(None, "TOML file with a table of settings for each judge, such as [PRIMO-R1].", group="Video")
     set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "One setting of a judge, e.g. PRIMO-R1.top_p=0.9, or top_p=0.9 for the only judge; repeatable. docs/reference/settings.md lists them all.", metavar="NAME=VALUE", group="Video")
     abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a response whose score is null. error: the HTTP error `abstained`. A number in [0, 1]: null, and the score of /rlinf/score, which only this opens.", metavar="null|error|NUMBER", group="Video")
-    profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of another server: rlinf-rlaif is the original LIBERO reward server. Flags, variables and files come before it.", group="Video")
+    profile: Literal["rlinf-rlaif"] | None = setting(None)  # hidden as well, and for the same users
     # fmt: on
 
     @field_validator("gpu_ids")
@@ -207,7 +207,7 @@ class VideoSettings(OriginalFlags):
         given = GivenValues(loaded)
         if self.judge_config is not None:
             given.read_file(self.judge_config)
-        names = ["openai_url", "openai_model", "model_path", *self.hidden]
+        names = ["openai_url", "openai_model", "model_path", *OriginalFlags.__annotations__]
         names = [name for name in names if name in self.model_fields_set]
         flags = {name: value for name in names if (value := getattr(self, name)) not in (None, "")}
         for name, value in flags.items():
@@ -219,7 +219,7 @@ class VideoSettings(OriginalFlags):
         for name, value in flags.items():
             judge, key = judge_setting(name)
             if judge is None:
-                but = ("PRIMO-R1",) if name in self.hidden else ()
+                but = ("PRIMO-R1",) if name in OriginalFlags.__annotations__ else ()
                 given.add_for_all(key, value, given_flag(name, value), but)
         for judge in loaded if self.profile else ():
             for key, value in ORIGINAL_DEFAULTS.get(judge, {}).items():

@@ -1,0 +1,379 @@
+"""`/rlinf/score` and `--profile rlinf-rlaif`: the original LIBERO server's format and defaults.
+
+What the original answers is in tests/third_party/recorded/rlinf_rlaif.json, which
+tests/third_party/test_rlinf_rlaif.py records with its own code.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from rewardfleet import RewardFleet
+from rewardfleet.commands.main import main
+from rewardfleet.wire.errors import Overloaded
+from rewardfleet_server.flags import read_settings
+from rewardfleet_server.serve import announce
+from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.video import settings as settings_module
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.frames import floor_indices
+from rewardfleet_server.video.judges.loading import load_judges
+from rewardfleet_server.video.judges.vlm.families.primo_r1 import authors_prompts
+from rewardfleet_server.video.prompts.authors import original_prompt
+from rewardfleet_server.video.score_parser import parse_score
+from rewardfleet_server.video.settings import VideoSettings, select_gpus
+
+from ...conftest import Serve
+from ..http.test_requests import metric
+from .test_abstention import original_request
+from .test_bad_input import check_problem
+
+RECORDED = json.loads(
+    (Path(__file__).parents[2] / "third_party/recorded/rlinf_rlaif.json").read_text()
+)
+PROFILE: dict[str, Any] = {"profile": "rlinf-rlaif"}
+QWEN = "Qwen/Qwen2.5-VL-7B-Instruct"
+
+MakeVideo = Callable[..., Path]
+
+
+def replaced(client: httpx.Client) -> float:
+    return metric(client, 'rewardfleet_replaced_abstentions_total{backend="fake"}')
+
+
+# The route
+
+
+@pytest.mark.parametrize("path", ["/rlinf/score", "/rlinf"])
+def test_an_abstention_is_the_number_there_and_null_elsewhere(
+    serve: Serve, make_video: MakeVideo, path: str
+):
+    client = serve(FakeJudge(None), abstention="0.25")
+    body = original_request(make_video(20), anything="is ignored")
+    answer = client.post(path, json=body)
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {
+            "score": 0.25,
+            "model_output": "fake judgment of 16 frames",
+            "backend": "fake",
+            "abstained": True,
+        },
+    )
+    assert replaced(client) == 1
+    del body["anything"]
+    single = client.post("/score", json=body).json()
+    (item,) = client.post("/score/batch", json={"items": [body]}).json()["results"]
+    for score in (single, item):
+        assert (score["score"], score["status"]) == (None, "abstained")
+    assert replaced(client) == 1
+    results = 'rewardfleet_results_total{backend="fake",service="video",status="abstained"}'
+    assert metric(client, results) == 3
+
+
+async def test_the_python_client_gets_no_number(serve: Serve, make_video: MakeVideo):
+    client = await asyncio.to_thread(lambda: serve(FakeJudge(None), abstention=0.0))
+    async with RewardFleet(video=str(client.base_url)) as fleet:
+        score = await fleet.video.score("t", make_video(20))
+    assert (score.score, score.status) == (None, "abstained")
+
+
+def test_a_score_is_that_of_the_judge(serve: Serve, make_video: MakeVideo):
+    client = serve(FakeJudge(0.75), abstention=0)
+    answer = client.post("/rlinf/score", json=original_request(make_video(20))).json()
+    assert (answer["score"], answer["abstained"]) == (0.75, False)
+    assert answer.keys() > RECORDED["answer"].keys()
+    assert replaced(client) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("broken"), 502), (Overloaded("busy"), 429)]
+)
+def test_a_failure_stays_an_error(
+    serve: Serve, make_video: MakeVideo, error: Exception, status: int
+):
+    client = serve(FakeJudge(error=error), abstention=0)
+    answer = client.post("/rlinf/score", json=original_request(make_video(20)))
+    assert answer.status_code == status and "score" not in answer.json()
+    assert replaced(client) == 0
+
+
+def test_what_the_original_refuses_is_refused(serve: Serve, make_video: MakeVideo):
+    client = serve(abstention=0)
+    body = original_request(make_video(20))
+    for changes in (
+        {"video_path": "/no such file"},
+        {"backend": "none"},
+        {"task_text": ""},
+        {"nframes": 0},
+        {"nframes": 129},
+        {"max_pixels": 783},
+        {"video_path": None},
+        {"backend_kwargs": None},
+    ):
+        answer = client.post("/rlinf/score", json={**body, **changes})
+        assert answer.status_code in {403, 404, 422} and answer.json()["detail"], changes
+
+
+@pytest.mark.parametrize("abstention", ["null", "error"])
+def test_without_a_number_the_route_is_closed_and_says_how_to_open_it(
+    serve: Serve, make_video: MakeVideo, abstention: str
+):
+    client = serve(FakeJudge(None), abstention=abstention)
+    answer = client.post("/rlinf/score", json=original_request(make_video(20)))
+    check_problem(
+        answer, "not_found", "/rlinf/score is closed: start the service with --abstention"
+    )
+
+
+@pytest.mark.parametrize("given", ["2", "nan", "-0.1", "inf", "", "0,5", "true", "1e-400x", True])
+def test_only_null_error_and_numbers_from_0_to_1_are_accepted(given: object):
+    with pytest.raises(ValueError, match=r"--abstention .*give null, error, or a number in \[0, 1"):
+        read_settings(VideoSettings, {"abstention": given})
+
+
+def test_the_start_warns_what_the_number_means(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        for abstention in ("null", "error", "1"):
+            settings = VideoSettings(abstention=abstention)
+            announce(create_app(settings, {"fake": FakeJudge()}), settings, "http://a")
+    [warning] = [each for each in caplog.messages if "ABSTENTIONS ARE SCORED" in each]
+    assert "ABSTENTIONS ARE SCORED 1 ON /rlinf/score" in warning
+
+
+# What is refused is reported
+
+
+def test_each_cause_of_refusals_is_reported_once_with_the_setting(
+    serve: Serve, make_video: MakeVideo, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    clip = make_video(20)
+    (inside := tmp_path / "root").mkdir()
+    closed, rooted = serve(), serve(abstention=0, video_root=[inside])
+    for client, path in ((closed, "/score"), (rooted, "/rlinf/score")):
+        for changes in (
+            {"backend": "qwen2_5_vl_vllm"},
+            {"backend_kwargs": {"system_prompt": "x"}},
+            {"video_path": "/no such file"},
+            {"video_path": str(inside / "none.mp4")},
+        ) * 3:
+            client.post(path, json=original_request(clip, **changes))
+    found = [each for each in caplog.messages if "REQUESTS ARE REFUSED" in each]
+    assert len(found) == 8
+    for messages in (found[:4], found[4:]):
+        for message, setting in zip(
+            messages, ("--backend", "no options", "--video-root", "temp_video_dir"), strict=True
+        ):
+            assert setting in message and "SIMULATOR'S SUCCESS" in message
+            assert "no such file" not in message  # logs do not show paths outside
+
+
+def test_a_closed_route_is_reported_once(
+    serve: Serve, make_video: MakeVideo, caplog: pytest.LogCaptureFixture
+):
+    client = serve()
+    for _ in range(3):
+        client.post("/rlinf/score", json=original_request(make_video(20)))
+    [message] = [each for each in caplog.messages if "REQUESTS ARE REFUSED" in each]
+    assert "--abstention" in message
+
+
+# The profile
+
+
+def test_the_profile_has_the_defaults_of_the_original():
+    settings = VideoSettings(**PROFILE)
+    assert settings.backends == ["qwen2_5_vl_vllm"]
+    judge = settings.judge_settings("qwen2_5_vl_vllm")
+    expected = {
+        "model_path": QWEN, "tensor_parallel_size": 2, "max_model_len": 16384, "max_tokens": 64,
+        "gpu_memory_utilization": 0.8, "temperature": 0.0, "top_p": 0.001,
+    }  # fmt: skip
+    assert judge.model_dump().items() >= expected.items()
+    primo = VideoSettings(**PROFILE, backend=["PRIMO-R1"], model_path="m")
+    expected = {
+        "model_path": "m", "tensor_parallel_size": 1, "max_model_len": 16384, "max_tokens": 1024,
+        "gpu_memory_utilization": 0.9, "temperature": 0.1, "top_p": 0.9,
+    }  # fmt: skip
+    assert primo.judge_settings("primo_r1_vllm").model_dump().items() >= expected.items()
+    assert primo.selected_gpus == settings.selected_gpus == ["0", "1"]
+    assert (settings.host, settings.port, settings.abstention) == ("127.0.0.1", 18080, "null")
+
+
+def test_flags_variables_and_files_come_before_the_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (file := tmp_path / "judges.toml").write_text("[PRIMO-R1]\ntop_p = 0.5\nmax_tokens = 7\n")
+    primo = {**PROFILE, "backend": ["PRIMO-R1"], "model_path": "m", "judge_config": file}
+    assert VideoSettings(**primo).judge_settings("PRIMO-R1").max_tokens == 7
+    flag = VideoSettings(**primo, primo_top_p=0.7).judge_settings("PRIMO-R1")
+    assert (flag.top_p, flag.max_tokens) == (0.7, 7)
+    monkeypatch.setenv("REWARDFLEET_MODEL_PATH", "from the environment")
+    monkeypatch.setenv("REWARDFLEET_GPU_IDS", "3")
+    monkeypatch.setenv("REWARDFLEET_PROFILE", "rlinf-rlaif")
+    settings = VideoSettings()
+    assert settings.judge_settings("qwen2_5_vl_vllm").model_path == "from the environment"
+    assert settings.selected_gpus == ["3"]
+    monkeypatch.delenv("REWARDFLEET_MODEL_PATH")
+    monkeypatch.delenv("REWARDFLEET_GPU_IDS")
+    assert VideoSettings(openai_url="http://a", openai_model="m").backends == ["openai"]
+
+
+def test_the_profile_selects_gpus_where_there_are_some(monkeypatch: pytest.MonkeyPatch):
+    for count, visible, expected in (
+        (8, None, "0,1"), (8, "4,5,6", "4,5"), (0, None, "0,1"), (None, None, "0,1"), (0, "", ""),
+    ):  # fmt: skip
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(settings_module, "gpu_count", lambda count=count: count)
+        select_gpus(VideoSettings(**PROFILE))
+        assert settings_module.os.environ["CUDA_VISIBLE_DEVICES"] == expected
+    monkeypatch.setattr(settings_module, "gpu_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ValueError, match="--gpu-ids 0,1: CUDA finds 1 of these GPUs"):
+        select_gpus(VideoSettings(**PROFILE))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    select_gpus(VideoSettings(**PROFILE, backend=["reference"]))
+    assert "CUDA_VISIBLE_DEVICES" not in settings_module.os.environ
+
+
+def test_the_profile_is_printed_and_says_whose_prompts_it_has(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    file = write_server(tmp_path)
+    with caplog.at_level(logging.INFO):
+        for given in ({}, {"set": [f"prompts={file}"]}, {"gpu_ids": "7", "abstention": 0}):
+            settings = VideoSettings(**PROFILE, **given)
+            announce(create_app(settings, {"fake": FakeJudge()}), settings, "http://a")
+    lines = [each for each in caplog.messages if each.startswith("--profile rlinf-rlaif: backend=")]
+    model = f"qwen2_5_vl_vllm.model_path={QWEN}"
+    assert [each.partition(";")[0] for each in lines] == [
+        f"--profile rlinf-rlaif: backend=qwen2_5_vl_vllm gpu_ids={ids} {model}"
+        for ids in ("0,1", "0,1", "7")
+    ]
+    assert sum("libero_reward_server.py" in each for each in caplog.messages) == 2
+    assert sum("--abstention 0" in each for each in caplog.messages) == 2
+
+
+def test_an_unknown_profile_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", "video", "--profile", "x"]) != 0
+    assert "--profile x: input should be 'rlinf-rlaif'" in capsys.readouterr().err
+
+
+def test_the_profile_selects_frames_as_the_client_of_the_original():
+    selections = [
+        list(floor_indices(length, count)) for count in (8, 16, 32) for length in range(1, 513)
+    ]
+    digest = hashlib.sha256(json.dumps(selections).encode()).hexdigest()
+    assert digest == RECORDED["selections"]["sha256"]
+
+
+@pytest.mark.parametrize(("given", "frame"), [({}, 9), (PROFILE, 8)])
+def test_all_kinds_of_clips_are_selected_from_by_the_profile(
+    serve: Serve,
+    make_video: MakeVideo,
+    frames_request: dict[str, Any],
+    given: dict[str, Any],
+    frame: int,
+):
+    client, clip = serve(**given), make_video(131)
+    task = {"task_text": "t", "nframes": 16}
+    images = frames_request["frames_base64"] * 131
+    for answer in (
+        client.post("/score", json={**task, "video_path": str(clip)}),
+        client.post("/score", json={**task, "frames_base64": images}),
+        client.post("/score", data=task, files={"video": clip.read_bytes()}),
+    ):
+        provenance = answer.json()["provenance"]
+        assert provenance["frames"]["indices"][1] == frame
+        assert ("frame_selection" in provenance) == bool(given)
+        if given:
+            assert provenance["frames"]["indices"] == RECORDED["selections"]["131 of 16"]
+
+
+# Prompts and answers
+
+
+def write_server(folder: Path, user: str = "Task: {task_instruction}\\nHow far?") -> Path:
+    """Write a file with own texts in the form of the original server."""
+    (file := folder / "libero_reward_server.py").write_text(
+        "import vllm_that_is_not_installed\n"
+        'DEFAULT_QWEN_PROMPT_TEMPLATE = """Task:\n{task_instruction}\n\nHow far?\n"""\n'
+        'PRIMO_R1_SYSTEM_PROMPT = ("Think {first}. " "Then answer.")\n'
+        f'PRIMO_R1_USER_PROMPT = ("{user}" "")\n'
+        "raise SystemExit\n"
+    )
+    return file
+
+
+def test_the_prompts_are_read_from_a_copy_of_the_original_server(tmp_path: Path):
+    file = write_server(tmp_path)
+    assert original_prompt(file).render("fold {it}") == "Task:\nfold {it}\n\nHow far?\n"
+    system, user = authors_prompts(file)
+    assert system.render("fold") == "Think {first}. Then answer."
+    assert user.render("fold") == "Task: fold\nHow far?"
+
+
+@pytest.mark.parametrize(
+    ("user", "reason"),
+    [
+        ("How far?", "has no field"),
+        ("{task} {other}", "{other} is not accepted"),
+        ("{", "Single '{'"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, user: str, reason: str):
+    with pytest.raises(ValueError, match="libero_reward_server.py") as error:
+        authors_prompts(write_server(tmp_path, user))
+    assert reason in str(error.value)
+    (tmp_path / "other.py").write_text("A = 1")
+    with pytest.raises(ValueError, match="DEFAULT_QWEN_PROMPT_TEMPLATE"):
+        original_prompt(tmp_path / "other.py")
+
+
+def test_answers_that_the_prompts_ask_for_have_the_scores_of_the_original():
+    for text, score in RECORDED["scores"]:
+        ours = parse_score(text, mode="percentage").score
+        if score == 0 and "0" not in text:  # the original's score of no number
+            assert ours is None, text
+        else:
+            assert ours is not None and math.isclose(ours, score), text
+
+
+def test_the_route_answers_a_model_s_text_as_the_original(make_video: MakeVideo, tmp_path: Path):
+    """Where the original has 0.0 for a text without a number, `--abstention 0` has it as well."""
+    texts = iter([text for text, _ in RECORDED["scores"]])
+    endpoint = FastAPI()
+
+    @endpoint.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"data": []}
+
+    @endpoint.post("/v1/chat/completions")
+    async def complete() -> dict[str, object]:
+        message = {"role": "assistant", "content": next(texts)}
+        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    body = original_request(make_video(8))
+    with serving(endpoint) as url:
+        settings = VideoSettings(
+            **PROFILE, openai_url=f"{url}/v1", openai_model="m", abstention=0, video_root=[tmp_path]
+        )
+        with (
+            serving(create_app(settings, load_judges(settings))) as service,
+            httpx.Client(base_url=service, trust_env=False, timeout=60) as client,
+        ):
+            for number, (text, score) in enumerate(RECORDED["scores"]):
+                answer = client.post("/rlinf/score", json={**body, "task_text": str(number)})
+                assert answer.json()["score"] == pytest.approx(score), text
