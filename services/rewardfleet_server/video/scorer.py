@@ -105,7 +105,7 @@ class VideoScorer:
         self._max_video_bytes = max_video_bytes
         self._refusals = refusals
         self._select = select
-        selection = {} if select is sample_indices else {"frame_selection": select.__name__}
+        selection = {} if select is sample_indices else {"frame_selection": "floor"}
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
             for name, judge in judges.items()

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,7 +28,10 @@ from rewardfleet_server.video import settings as settings_module
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import floor_indices
 from rewardfleet_server.video.judges.loading import load_judges
+from rewardfleet_server.video.judges.vlm.families import primo_r1, qwen
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import authors_prompts
+from rewardfleet_server.video.judges.vlm.families.qwen2_5_vl_vllm import QwenVllmSettings
+from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.prompts.authors import original_prompt
 from rewardfleet_server.video.score_parser import parse_score
 from rewardfleet_server.video.settings import VideoSettings, select_gpus
@@ -323,6 +327,19 @@ def test_the_prompts_are_read_from_a_copy_of_the_original_server(tmp_path: Path)
     system, user = authors_prompts(file)
     assert system.render("fold") == "Think {first}. Then answer."
     assert user.render("fold") == "Task: fold\nHow far?"
+
+
+def test_judges_ask_with_the_prompts_of_that_file(tmp_path: Path):
+    file = write_server(tmp_path)
+    checkpoint = SimpleNamespace(tokens=lambda _: (1,))
+    for given, expected in (({"prompts": file}, "How far?\n"), ({}, PERCENTAGE.template)):
+        spec = qwen.judge_spec("any", QwenVllmSettings(**given), checkpoint)
+        for name in ("text", "constrained"):
+            assert spec.readouts[name].prompt.template.endswith(expected)
+        assert spec.readouts["probability"].prompt is YES_OR_NO
+    primo = primo_r1.judge_spec(primo_r1.PrimoSettings(prompts=file))
+    assert primo.readouts["text"].prompt.name == "primo_user_original"
+    assert primo.system is not None and primo.system.name == "primo_system_original"
 
 
 @pytest.mark.parametrize(
