@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -263,6 +263,17 @@ def ours(log: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]
 
 
 @contextmanager
+def two_replicas(kill: Callable[[int], None], folder: Path) -> Iterator[Any]:
+    """Start two replicas; yield the process of the first, and their URLs."""
+    with (
+        model(kill) as model_url,
+        ours(folder / "first", *judged_by(model_url)) as (process, first),
+        ours(folder / "second", *judged_by(model_url)) as (_, second),
+    ):
+        yield process, first, second
+
+
+@contextmanager
 def gateway_of(log: Path, *urls: str) -> Iterator[str]:
     """Start the gateway of replicas of the video service; yield its URL."""
     port = str(free_port())
@@ -289,6 +300,7 @@ def record(name: str, found: Any) -> Any:
         recording |= {"commit": SOURCES["rlinf_rlaif"]["commit"], name: found}
         lines = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in recording.items()]
         RECORDED.write_text("{" + ",\n".join(lines) + "}\n")
+    assert recording["commit"] == SOURCES["rlinf_rlaif"]["commit"], "run make record-peers"
     assert json.loads(json.dumps(found)) == recording[name]
     return found
 
@@ -380,24 +392,14 @@ def test_rewards_when_the_service_is_killed_in_a_rollout(tmp_path: Path):
         victims[0] = process.kill
         by_default = {"enable": True, "endpoint": f"{url}/score", "fail_on_request_error": True}
         assert rollouts(by_default, 16, 2) == "ConnectionError"
-    with ExitStack() as stack:
-        model_url = stack.enter_context(model(kill))
-        replicas = [
-            stack.enter_context(ours(tmp_path / f"log{index}", *judged_by(model_url)))
-            for index in range(2)
-        ]
-        victims[0] = replicas[0][0].kill
-        gateway = stack.enter_context(gateway_of(tmp_path / "gateway", *(u for _, u in replicas)))
-        found = rollouts(edits(f"{gateway}/video", backend=None), 16, 2)
+    with two_replicas(kill, tmp_path) as (process, *urls):
+        victims[0] = process.kill
+        with gateway_of(tmp_path / "gateway", *urls) as gateway:
+            found = rollouts(edits(f"{gateway}/video", backend=None), 16, 2)
     assert found == right
-    with ExitStack() as stack:
-        model_url = stack.enter_context(model(kill))
-        replicas = [
-            stack.enter_context(ours(tmp_path / f"log{index}", *judged_by(model_url)))
-            for index in range(2)
-        ]
-        victims[0] = replicas[0][0].kill
-        config = {"enable": True, "reward_coef": 5.0, "endpoint": [each for _, each in replicas]}
+    with two_replicas(kill, tmp_path) as (process, *urls):
+        victims[0] = process.kill
+        config = {"enable": True, "reward_coef": 5.0, "endpoint": urls}
         tasks = [task(index) for index in range(16)]
         episodes = [np.full((STEPS, 64, 64, 3), index, np.uint8) for index in range(32)]
         scored = [

@@ -75,7 +75,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
             ["serve", "video", "--judge", "transformers", "--set", "redout=text"],
             "--set redout=text: transformers has no such setting; did you mean readout?; it has: "
             "prompt_template, temperature, top_p, max_tokens, model_path, max_model_len, "
-            "frame_resize, readout, device, batch_size, frame_pixels",
+            "frame_resize, prompts, readout, device, batch_size, frame_pixels",
         ),
         (
             ["serve", "video", "--set", "library"],
