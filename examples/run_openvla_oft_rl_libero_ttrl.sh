@@ -15,7 +15,7 @@ bash examples/overwrite_vla_ckpt_utils.sh "$SFT_MODEL_PATH"  # the checkpoint's 
 
 # Four samples of a prompt at 0.6, 0.7, 0.8, 0.9; log-probabilities are computed at the middle.
 # All of them train: the bounds on accuracy keep every group. (The trainer needs the filter: without
-# it, it fails with an unbound variable.) The step limit of the reward is that of the suite.
+# it, it fails with an unbound variable.) The reward divides steps by 500, as in the original.
 python -u -m verl.trainer.main_ppo \
     data.task_suite_name="$SUITE" \
     data.num_trials_per_task=50 \

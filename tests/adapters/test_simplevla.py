@@ -33,7 +33,7 @@ EXAMPLE = ROOT / "examples" / "run_openvla_oft_rl_libero_ttrl.sh"
 N_SAMPLES, STEPS = 4, 8
 
 
-def config(*, max_steps: float | None = 8, **fields: object) -> Config:
+def config(*, max_steps: float | str | None = 8, **fields: object) -> Config:
     model = Config(action_token_len=2)
     if max_steps is not None:
         model["max_steps"] = max_steps
@@ -75,15 +75,15 @@ def scores(manager: RobRewardManager, data) -> list[float]:
     return pytest.approx(manager.verify(data)[0])
 
 
-def test_too_many_steps_are_clamped_counted_and_logged_once(caplog: pytest.LogCaptureFixture):
+def test_steps_beyond_the_limit_count_and_are_logged_once(caplog: pytest.LogCaptureFixture):
     """LIBERO's rollouts end at 512 steps, where the original integration has 500."""
     manager = RobRewardManager(0, config(max_steps=4, test_time_rl=True))
     with caplog.at_level(logging.WARNING):
         first = manager.verify(rollouts())
         manager.verify(rollouts())
-    assert first[0] == pytest.approx([1 / 1.5, 0.5, 0, 0, 0.5, 0, 0.5, 1 / 1.5])
-    assert first[1]["reward/clamped_total"] == 4
-    assert manager.clamped == 8
+    assert first[0] == pytest.approx([1 / 1.5, 0.5, 0, 0, 1 / 3, 0, 0.5, 1 / 1.5])
+    assert first[1]["reward/over_limit_total"] == 4
+    assert manager.over_limit == 8
     assert [record.message.split(" (")[0] for record in caplog.records] == [
         "4 rollouts of this batch took more steps than max_steps"
     ]
@@ -96,8 +96,16 @@ def test_a_step_beyond_the_tokens_is_placed_at_the_last_one():
     assert np.flatnonzero(as_list(rewards["gt_scores"])[7]).tolist() == [15]
 
 
-def test_the_limit_is_that_of_the_suite_if_none_is_given():
+def test_the_limit_is_500_unless_it_is_given():
     manager = RobRewardManager(0, config(max_steps=None, test_time_rl=True))
+    suites = ["robotwin2_shake_bottle"] * 4 + ["libero_goal"] * 4
+    data = rollouts(finish_step=[100, 500, 512, 8, 512, 8, 8, 1], task_suite_name=suites)
+    expected = [500 / 600, 0.5, 0, 0, 500 / 1012]
+    assert manager.verify(data)[0][:5] == pytest.approx(expected)
+
+
+def test_the_limit_can_be_that_of_the_suite():
+    manager = RobRewardManager(0, config(max_steps="suite", test_time_rl=True))
     data = rollouts(finish_step=[256, 512, 8, 8, 8, 8, 128, 2])
     assert manager.verify(data)[0][:2] == pytest.approx([1 / 1.5, 0.5])
     suites = ["robotwin2_shake_bottle"] * 4 + ["libero_goal"] * 4
@@ -108,13 +116,26 @@ def test_the_limit_is_that_of_the_suite_if_none_is_given():
         suite_max_steps("aloha_x")
 
 
+@pytest.mark.parametrize("uid", [["a"] * 4 + ["b"] * 4, None])
+def test_the_accuracy_can_be_the_score(uid):
+    """As in the original integration, also in validation, which has no groups."""
+    manager = RobRewardManager(0, config(test_time_rl=True, episode_reward={"accuracy": "score"}))
+    data = rollouts(uid=uid)
+    found, metrics, _, both = manager.verify(data)
+    assert as_list(data.batch["acc"]) == pytest.approx(found)
+    assert metrics["all"] == both["all"] == pytest.approx(np.mean(found))
+    failed = rollouts(finish_step=[0, 4, 8, 8, 8, 8, 4, 2])
+    manager.verify(failed)
+    assert as_list(failed.batch["acc"])[0] == pytest.approx(1 / 1.5 / 3), "the mean of the others"
+
+
 def test_a_rollout_is_scored_once_and_the_call_places_what_verify_found():
     manager = RobRewardManager(0, config(test_time_rl=True, max_steps=4))
     data = rollouts()
     found = manager.verify(data)[0]
     rewards, metrics = manager(data)
     assert as_list(rewards["gt_scores"].sum(-1)) == pytest.approx(found)
-    assert manager.clamped == 4
+    assert manager.over_limit == 4
     assert set(metrics) == {"verifier", "reward_all"}, "as upstream: `all` was reported by verify"
 
 
@@ -271,7 +292,7 @@ def test_in_validation_the_score_is_that_without_groups():
     found, metrics, _, _ = manager.verify(rollouts(uid=None))
     assert found == pytest.approx([0.8, 1 / 1.5, 0, 0, 0.5, 0, 1 / 1.5, 0.8])
     quartiles = {f"reward/p{at}": np.percentile(found, at) for at in (0, 25, 50, 75, 100)}
-    counts = {"reward/clamped_total": 0, "reward/failed": 0}
+    counts = {"reward/over_limit_total": 0, "reward/failed": 0}
     assert metrics == pytest.approx({"all": 0.625, **counts, **quartiles})
 
 
@@ -281,6 +302,7 @@ def test_in_validation_the_score_is_that_without_groups():
         ({"kind": "visual"}, "success, efficiency or objectives, not 'visual'"),
         ({"weigths": {}}, "weigths"),
         ({"vote": True}, "vote: needs episode_reward.clusters"),
+        ({"accuracy": "efficiency"}, "accuracy: success or score, not 'efficiency'"),
     ],
 )
 def test_an_invalid_configuration_is_refused_at_once(given, message):

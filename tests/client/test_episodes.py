@@ -52,7 +52,7 @@ from rewardfleet.episodes.rewards import EFFICIENCY
 from rewardfleet.wire.episode import Objective, RewardKind
 from rewardfleet.wire.errors import InvalidRequest
 
-FRACTIONS = arrays(float, st.integers(1, 20), elements=st.floats(0, 1))
+FRACTIONS = arrays(float, st.integers(1, 20), elements=st.floats(0, 3))  # of step limits
 NUMBERS = st.floats(-1e3, 1e3)
 FORMS = sorted(EFFICIENCY)
 
@@ -76,6 +76,7 @@ def test_efficiency_equals_the_original_test_time_rl_reward():
     assert efficiency([1, 1, 0], [100, 500, 10], 500) == pytest.approx([0.8333, 0.5, 0], abs=1e-4)
     assert efficiency([1, 1], [75, 800], [75, 800]).tolist() == [0.5, 0.5], "each its own limit"
     assert efficiency([1], [0], [500]).tolist() == [1.0]
+    assert efficiency([1], [512], [500]) == pytest.approx([500 / 1012]), "steps are not clamped"
     assert efficiency([1, 1], [100, 200], 500, "group_best", best=0.2).tolist() == [1.0, 0.5]
 
 
@@ -100,7 +101,6 @@ def test_other_forms_of_efficiency_have_a_wider_range_than_reciprocal():
     ("call", "message"),
     [
         (lambda: efficiency([1], [-1], [5]), "steps"),
-        (lambda: efficiency([1], [6], [5]), "steps"),
         (lambda: efficiency([1], [0], [0]), "max_steps"),
         (lambda: success([0.5]), "0 or 1"),
         (lambda: by_length([1.0, 2.0], [3, 0]), r"entry 1"),
@@ -224,8 +224,8 @@ def test_an_infinite_reward_is_refused_instead_of_spread_over_its_group(formula)
 
 def test_an_episode_without_success_is_not_among_the_most_efficient():
     grouping = Grouping([0, 0, 0], 1)
-    selected = most_efficient([0.1, 0.9, 0.5], [np.nan, 1, 0], grouping, 1)
-    assert selected.tolist() == [False, True, False]
+    selected = most_efficient([0.1, 9.0, 0.5], [np.nan, 1, 0], grouping, 1)
+    assert selected.tolist() == [False, True, False], "also beyond the step limit"
 
 
 def test_leave_one_out_compares_with_the_mean_of_the_others():

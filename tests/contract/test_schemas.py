@@ -41,7 +41,7 @@ LEFT_TO_FULL = (
 #: What the schemas do not express: rules between fields, fields that options need, the content of
 #: texts, files and programs, and the state of a run.
 NOT_EXPRESSIBLE = re.compile(
-    r"steps .* exceed max_steps|one entry per step|strictly rising|rows are of different lengths"
+    r"one entry per step|strictly rising|rows are of different lengths"
     r"|no other member|the group .* (has|was)|is late|sent another|too old|is closed|parts of step"
     r"|at most max_lambda|backend_kwargs[:.]|is not a JPEG or PNG|is not a video|differ in size"
     r"|sha256 is not the digest|synchronized videos|the task in the text"

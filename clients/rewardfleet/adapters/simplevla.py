@@ -34,6 +34,8 @@ from ._rows import plain, quartiles_of
 
 log = logging.getLogger(__name__)
 
+#: The step limit of the original test-time RL integration, for all suites.
+_MAX_STEPS = 500.0
 #: Step limits of the tasks that differ from those of their suites, as in `RobHFRollout`.
 _TASK_STEPS = {
     "shake_bottle": 75, "pick_dual_bottles": 100, "place_container_plate": 150, "click_bell": 200,
@@ -61,11 +63,12 @@ class RobRewardManager:
         num_examine: Accepted as upstream; nothing is printed.
         config: `actor_rollout_ref.model.action_token_len`, `verifier.reward_coef` and
             `data.task_suite_name` as upstream. `test_time_rl` (False). The step limit is
-            `non_tensor_batch["max_steps"]` of a row, else `actor_rollout_ref.model.max_steps`, else
-            that of the suite. `base_temperature` (0.6) and `temperature_range` (0.3), which
-            `target_success_rate` or `target_diversity` adapt. `episode_reward`: the fields of
-            `EpisodeOptions`; `kind`: success, efficiency or objectives; and `vote` (False): the
-            largest cluster of a group counts as its successes.
+            `non_tensor_batch["max_steps"]` of a row, else `actor_rollout_ref.model.max_steps`, a
+            number (500) or `suite`: see `suite_max_steps`. `base_temperature` (0.6) and
+            `temperature_range` (0.3), which `target_success_rate` or `target_diversity` adapt.
+            `episode_reward`: the fields of `EpisodeOptions`; `kind`: success, efficiency or
+            objectives; `accuracy`: success, or score as in the original integration; and `vote`
+            (False): the largest cluster of a group counts as its successes.
 
     Raises:
         InvalidRequest: `episode_reward` is not valid.
@@ -76,11 +79,15 @@ class RobRewardManager:
         self.config = config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
         self.schedule = _schedule(config)  #: the temperatures of the next rollouts
-        self.clamped = 0  #: the rollouts so far that took more steps than their limit
+        self.over_limit = 0  #: the rollouts so far that took more steps than their limit
         fields = plain(config.get("episode_reward") or {})
         self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
         self._kind = fields.pop("kind", self._default_kind)
         self._vote = bool(fields.pop("vote", False))
+        accuracy = fields.pop("accuracy", "success")
+        if accuracy not in {"success", "score"}:
+            raise InvalidRequest(f"episode_reward.accuracy: success or score, not {accuracy!r}")
+        self._accuracy_is_score = accuracy == "score"
         fields["filter"] = {"drop_all_equal": False, **fields.get("filter", {})}
         self._options = validate(EpisodeOptions, fields, prefix="episode_reward: ")
         if self._kind not in {"success", "efficiency", "objectives"}:
@@ -99,8 +106,9 @@ class RobRewardManager:
                                          dict[str, float]]:  # fmt: skip
         """Return scores, and the metrics of reward, format and both, as upstream.
 
-        `batch["acc"]` is success, 0 or 1, on whose mean upstream filters; with `vote`, the vote. A
-        rollout whose environment failed has the mean of its group, so that it does not change it.
+        `batch["acc"]` is success, 0 or 1, on whose mean upstream filters; with `vote`, the vote.
+        With `accuracy: score`, it is the score, and so is the metric `all`, the mean. A rollout
+        whose environment failed has the mean of its group, so that it does not change it.
         `batch["episode_reward"]` is the score, and `batch["keep"]` whether to train on a rollout.
         A rollout without steps has the score 0 and is not kept: its environment failed. The groups
         are the rows with the same `uid`. In validation there are none: the score is then success
@@ -115,11 +123,12 @@ class RobRewardManager:
         completes = success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
         scores = np.where(np.isnan(result.scores), 0.0, result.scores)
-        accuracies, uids = labels, _column(data, "uid")
+        rated = scores if self._accuracy_is_score else labels
+        accuracies, uids = rated, _column(data, "uid")
         if uids is not None:  # else there are no groups: validation
             grouping, _ = Grouping.by_name([str(uid) for uid in uids])
-            means = grouping.broadcast(grouping.where(result.batch.ok).mean(labels))
-            accuracies = np.where(result.batch.ok, labels, means)
+            means = grouping.broadcast(grouping.where(result.batch.ok).mean(rated))
+            accuracies = np.where(result.batch.ok, rated, means)
         kept = result.batch.grouping.where(result.keep)
         keep = result.keep & (kept.broadcast(kept.sizes.astype(float)) != 1)  # none alone
         device = data.batch["responses"].device
@@ -131,7 +140,8 @@ class RobRewardManager:
         for name, values in columns.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
-        accuracy = {"all": float(completes.mean())}
+        of_log = data.batch["acc"] if self._accuracy_is_score else completes
+        accuracy = {"all": float(of_log.mean())}
         metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
         return scores.tolist(), metrics, {"all": 1.0}, accuracy
 
@@ -206,7 +216,7 @@ class RobRewardManager:
                   if (column := _column(data, name)) is not None}  # fmt: skip
         if kind != "success" or options.filter.select == "efficient":
             limits = self._max_steps(data, len(steps))
-            steps = self._clamp(steps, limits)
+            self._note_over_limit(steps, limits)
             fields["max_steps"] = limits.tolist()
         if options.clusters is not None or (
             kind == "objectives" and _MOTION & set(options.weights)
@@ -222,25 +232,25 @@ class RobRewardManager:
         fields["masked"] = (steps == 0).tolist()
         return fields
 
-    def _clamp(self, steps: Any, limits: Any) -> Any:
+    def _note_over_limit(self, steps: Any, limits: Any) -> None:
         over = int((steps > limits).sum())
-        if over and not self.clamped:
+        if over and not self.over_limit:
             row = int(np.flatnonzero(steps > limits)[0])
             log.warning(
-                "%d rollouts of this batch took more steps than max_steps (row %d: %g, %g), which "
-                "then count as max_steps; is actor_rollout_ref.model.max_steps that of the suite? "
-                "Further ones are counted, not logged", over, row, steps[row], limits[row],
+                "%d rollouts of this batch took more steps than max_steps (row %d: %g, %g): a "
+                "success among them has an efficiency below that at the limit, as in the original; "
+                "actor_rollout_ref.model.max_steps=suite has the limits of the rollout. Further "
+                "ones are counted, not logged", over, row, steps[row], limits[row],
             )  # fmt: skip
-        self.clamped += over
-        return np.minimum(steps, limits)
+        self.over_limit += over
 
     def _max_steps(self, data: Any, count: int) -> Any:
         per_row = _column(data, "max_steps")
         if per_row is not None:
             return np.asarray(per_row, float)
         limit = self.config.actor_rollout_ref.model.get("max_steps")
-        if limit is not None:
-            return np.full(count, float(limit))
+        if limit != "suite":
+            return np.full(count, _MAX_STEPS if limit is None else float(limit))
         suites = _column(data, "task_suite_name")
         if suites is None:
             suites = [self.config.data.task_suite_name] * count
@@ -276,7 +286,7 @@ class RobRewardManager:
         """Return what is logged in addition to upstream's metrics; never NaN."""
         metrics: dict[str, float] = {}
         if self._kind != "success":
-            metrics["reward/clamped_total"] = self.clamped
+            metrics["reward/over_limit_total"] = self.over_limit
         metrics["reward/failed"] = float((~result.batch.ok).mean())
         metrics |= quartiles_of(result.scores[result.batch.ok].tolist())
         for each in by_temperature(rewards):

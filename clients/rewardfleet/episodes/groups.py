@@ -196,13 +196,14 @@ def most_efficient(
     """Return whether an episode is among the `count` of its group with the fewest steps, [N].
 
     Args:
-        step_fraction: [N], steps/max_steps.
+        step_fraction: [N], steps/max_steps, which may be above 1.
         succeeded: [N]; failures, and NaN, rank after all successes.
     """
-    cost = np.asarray(step_fraction, float) + np.where(np.asarray(succeeded, float) > 0, 0.0, 2.0)
-    selected = np.zeros(len(cost), bool)
+    fraction = np.asarray(step_fraction, float)
+    is_last = ~(np.asarray(succeeded, float) > 0) | np.isnan(fraction)
+    selected = np.zeros(len(fraction), bool)
     for members in grouping.by_size():
-        ranks = np.argsort(cost[members], axis=1, kind="stable")[:, :count]
+        ranks = np.lexsort((fraction[members], is_last[members]), axis=1)[:, :count]
         selected[np.take_along_axis(members, ranks, axis=1)] = True
     return selected
 

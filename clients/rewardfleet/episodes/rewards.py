@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from .arrays import Floats, check
 
-#: Efficiency `linear` of a success at the step limit. Above 0, the reward of a failure.
+#: Efficiency `linear` of a success at the step limit or beyond. Above 0, the reward of a failure.
 _LINEAR_FLOOR = 0.1
 #: Rate of the efficiency `exponential`: exp(-3) = 0.05 for a success at the step limit.
 _EXPONENTIAL_RATE = 3.0
@@ -33,7 +33,7 @@ def success(succeeded: ArrayLike) -> Floats:
 #: By name: maps steps/max_steps, and its minimum among the group's successes, to an efficiency.
 EFFICIENCY: dict[str, Callable[[Floats, Floats], Floats]] = {
     "reciprocal": lambda fraction, _: 1 / (1 + fraction),
-    "linear": lambda fraction, _: 1 - (1 - _LINEAR_FLOOR) * fraction,
+    "linear": lambda fraction, _: np.maximum(1 - (1 - _LINEAR_FLOOR) * fraction, _LINEAR_FLOOR),
     "exponential": lambda fraction, _: np.exp(-_EXPONENTIAL_RATE * fraction),
     "group_best": lambda fraction, best: best / fraction,
 }
@@ -49,15 +49,17 @@ def efficiency(
 ) -> Floats:
     """Return the efficiency of each success, and 0 for each failure, [N]. With x = steps/max_steps:
 
-    - `reciprocal`: 1/(1 + x), in [0.5, 1]. Source: the original test-time RL code for
-      SimpleVLA-RL, which fixes max_steps at 500: 100 steps → 0.8333, 500 → 0.5.
-    - `linear`: 1 - 0.9 x, in [0.1, 1].
-    - `exponential`: exp(-3 x), in [0.0498, 1].
+    - `reciprocal`: 1/(1 + x), 0.5 at the limit. Source: the original test-time RL code for
+      SimpleVLA-RL, with max_steps 500 by default: 100 steps → 0.8333, 500 → 0.5, 512 → 0.4941.
+    - `linear`: 1 - 0.9 x, at least 0.1, which is its value at the limit.
+    - `exponential`: exp(-3 x), 0.0498 at the limit.
     - `group_best`: best/x, in (0, 1]. Less than one step counts as one.
+
+    A success may have taken more steps than the limit, which only scales them: x is then above 1.
 
     Args:
         succeeded: [N], 0 or 1.
-        steps: [N], in [0, max_steps].
+        steps: [N], 0 or more.
         max_steps: [N] or one number, above 0: the step limit of the episode's task.
         form: One of the above, a key of `EFFICIENCY`.
         best: [N], for `group_best` only: the least x of a success in the episode's group. Entries
@@ -70,7 +72,7 @@ def efficiency(
     is_success, limit = success(succeeded), np.asarray(max_steps, float)
     check(limit > 0, "max_steps is above 0", limit)
     fraction = np.asarray(steps, float) / limit
-    check((fraction >= 0) & (fraction <= 1), "steps are 0 to max_steps", steps)
+    check(fraction >= 0, "steps are 0 or more", steps)
     least = 1 / limit if form == "group_best" else 0.0
     best_fraction = np.maximum(np.asarray(best, float), least)
     values = EFFICIENCY[form](np.maximum(fraction, least), best_fraction)

@@ -169,7 +169,6 @@ def _check_numbers(draft: _Draft, options: EpisodeOptions) -> None:
     refuse(steps < 0, lambda item: f"steps: 0 or more (got {item.steps:g})")
     refuse(limit <= 0, lambda item: f"max_steps: above 0 (got {item.max_steps:g})")
     refuse(limit < 1 / MAX_MAGNITUDE, lambda item: f"max_steps: too small (got {item.max_steps:g})")
-    refuse(steps > limit, lambda item: f"steps {item.steps:g} exceed max_steps {item.max_steps:g}")
     refuse(
         ~(np.isnan(success) | (success == 0) | (success == 1)),
         lambda item: f"success: 0 or 1 (got {item.success})",

@@ -115,9 +115,9 @@ class EpisodeRequest(Request):
         "score, and its group is computed without it.",
     )
     success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
-    steps: Count | None = Field(None, description="Steps taken, 0 to `max_steps`.")
+    steps: Count | None = Field(None, description="Steps taken; they may exceed `max_steps`.")
     max_steps: Annotated[FiniteFloat, Field(json_schema_extra=_LIMIT)] | None = Field(
-        None, description="Step limit of the task, above 0."
+        None, description="Step limit of the task, above 0, by which `steps` are divided."
     )
     episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")

@@ -52,6 +52,23 @@ def test_results_are_in_order_with_statistics_of_groups(service: httpx.Client):
     assert parsed.groups[0].std == pytest.approx(np.std(scores[:4], ddof=1))
 
 
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [("reciprocal", 500 / 1012), ("linear", 0.1), ("exponential", np.exp(-3.072)),
+     ("group_best", 100 / 512)],
+)  # fmt: skip
+def test_a_success_beyond_the_step_limit_has_an_efficiency(
+    service: httpx.Client, form: str, expected: float
+):
+    """LIBERO's rollouts end at 512 steps; the original test-time RL divides by 500."""
+    items = four_items()
+    items[1]["steps"] = 512
+    response = post_batch(service, items, options={"efficiency": form})
+    scores = [each["score"] for each in response["results"]]
+    assert scores[1:] == pytest.approx([expected, 0, 0])
+    assert scores[0] > scores[1]
+
+
 def test_a_single_episode(service: httpx.Client):
     response = service.post("/score", json=four_items()[0]).json()
     assert response["score"] == pytest.approx(1 / 1.2)
