@@ -241,7 +241,8 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
     Args:
         batch_list: [N], the steps of each episode; each step has the `uid` of its group.
         episode_rewards, episode_lengths, traj_uid, tool_callings: [N].
-        success: By name, [N]; others are left out, as upstream does.
+        success: By name, [N]. Rates per task, which have another length, are left out, but kept
+            on the last try, as upstream does.
         last_try: Keep groups with equal rewards: there is no further round of sampling.
 
     Returns:
@@ -256,7 +257,11 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
         tolerance = config.algorithm.filter_groups.get("tolerance", default)
         dropped |= all_equal(rewards, grouping, tolerance)
     keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
-    kept = {name: values[keep] for name, values in success.items() if len(values) == len(rewards)}
+    kept = {
+        name: values[keep] if len(values) == len(rewards) else values
+        for name, values in success.items()
+        if last_try or len(values) == len(rewards)
+    }
     return (
         [batch_list[index] for index in keep.tolist()],
         episode_rewards[keep],
