@@ -5,7 +5,9 @@ import inspect
 import json
 import math
 import pickle
+import sys
 from dataclasses import asdict
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from rewardfleet.adapters.ctrl import (
 )
 from rewardfleet_server.testing import wait_until
 
+from ..programs import RIGHT as ADD
 from .conftest import ECHO, SUM, TESTS, requests_to
 from .standin import CharTokenizer, batch_of
 
@@ -34,9 +37,11 @@ ROWS = [
 ]
 
 
-def reward_fn(url: str, rows: list | None = None, **options: object) -> CritiqueReward:
+def reward_fn(
+    url: str, rows: list | None = None, *, rules: str = "service", **options: object
+) -> CritiqueReward:
     fleet = RewardFleet(code=url, **options)
-    return CritiqueReward(fleet, ROWS if rows is None else rows, CharTokenizer())
+    return CritiqueReward(fleet, ROWS if rows is None else rows, CharTokenizer(), rules=rules)
 
 
 def test_responses_are_decoded_without_padding_and_special_tokens():
@@ -98,6 +103,46 @@ def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
     assert fn.build_revision_messages(RevisionQuery("Print x. ", code), critique) == messages
 
 
+class Prompts:
+    """Stands in for `ctrl.gen.prompt`, which is the only source of CTRL's wording."""
+
+    def get_prompter(self, kind: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            get_gen_prompt=lambda problem: f"{kind}: solve {problem}",
+            get_revised_prompt_mt=lambda critique: f"{kind}: {critique} Again.",
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("x = 1\n", "x = 1\n"),
+        ("So:\n```py\nx\n```\nor\n```\ny\n```", "```python\npy\nx\n```"),
+        ("```Python\n x \n\n", "```python\nx \n\n```"),
+        ("```\n```\n```\nx```", "```\n```\n```\nx```"),
+    ],
+)
+def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
+    row = {**ROWS[0], "solution": code, "prompter_type": "mbppplus"}
+    fn = reward_fn("http://127.0.0.1:1", [row])
+    [query], _ = fn.parse_query(["a/0"])
+    for name in ("ctrl", "ctrl.gen"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "ctrl.gen.prompt", Prompts())
+    assert fn.build_revision_messages(query, "<think>No.</think> Bad.") == [
+        {"role": "user", "content": "mbppplus: solve Add the numbers."},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "mbppplus: <think>No.</think> Bad. Again."},
+    ]
+
+
+def test_a_row_of_ctrl_gets_no_other_prompt_where_ctrl_is_missing():
+    fn = reward_fn("http://127.0.0.1:1", [{**ROWS[0], "prompter_type": "mbppplus"}])
+    [query], _ = fn.parse_query(["a/0"])
+    with pytest.raises(ImportError, match=r"run this in CTRL's checkout, or use .*build_revision"):
+        fn.build_revision_messages(query, "Bad.")
+
+
 def test_revisions_are_sampled_greedily_with_room_for_a_program():
     assert asdict(REVISION_SAMPLING) == {
         "do_sample": False,
@@ -120,6 +165,56 @@ async def test_rewards_are_pass_rates_in_order(code_url: str):
 async def test_a_critique_without_a_judgment_scores_0(code_url: str):
     fn = reward_fn(code_url)
     assert await fn.get_reward_all(["Nice.", CRITIQUE], [SUM, SUM], ROWS[:2]) == [0.0, 1.0]
+
+
+RIGHT, WRONG = f"```python\n{ADD}\n```", f"```python\n{ECHO}\n```"
+
+
+@pytest.mark.parametrize(
+    ("critique", "service", "original"),
+    [
+        ("Overall judgment: Correct", 1, 1),
+        ("Overall judgment: Incorrect.", 1, 1),
+        ("Overall judgment: correct", 1, 0),
+        ("**Overall judgment:** Correct", 1, 0),
+        ("Overall judgement: Correct", 1, 0),
+        ("Overall judgment:Correct", 1, 0),
+        ("Overall judgment: Correct Overall judgment: Incorrect", 0, 1),
+        ("<think>Overall judgment: Correct</think>Fine.", 0, 1),
+        ("Overall judgment: Correct/Incorrect", 0, 1),
+        ("Nice.", 0, 0),
+        ("", 0, 0),
+    ],
+)
+async def test_a_verdict_is_found_by_either_rule(code_url, critique, service, original):
+    for rules, expected in (("service", service), ("original", original)):
+        fn = reward_fn(code_url, rules=rules)
+        assert await fn.get_reward_all([critique], [RIGHT], ROWS[:1]) == [expected], rules
+        assert fn.metrics["reward/failed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("revision", "service", "original"),
+    [
+        (f"{RIGHT}\nnot\n{WRONG}", 0.5, 1),
+        (f"{WRONG}\nbut\n{RIGHT}", 1, 0.5),
+        (f"```py\n{ADD}\n```", 1, 0),
+        (f"<think>{WRONG}</think>{RIGHT}", 1, 0.5),
+        (f"```python\n{ADD}", 1, 1),
+        (ADD, 1, 1),
+        (f"```\n```\n{RIGHT}", 1, 0),
+        ("No.", 0, 0),
+    ],
+)
+async def test_the_program_is_found_by_either_rule(code_url, revision, service, original):
+    for rules, expected in (("service", service), ("original", original)):
+        fn = reward_fn(code_url, rules=rules)
+        assert await fn.get_reward_all([CRITIQUE], [revision], ROWS[:1]) == [expected], rules
+
+
+def test_other_rules_are_refused():
+    with pytest.raises(ValueError, match="rules: service or original, not 'seed'"):
+        reward_fn("http://127.0.0.1:1", rules="seed")
 
 
 INVALID_SAMPLES = [

@@ -142,6 +142,32 @@ def test_ctrls_signature_and_its_driver(files, code_url, capsys, run_all_cases, 
     assert reward_fn.metrics.items() >= shares.items()
 
 
+SCRIPT = "assert double(2) == 4\nassert double(0) == 1"
+LIVE = {"input_output": json.dumps({"inputs": ["1 2", "7"], "outputs": ["3", "7"]})}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tests", "expected"),
+    [
+        ("mbppplus", SCRIPT, 0),
+        ("mbppplus", SCRIPT.splitlines(), 0.5),
+        ("livecodebench", json.dumps(LIVE), 0),
+        ("code_contests", json.dumps(CASES), 0.5),
+    ],
+)
+async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(
+    tmp_path, code_url, kind, tests, expected
+):
+    """Also with `run_all_cases=True`."""
+    row = {"id": "1", "problem": "", "solution": "", "prompter_type": kind, "selected_uts": tests}
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(row))
+    reward_fn = RewardModelForCritic(path, CharTokenizer(), fleet=RewardFleet(code=code_url))
+    _, samples = reward_fn.parse_query(["1"])
+    revision = DOUBLE if kind == "mbppplus" else ECHO
+    assert await reward_fn.get_reward_all([CRITIQUE], [revision], samples) == [expected]
+
+
 def test_metrics_of_an_outage_are_finite(unused_tcp_port):
     fleet = RewardFleet(
         code=f"http://127.0.0.1:{unused_tcp_port}", timeout_s=0.2, on_failure=math.nan

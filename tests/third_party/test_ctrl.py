@@ -1,8 +1,15 @@
-"""CTRL's `RayPPOTrainer.fit`, at the commit in sources.toml, with the changes of its page."""
+"""CTRL's `run_rl.py` and `RayPPOTrainer.fit`, at the commit in sources.toml, as its page says."""
 
+import hashlib
 import json
 import math
+import random
+import re
 import tempfile
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,24 +19,86 @@ import pytest
 from rewardfleet import RewardFleet, RewardFleetError
 from rewardfleet.adapters import verl_advantages
 from rewardfleet.adapters.ctrl import RewardModelForCritic
+from rewardfleet.adapters.ctrl.reward import first_block
 
-from ..programs import CASES, FENCED, HALF
+from ..programs import CASES, FENCED, HALF, RIGHT
 from .peers import TIMEOUT, Peer, recorded
-from .trainers import byte_tokenizer, counted
+from .trainers import HERE, ROOT, byte_tokenizer, counted, edited
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes")]
+
+ROW = {"problem": "Add.", "solution": HALF, "prompter_type": "code_contests"}
 
 
 def reward_fn(url: str, on_failure: Any = "raise") -> Any:
     """Return the `reward_fn` of CTRL's page, and the advantages of its page, of one problem."""
-    row = {"id": "7", "problem": "Add.", "solution": HALF, "prompter_type": "code_contests"}
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write(json.dumps({**row, "selected_uts": CASES}))
-        file.flush()
+    with files([{"id": "7", **ROW, "selected_uts": CASES}], "jsonl") as paths:
         fleet = RewardFleet(code=url, on_failure=on_failure, **TIMEOUT)
-        fn = RewardModelForCritic(file.name, byte_tokenizer(), fleet=fleet)
+        fn = RewardModelForCritic(paths, byte_tokenizer(), fleet=fleet)
     fn.grpo = verl_advantages.grpo
     return fn
+
+
+@contextmanager
+def files(rows: list[dict[str, Any]], kind: str) -> Any:
+    """Write each row into a training file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"{folder}/{number}.{kind}" for number in range(len(rows))]
+        for path, row in zip(paths, rows, strict=True):
+            if kind == "jsonl":
+                Path(path).write_text(json.dumps(row))
+            else:
+                import pandas as pd
+
+                pd.DataFrame([row]).to_parquet(path)
+        yield paths
+
+
+# The same entry, before and after the edit of the page
+
+#: Tests in the three forms that CTRL runs in different ways, by problem.
+SCRIPT = ["assert double(2) == 4", "assert double(3) == 6"]
+PROBLEMS = {
+    "stdio": {**ROW, "selected_uts": json.dumps(CASES)},
+    "text": {**ROW, "prompter_type": "mbppplus", "selected_uts": "\n".join(SCRIPT)},
+    "list": {**ROW, "prompter_type": "mbppplus", "selected_uts": SCRIPT},
+}
+ROWS = [{"id": name, **row, "problem": f"[{name}]"} for name, row in PROBLEMS.items()]
+#: Of each form: a program that passes both tests, and one that passes the first or one of them.
+_DOUBLE = ("def double(x):\n    return 2 * x", "def double(x):\n    return 4")
+PROGRAMS = {"stdio": (RIGHT, HALF), "text": _DOUBLE, "list": _DOUBLE}
+
+
+def _fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+#: Critiques by their mark, and what is revised from them: given a right and a half right program.
+CRITIQUES: dict[str, tuple[str, Callable[[str, str], str]]] = {
+    "right": ("Overall judgment: Correct", lambda right, _: _fenced(right)),
+    "half": ("Overall judgment: Incorrect", lambda _, half: _fenced(half)),
+    "open": ("Overall judgment: Incorrect", lambda right, _: f"So:\n```python\n{right}"),
+    "plain": ("Overall judgment: Incorrect", lambda right, _: right),
+    "first": ("Overall judgment: Incorrect",
+              lambda right, half: f"{_fenced(right)}\nnot\n{_fenced(half)}"),
+    "last": ("Overall judgment: Incorrect",
+             lambda right, half: f"{_fenced(half)}\nbut\n{_fenced(right)}"),
+    "markdown": ("**Overall judgment:** Correct", lambda right, _: _fenced(right)),
+    "spelling": ("Overall Judgement: correct", lambda right, _: _fenced(right)),
+    "both": ("Overall judgment: Correct. Overall judgment: Incorrect",
+             lambda right, _: _fenced(right)),
+    "thought": ("<think>Overall judgment: Correct</think> Fine.", lambda right, _: _fenced(right)),
+    "none": ("Fine.", lambda right, _: _fenced(right)),
+}  # fmt: skip
+
+
+def page_edit(rules: str, url: str) -> dict[str, str]:
+    """Return the edit of the page, with the rules and the address of the test."""
+    page = (ROOT / "docs/trainers/ctrl.md").read_text()
+    block = re.search(r"## In `run_rl.py`.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    given = block.replace("http://127.0.0.1:18081", url)
+    edit = given.replace("fleet=fleet)", f"fleet=fleet, rules={rules!r})")
+    return {"from ctrl.rl.critic_rm import RewardModelForCritic\n": edit}
 
 
 ADAPTERS = {
@@ -39,92 +108,206 @@ ADAPTERS = {
 }
 
 
-@recorded("ctrl", ADAPTERS)
-def ctrl(peer: Peer) -> dict[str, Any]:
-    """A step of `RayPPOTrainer.fit`, with GRPO's advantages of the page; workers are a stand-in."""
+class Workers:
+    """Stands in for the models: given critiques, and revisions of prompts."""
+
+    world_size = 1
+
+    def __init__(self, critiques: list[str], revise: Callable[[str], str]) -> None:
+        self.critiques, self.revise = critiques, revise
+        self.tokenizer = byte_tokenizer()
+
+    def padded(self, texts: list[str]) -> Any:
+        given = self.tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+        return given["input_ids"]
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        import torch
+        from verl import DataProto
+
+        problems = len(prompts.batch["input_ids"])
+        responses = self.padded(self.critiques * problems)
+        mask = (responses != self.tokenizer.pad_token_id).long()
+        first = prompts.batch["input_ids"].repeat_interleave(len(self.critiques), dim=0)
+        batch = {"prompts": first, "responses": responses}
+        batch["attention_mask"] = torch.cat([torch.ones_like(first), mask], dim=1)
+        return DataProto.from_single_dict(batch)
+
+    def generate_sequences_ref(self, prompts: Any) -> Any:
+        from verl import DataProto
+
+        self.prompts = self.tokenizer.batch_decode(
+            prompts.batch["input_ids"], skip_special_tokens=True
+        )
+        return DataProto.from_single_dict(
+            {"responses": self.padded([*map(self.revise, self.prompts)])}
+        )
+
+    def compute_log_prob(self, batch: Any, name: str = "old_log_probs") -> Any:
+        import torch
+        from verl import DataProto
+
+        return DataProto.from_single_dict({name: torch.zeros(batch.batch["responses"].shape)})
+
+    def compute_ref_log_prob(self, batch: Any) -> Any:
+        return self.compute_log_prob(batch, "ref_log_prob")
+
+    def update_actor(self, batch: Any) -> Any:
+        from verl import DataProto
+
+        self.batch = batch.batch
+        return DataProto(meta_info={"metrics": {}})
+
+
+def fit(trainer: Any, workers: Workers, ids: list[str], reward_fn: Any, config: Any) -> None:
+    """Run a step of CTRL's trainer, with GRPO's advantages of the page."""
     import torch
     from ctrl.rl import critic_ray_trainer
-    from omegaconf import OmegaConf
-    from verl import DataProto
     from verl.utils import tracking
 
+    # As the page says; the estimator gets its arguments by these names.
+    def advantages(token_level_rewards: Any, eos_mask: Any, index: Any) -> Any:
+        grpo = getattr(reward_fn, "grpo", verl_advantages.grpo)
+        return grpo(token_level_rewards, eos_mask, index)
+
     tracking.Tracking = Mock()
-    tokenizer = byte_tokenizer()
+    critic_ray_trainer.core_algos.compute_grpo_outcome_advantage = advantages
+    critic_ray_trainer.uuid = counted()
+    trainer.tokenizer, trainer.config = workers.tokenizer, config
+    trainer.reward_fn, trainer.val_reward_fn = reward_fn, None
+    trainer.actor_rollout_wg, trainer.total_training_steps = workers, 2
+    trainer.use_critic = trainer.use_rm = False
+    prompt = torch.ones(len(ids), 2, dtype=torch.long)
+    names = ("input_ids", "attention_mask", "position_ids")
+    batch = {**dict.fromkeys(names, prompt), "problem_id": np.array(ids, dtype=object)}
+    trainer.train_dataloader = [batch]
+    critic_ray_trainer.RayPPOTrainer.fit(trainer)
+
+
+def settings(n: int, **fields: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(
+        {
+            "trainer": {"total_epochs": 1, "critic_warmup": 0, "save_freq": -1, "test_freq": -1,
+                        "project_name": "p", "experiment_name": "e", "logger": None,
+                        "n_gpus_per_node": 1, "nnodes": 1},
+            "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0},
+            "actor_rollout_ref": {"actor": {"use_kl_loss": True, "strategy": "fsdp"},
+                                  "rollout": {"n": n}, "model": {"path": "."}},
+            "critic": {"strategy": "fsdp"},
+            "data": fields,
+        }
+    )  # fmt: skip
+
+
+def entry(peer: Peer, rules: str | None, run_all_cases: bool) -> tuple[dict[str, float], list[str]]:
+    """Run `run_rl.py`, edited or (without rules) not; return rewards by mark, and the prompts."""
+    import sys
+
+    import verl.utils
+
+    workers_module = types.ModuleType("ctrl.rl.critic_fsdp_workers")  # it needs a GPU
+    workers_module.ActorRolloutRefWorker = workers_module.CriticWorker = type("Worker", (), {})
+    sys.modules[workers_module.__name__] = workers_module
+    verl.utils.hf_tokenizer = lambda _: byte_tokenizer()
+
+    def mark_of(prompt: str) -> tuple[str, str]:
+        kind, mark = (
+            re.search(rf"\[({'|'.join(names)})\]", prompt)[1] for names in (PROGRAMS, CRITIQUES)
+        )
+        return kind, mark
+
+    def revise(prompt: str) -> str:
+        kind, mark = mark_of(prompt)
+        return CRITIQUES[mark][1](*PROGRAMS[kind])
+
+    workers = Workers([f"[{mark}] {text}" for mark, (text, _) in CRITIQUES.items()], revise)
+
+    class Trainer:
+        def __init__(self, *, config: Any, reward_fn: Any, **_: Any) -> None:
+            self.config, self.reward_fn = config, reward_fn
+
+        def init_workers(self) -> None:
+            pass
+
+        def _balance_batch(self, batch: Any, metrics: Any) -> None:
+            pass
+
+        def fit(self) -> None:
+            fit(self, workers, list(PROBLEMS), self.reward_fn, self.config)
+
+    changes = {} if rules is None else page_edit(rules, peer.direct_url)
+    if run_all_cases:
+        changes["num_examine=0,\n        run_all_cases=False"] = "run_all_cases=True"
+    with files(ROWS, "parquet") as paths:
+        run_rl = edited("run_rl", changes)
+        run_rl.RayPPOTrainer = Trainer
+        config = settings(len(CRITIQUES), train_files=paths, val_files=paths)
+        run_rl.main_task._function(config)
+    rewards = workers.batch["token_level_scores"].sum(-1).tolist()
+    marks = [" ".join(mark_of(prompt)) for prompt in workers.prompts]
+    return dict(zip(marks, rewards, strict=True)), workers.prompts
+
+
+def first_blocks() -> dict[str, int]:
+    """Compare the first block of random texts with the one that CTRL finds."""
+    from ctrl.rl.critic_rm import desanitize, sanitize
+
+    rng, pieces = random.Random(0), ["```", "python", "PYTHON", "py", "\n", " ", "x = 1", "`", "\t"]
+    found = {"texts": 0, "other": 0}
+    for _ in range(20_000):
+        text = "".join(rng.choices(pieces, k=rng.randrange(9)))
+        block = first_block(text)
+        cut = _fenced(block) if block else text
+        found["texts"] += 1
+        found["other"] += cut != sanitize(text) or (
+            bool(block) and block.strip() != desanitize(sanitize(text)).strip()
+        )
+    return found
+
+
+@recorded("ctrl", ADAPTERS)
+def ctrl(peer: Peer) -> dict[str, Any]:
+    """Steps of `RayPPOTrainer.fit`: by the entry of CTRL, and with failures."""
+    import sandbox_fusion
+    from ctrl.rl import critic_ray_trainer
+
     incorrect = "Overall judgment: Incorrect"
     critiques = [f"right. {incorrect}", f"half. {incorrect}", "right, no judgment", ""]
 
-    def padded(texts: list[str]) -> Any:
-        given = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
-        return given["input_ids"]
-
-    class Workers:
-        world_size = 1
-
-        def generate_sequences(self, prompts: Any) -> Any:
-            responses = padded(critiques)
-            mask = (responses != tokenizer.pad_token_id).long()
-            first = prompts.batch["input_ids"].repeat_interleave(len(critiques), dim=0)
-            batch = {"prompts": first, "responses": responses}
-            batch["attention_mask"] = torch.cat([torch.ones_like(first), mask], dim=1)
-            return DataProto.from_single_dict(batch)
-
-        def generate_sequences_ref(self, prompts: Any) -> Any:
-            texts = tokenizer.batch_decode(prompts.batch["input_ids"], skip_special_tokens=True)
-            answers = [FENCED if "right" in each else HALF for each in texts]
-            return DataProto.from_single_dict({"responses": padded(answers)})
-
-        def compute_log_prob(self, batch: Any, name: str = "old_log_probs") -> Any:
-            return DataProto.from_single_dict({name: torch.zeros(batch.batch["responses"].shape)})
-
-        def compute_ref_log_prob(self, batch: Any) -> Any:
-            return self.compute_log_prob(batch, "ref_log_prob")
-
-        def update_actor(self, batch: Any) -> Any:
-            self.batch = batch.batch
-            return DataProto(meta_info={"metrics": {}})
-
     def step(name: str) -> dict[str, Any]:
         fn = peer.adapter(name)
-
-        # As the page says; the estimator gets its arguments by these names.
-        def advantages(token_level_rewards: Any, eos_mask: Any, index: Any) -> Any:
-            return fn.grpo(token_level_rewards, eos_mask, index)
-
-        critic_ray_trainer.core_algos.compute_grpo_outcome_advantage = advantages
-        critic_ray_trainer.uuid = counted()
+        # The wording of CTRL is not recorded.
+        fn.build_revision_messages = fn._adapter.build_revision_messages
+        workers = Workers(critiques, lambda prompt: FENCED if "right" in prompt else HALF)
         trainer = object.__new__(critic_ray_trainer.RayPPOTrainer)
-        trainer.tokenizer, trainer.reward_fn, trainer.val_reward_fn = tokenizer, fn, None
-        trainer.actor_rollout_wg, trainer.total_training_steps = Workers(), 2
-        trainer.use_critic = trainer.use_rm = False
-        trainer.config = OmegaConf.create(
-            """
-            trainer: {total_epochs: 1, critic_warmup: 0, save_freq: -1, test_freq: -1,
-                      project_name: p, experiment_name: e, logger: null}
-            data: {}
-            algorithm: {adv_estimator: grpo, gamma: 1.0, lam: 1.0}
-            actor_rollout_ref: {actor: {use_kl_loss: true}, rollout: {n: 4}}
-            """
-        )
-        prompt = torch.ones(1, 2, dtype=torch.long)
-        ids = np.array(["7"], dtype=object)
-        names = ("input_ids", "attention_mask", "position_ids")
-        trainer.train_dataloader = [{**dict.fromkeys(names, prompt), "problem_id": ids}]
-        trainer.fit()
-        found = trainer.actor_rollout_wg.batch
+        fit(trainer, workers, ["7"], fn, settings(4))
         return {
-            "rewards": found["token_level_scores"].sum(-1).tolist(),
-            "advantages": found["advantages"][:, 0].tolist(),
+            "rewards": workers.batch["token_level_scores"].sum(-1).tolist(),
+            "advantages": workers.batch["advantages"][:, 0].tolist(),
         }
 
-    found = {"up": step("ctrl"), "down, NaN": step("ctrl, down, NaN")["advantages"]}
+    found: dict[str, Any] = {"up": step("ctrl"), "down, NaN": step("ctrl, down, NaN")["advantages"]}
     try:
         found["down"] = step("ctrl, down")
     except RewardFleetError:
         found["down"] = "raised"
+
+    sandbox_fusion.set_endpoint(peer.direct_url)
+    prompts = {}
+    for every in (False, True):
+        for rules in (None, "original", "service"):
+            name = f"entry, {rules}, {every}"
+            found[name], prompts[name] = entry(peer, rules, every)
+    found["prompts"] = {
+        name: hashlib.sha256("\n".join(each).encode()).hexdigest() for name, each in prompts.items()
+    }
+    found["first blocks"] = first_blocks()
     return found
 
 
-async def test_critiques_get_the_pass_rates_of_revisions_and_a_missing_reward_no_advantage(
+async def test_the_edited_entry_rewards_as_the_original_and_a_missing_reward_has_no_advantage(
     code_url: str, dead_url: str
 ):
     pytest.importorskip("torch")
@@ -134,3 +317,29 @@ async def test_critiques_get_the_pass_rates_of_revisions_and_a_missing_reward_no
     assert found["up"]["advantages"] == pytest.approx([1.3056, 0.2611, -0.7833, 0.0], abs=1e-3)
     assert found["down, NaN"] == [0.0] * 4
     assert found["down"] == "raised"
+    assert len(set(found["prompts"].values())) == 1, "the prompts of the original"
+    assert found["first blocks"] == {"texts": 20_000, "other": 0}
+    for every in (False, True):
+        original = found[f"entry, None, {every}"]
+        assert found[f"entry, original, {every}"] == original
+        service = found[f"entry, service, {every}"]
+        kinds = {mark.split()[1] for mark in original if original[mark] != service[mark]}
+        assert kinds == {"first", "last", "markdown", "spelling", "both", "thought"}, "see the page"
+
+
+@pytest.mark.parametrize("every", [False, True])
+async def test_the_recorded_rewards_of_the_original_are_given(code_url: str, every: bool):
+    """Without PyTorch, and without CTRL."""
+    took = json.loads((HERE / "recorded/ctrl.json").read_text())["took"]
+    fleet = RewardFleet(code=code_url)
+    with files(ROWS, "jsonl") as paths:
+        fn = RewardModelForCritic(paths, None, 0, every, fleet=fleet, rules="original")
+    marks = [mark.split() for mark in took[f"entry, None, {every}"]]
+    _, samples = fn.parse_query([kind for kind, _ in marks])
+    critiques = [CRITIQUES[mark][0] for _, mark in marks]
+    revisions = [CRITIQUES[mark][1](*PROGRAMS[kind]) for kind, mark in marks]
+    rewards = await fn.get_reward_all(critiques, revisions, samples)
+    assert rewards == list(took[f"entry, None, {every}"].values())
+    half = {kind: reward for (kind, mark), reward in zip(marks, rewards, strict=True)
+            if mark == "half"}  # fmt: skip
+    assert half == {"stdio": every / 2, "list": every / 2, "text": 0}, "one program, as a text"

@@ -6,15 +6,15 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from rewardfleet.adapters._rows import SampleRow, metrics_of, request_fields
+from rewardfleet.adapters._rows import SampleRow, metrics_of, module_of_trainer, request_fields
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
@@ -25,12 +25,19 @@ from .rows import read_rows, without_nulls
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 
+#: Which critiques have a verdict, and which block of a revision is the program: as the code service
+#: decides, or as CTRL does; see docs/trainers/ctrl.md.
+Rules = Literal["service", "original"]
+#: One of these texts is in a critique that CTRL rewards.
+_VERDICTS = ("Overall judgment: Correct", "Overall judgment: Incorrect")
+
 
 class RevisionQuery(NamedTuple):
     """A problem, and the program that is criticized."""
 
     problem: str
     code: str
+    prompter_type: str | None = None  #: which of CTRL's prompts the problem has; None: none of them
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,15 @@ class CritiqueReward:
             apply.
         rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
             (a mapping, or JSON as text: see `request_fields`). It may have `mode`, `limits`,
-            `original_program` and `original_passed`; see `CodeRequest`.
+            `original_program` and `original_passed`; see `CodeRequest`. A row with a
+            `prompter_type` is one of CTRL, and gets CTRL's prompt.
         tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
         progress: Show a progress bar while revisions run, if tqdm is installed.
+        rules: How verdicts and programs are found: `service`, or `original` as in CTRL.
 
     Raises:
-        ValueError: Two rows have the same id.
+        ValueError: Two rows have the same id, or there are no such rules.
     """
 
     def __init__(
@@ -74,8 +83,12 @@ class CritiqueReward:
         *,
         num_examine: int = 0,
         progress: bool = False,
+        rules: Rules = "service",
     ) -> None:
+        if rules not in get_args(Rules):
+            raise ValueError(f"rules: {' or '.join(get_args(Rules))}, not {rules!r}")
         self._fleet = fleet
+        self._rules = rules
         self._tokenizer = tokenizer
         self._num_examine = num_examine
         self._progress = progress
@@ -120,11 +133,31 @@ class CritiqueReward:
             KeyError: There is no such row.
         """
         rows = [self._rows[str(problem_id)] for problem_id in ids]
-        return [RevisionQuery(row["problem"], row["solution"]) for row in rows], rows
+        queries = [
+            RevisionQuery(row["problem"], row["solution"], row.get("prompter_type")) for row in rows
+        ]
+        return queries, rows
 
     def build_revision_messages(self, query: RevisionQuery, critique: str) -> list[dict[str, str]]:
-        """Return the chat that asks for a revision: see the function of this name."""
-        return build_revision_messages(*query, critique)
+        """Return the chat that asks for a revision.
+
+        A row of CTRL gets CTRL's own prompt, from its module `ctrl.gen.prompt`. Another row gets
+        that of the function of this name.
+
+        Raises:
+            ImportError: The row is one of CTRL, and CTRL cannot be imported.
+        """
+        if query.prompter_type is None:
+            return build_revision_messages(query.problem, query.code, critique)
+        prompts = module_of_trainer("ctrl.gen.prompt", "run this in CTRL's checkout, or use "
+                                    "rewardfleet.adapters.ctrl.build_revision_messages")  # fmt: skip
+        prompter = prompts.get_prompter(query.prompter_type)
+        block = first_block(query.code)
+        return [
+            {"role": "user", "content": prompter.get_gen_prompt(query.problem)},
+            {"role": "assistant", "content": f"```python\n{block}\n```" if block else query.code},
+            {"role": "user", "content": prompter.get_revised_prompt_mt(critique)},
+        ]
 
     def get_reward_all(
         self, critiques: Sequence[str], revisions: Sequence[str], samples: Sequence[SampleRow]
@@ -167,7 +200,13 @@ class CritiqueReward:
         self, critique: str, revision: str, sample: SampleRow
     ) -> tuple[float, CodeScore]:
         tests = without_nulls(sample.get("tests"))
-        request = request_fields(revision, tests, {**sample, "critique": critique})
+        if self._rules == "service":
+            request = request_fields(revision, tests, {**sample, "critique": critique})
+        elif any(verdict in critique for verdict in _VERDICTS):
+            block = first_block(revision) if "```" in revision else revision.strip()
+            request = request_fields(f"```python\n{block}\n```", tests, sample)
+        else:
+            return 0.0, CodeScore(score=0.0, status=Status.OK)
         code = self._fleet.code
         try:
             score = await code.score(**request)
@@ -186,7 +225,10 @@ class RewardModelForCritic(CritiqueReward):
 
     Args:
         file: The training file, or several; see `read_rows`.
-        run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not.
+        run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not. As in
+            CTRL, it is 1 or 0 in any case where the tests are one program: those of LiveCodeBench,
+            and those of MBPP+ that are a text.
+        rules: As in `CritiqueReward`.
 
     Raises:
         ValueError: A row is none of CTRL's, or two have the same id.
@@ -200,10 +242,27 @@ class RewardModelForCritic(CritiqueReward):
         run_all_cases: bool = True,
         *,
         fleet: RewardFleet,
+        rules: Rules = "service",
     ) -> None:
-        mode = "pass_rate" if run_all_cases else "all_pass"
-        rows = [{**row, "mode": mode} for row in read_rows(file)]
-        super().__init__(fleet, rows, tokenizer, num_examine=num_examine, progress=True)
+        rows = [
+            {
+                **row,
+                "mode": "pass_rate" if run_all_cases and not _is_one_program(row) else "all_pass",
+            }
+            for row in read_rows(file)
+        ]
+        super().__init__(
+            fleet, rows, tokenizer, num_examine=num_examine, progress=True, rules=rules
+        )
+
+
+def _is_one_program(row: SampleRow) -> bool:
+    """Return whether CTRL runs the tests of a row as one program."""
+    tests = row["tests"]
+    if not isinstance(tests, Mapping) or tests.get("kind") != "dataset":
+        return False
+    is_text = isinstance(tests["row"].get("selected_uts"), str)
+    return tests["dataset"] == "livecodebench" or (tests["dataset"] == "mbppplus" and is_text)
 
 
 def build_revision_messages(problem: str, code: str, critique: str) -> list[dict[str, str]]:
@@ -231,6 +290,18 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
 def as_block(answer: str) -> str:
     """Return an answer with its program in a fenced block."""
     return answer if "```" in answer else f"```python\n{answer.strip()}\n```"
+
+
+def first_block(text: str) -> str:
+    """Return the program in the first fenced block of a text, as CTRL finds it; "" if none is there.
+
+    No language but `python` may follow the fence. A block that is not closed ends with the text.
+    """
+    rest = text.partition("```")[2]
+    if rest[:6].lower() == "python":
+        rest = rest[6:]
+    block, end, _ = rest.lstrip().partition("```")
+    return block.rstrip() if end else block.removesuffix("\n")
 
 
 def visible_critique(text: str) -> str:

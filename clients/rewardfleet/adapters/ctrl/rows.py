@@ -21,8 +21,8 @@ _DATASETS = ("code_contests", "mbppplus", "livecodebench")
 _TEST_COLUMNS = ("selected_uts", "all_uts", "test", "labels", "content", "time_limit")
 #: The columns that a row keeps.
 _COLUMNS = (
-    "id", "problem", "solution", "tests", "prompt", "mode", "limits", "original_program",
-    "original_passed",
+    "id", "problem", "solution", "tests", "prompt", "prompter_type", "mode", "limits",
+    "original_program", "original_passed",
 )  # fmt: skip
 #: Arguments and results of calls, in which a null is a value.
 _VALUES = {"args", "expected"}
