@@ -24,6 +24,8 @@ from rewardfleet.adapters.simplevla import (
     suite_max_steps,
 )
 
+from ..third_party.test_simplevla import COMPLETE
+from ..third_party.test_simplevla import STEPS as TAKEN
 from .test_episode_managers import Config, StandIn, _torch, as_list, proto
 
 __all__ = ["_torch"]  # a fixture that replaces torch where it is not installed
@@ -114,6 +116,26 @@ def test_the_limit_can_be_that_of_the_suite():
     assert suite_max_steps("robotwin_unknown_task") == 800
     with pytest.raises(ValueError, match="suite 'aloha_x'"):
         suite_max_steps("aloha_x")
+
+
+def test_the_rewards_are_those_that_were_recorded_of_the_original():
+    """By its own `main_ppo.py`: see tests/third_party/test_simplevla.py."""
+    recorded = ROOT / "tests" / "third_party" / "recorded" / "simplevla.json"
+    original = json.loads(recorded.read_text())["took"]["original"]
+    tensors = {
+        "responses": np.zeros((len(TAKEN), 64, 56), np.int64),
+        "complete": COMPLETE,
+        "finish_step": TAKEN,
+    }
+    given = config()
+    given["actor_rollout_ref"]["model"]["action_token_len"] = 7
+    rewards, metrics = RobRewardManager(0, given)(proto(tensors))
+    found = np.asarray(as_list(rewards["all"]))
+    places = np.argwhere(found)
+    assert [[*map(int, at), found[tuple(at)]] for at in places] == original["rewards"]
+    assert metrics["all"] == original["metrics"]["train_verify_score/all"]
+    for name in ("verifier", "reward_all"):
+        assert metrics[name] == original["metrics"][f"train_reward/{name}"]
 
 
 @pytest.mark.parametrize("uid", [["a"] * 4 + ["b"] * 4, None])

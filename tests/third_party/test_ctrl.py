@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import sys
 import tempfile
 import types
 from collections.abc import Callable
@@ -203,8 +204,6 @@ def settings(n: int, **fields: Any) -> Any:
 
 def entry(peer: Peer, rules: str | None, run_all_cases: bool) -> tuple[dict[str, float], list[str]]:
     """Run `run_rl.py`, edited or (without rules) not; return rewards by mark, and the prompts."""
-    import sys
-
     import verl.utils
 
     workers_module = types.ModuleType("ctrl.rl.critic_fsdp_workers")  # it needs a GPU

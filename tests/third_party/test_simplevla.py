@@ -1,5 +1,7 @@
 """SimpleVLA-RL's `RayTrainer.fit`, at the commit in sources.toml, with the changes of its page."""
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -7,12 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from rewardfleet.adapters.simplevla import (
-    RobRewardManager,
-    forward_test_time_rl,
-    keep_selected,
-    sample_temperatures,
-)
+from rewardfleet.adapters.simplevla import RobRewardManager, keep_selected, sample_temperatures
 
 from .peers import Peer, recorded
 from .trainers import byte_tokenizer, counted, edited
@@ -38,41 +35,111 @@ def reward_manager(*_: str) -> Any:
     return manager
 
 
-@recorded("simplevla", {"simplevla": reward_manager})
-def simplevla(peer: Peer) -> dict[str, Any]:
-    """A step of `RayTrainer.fit`, with the changes of the page; workers are a stand-in.
+#: The edits of the page in `main_ppo.py` and `ray_trainer.py`, each before what it replaces.
+ENTRY = {
+    "import ray\nimport hydra\n": "from rewardfleet.adapters.simplevla import RobRewardManager\n"
+    "import ray\nimport hydra\n",
+}
+_FORWARD = "forward_test_time_rl(self.config, gen_batch.meta_info, self.reward_fn)"
+_KEEP = "batch = keep_selected(batch, multiple_of=self.actor_rollout_wg.world_size)"
+TRAINER = {
+    "import uuid\n": "import uuid\n"
+    "from rewardfleet.adapters.simplevla import forward_test_time_rl, keep_selected\n",
+    "gen_batch_output = self.actor": f"{_FORWARD}; gen_batch_output = self.actor",
+    "batch = valid_batch\n": f"batch = valid_batch; {_KEEP}\n",
+}
+#: The lines of other files that the page names: these files need the models.
+NAMED = {
+    "verl/workers/rollout/rob_rollout.py": ["temperature = prompts.get('temperature'"],
+    "verl/utils/vla_utils/openvla_oft/modeling_prismatic.py": [
+        "assert temperature>0",
+        "scaled_logits = action_logits_last256 / temperature",
+    ],
+}
 
-    Of four rollouts, two succeed, one fails, and the environment of the last one has failed.
-    """
-    import torch
+#: Rollouts of one prompt, without a failed environment, and what the entry gets for them.
+COMPLETE = [True, True, False, True, False, True, True, False]
+STEPS = [100, 500, 512, 512, 7, 1, 250, 8]
+ENTRY_SETTINGS = {
+    "data": {"task_suite_name": "libero_10", "train_batch_size": 1, "n_samples": 8,
+             "filter_accuracy": True, "filter_truncated": False},
+    "actor_rollout_ref": {"model": {"action_token_len": 7, "path": "."},
+                          "actor": {"strategy": "fsdp"}},
+    "critic": {"strategy": "fsdp"},
+    "algorithm": {"adv_estimator": "grpo"},
+    "verifier": {"reward_coef": 5},
+    "reward_model": {"enable": False},
+    "trainer": {"total_epochs": 1, "n_gpus_per_node": 1, "nnodes": 1},
+}  # fmt: skip
+
+
+def config_of(ray_trainer: Any, *settings: Any) -> Any:
     from omegaconf import OmegaConf
+
+    yaml = Path(ray_trainer.__file__).parents[1] / "config/ppo_trainer.yaml"
+    return OmegaConf.merge(OmegaConf.load(yaml), *map(OmegaConf.create, settings))
+
+
+def entry(edits: dict[str, str], **settings: Any) -> dict[str, Any]:
+    """Run `main_ppo.py` with stand-ins for models; return tokens with a reward, and metrics."""
+    import verl.utils
+    from verl.trainer.ppo import ray_trainer
+
+    workers = types.ModuleType("verl.workers.fsdp_workers")  # it needs GPUs and simulators
+    for name in ("ActorRolloutRefWorker", "CriticWorker", "RobActorRolloutRefWorker"):
+        setattr(workers, name, type(name, (), {}))
+    sys.modules[workers.__name__] = workers
+    verl.utils.hf_tokenizer = lambda _: byte_tokenizer()
+    if edits:
+        ray_trainer = edited("verl.trainer.ppo.ray_trainer", TRAINER)
+    main_ppo = edited("verl.trainer.main_ppo", edits)
+    found: dict[str, Any] = {}
+
+    class Trainer:
+        def __init__(self, *, config: Any, reward_fn: Any, **_: Any) -> None:
+            self.config, self.reward_fn = config, reward_fn
+
+        def init_workers(self) -> None:
+            pass
+
+        def fit(self) -> None:
+            batch, metrics = fit(ray_trainer, self.config, self.reward_fn, COMPLETE, STEPS)[1:]
+            rewards = batch["token_level_scores"]
+            at = rewards.nonzero().tolist()
+            values = [rewards[row, token].item() for row, token in at]
+            names = ("train_verify_score/", "train_reward/", "format_score/", "critic/rewards/")
+            found["rewards"] = [[*each, value] for each, value in zip(at, values, strict=True)]
+            found["metrics"] = {
+                name: float(value) for name, value in metrics.items()
+                if name.startswith(names) and "/reward/" not in name
+            }  # fmt: skip
+
+    main_ppo.RayTrainer = Trainer
+    main_ppo.main_task._function(config_of(ray_trainer, ENTRY_SETTINGS, settings))
+    return found
+
+
+def fit(
+    ray_trainer: Any, config: Any, reward_fn: Any, complete: list[bool], steps: list[int]
+) -> tuple[Any, Any, Any]:
+    """Run a step of `RayTrainer.fit`; return temperatures, the batch to train on, and metrics."""
+    import torch
     from verl import DataProto
     from verl.utils import tracking
 
     tracking.Tracking = Mock()
-    adapter = peer.adapter("simplevla")
-    forward = "forward_test_time_rl(self.config, gen_batch.meta_info, self.reward_fn);"
-    keep = "batch = keep_selected(batch, multiple_of=self.actor_rollout_wg.world_size)"
-    ray_trainer = edited(
-        "verl.trainer.ppo.ray_trainer",
-        {
-            "gen_batch_output = self.actor": f"{forward} gen_batch_output = self.actor",
-            "batch = valid_batch\n": f"batch = valid_batch; {keep}\n",
-        },
-        keep_selected=adapter.keep_selected,
-        forward_test_time_rl=forward_test_time_rl,
-    )
     ray_trainer.uuid = counted()
+    count = len(complete)
 
     class Workers:
         world_size = 2
 
         def generate_sequences(self, prompts: Any) -> Any:
-            self.temperatures = sample_temperatures(prompts.meta_info, 4)
+            self.temperatures = sample_temperatures(prompts.meta_info, count)
             batch = {
-                "responses": torch.zeros(4, 1, 56, dtype=torch.long),
-                "complete": torch.tensor([True, True, False, False]),
-                "finish_step": torch.tensor([2, 8, 8, 0]),
+                "responses": torch.zeros(count, -(-max(steps) // 8), 56, dtype=torch.long),
+                "complete": torch.tensor(complete),
+                "finish_step": torch.tensor(steps),
             }
             return DataProto.from_single_dict(batch)
 
@@ -88,18 +155,39 @@ def simplevla(peer: Peer) -> dict[str, Any]:
     loader = Mock(get_next_batch=Mock(side_effect=[task, StopIteration]))
     loader.buffer_size.return_value = 0
     trainer = object.__new__(ray_trainer.RayTrainer)
-    config = OmegaConf.load(Path(ray_trainer.__file__).parents[1] / "config/ppo_trainer.yaml")
-    trainer.config = OmegaConf.merge(config, OmegaConf.create(SETTINGS))
+    trainer.config = config
     trainer.tokenizer, trainer.train_dataloader = byte_tokenizer(), loader
-    trainer.actor_rollout_wg, trainer.reward_fn, trainer.val_reward_fn = Workers(), adapter, None
+    trainer.actor_rollout_wg, trainer.reward_fn, trainer.val_reward_fn = Workers(), reward_fn, None
     trainer.use_reference_policy = trainer.use_rm = trainer.use_critic = False
     trainer.kl_ctrl = Mock(value=0.0)
     trainer.fit()
-    found = trainer.actor_rollout_wg.batch
+    [logged] = [each.kwargs["data"] for each in tracking.Tracking.return_value.log.call_args_list]
+    workers = trainer.actor_rollout_wg
+    return workers.temperatures, workers.batch, logged
+
+
+@recorded("simplevla", {"simplevla": reward_manager})
+def simplevla(peer: Peer) -> dict[str, Any]:
+    """Steps of `RayTrainer.fit`: by the entry of SimpleVLA-RL, and with a failed environment."""
+    adapter = peer.adapter("simplevla")
+    ray_trainer = edited("verl.trainer.ppo.ray_trainer", TRAINER)
+    ray_trainer.keep_selected = adapter.keep_selected
+    # Of four rollouts, two succeed, one fails, and the environment of the last one has failed.
+    rollouts = ([True, True, False, False], [2, 8, 8, 0])
+    config = config_of(ray_trainer, SETTINGS)
+    temperatures, batch, _ = fit(ray_trainer, config, adapter, *rollouts)
+    efficiency = {"test_time_rl": True, "episode_reward": {"accuracy": "score"}}
+    root = Path(ray_trainer.__file__).parents[3]
     return {
-        "temperatures": trainer.actor_rollout_wg.temperatures,
-        "rewards": found["gt_scores"].sum(-1).tolist(),
-        "advantages": found["advantages"][:, 0].tolist(),
+        "temperatures": temperatures,
+        "rewards": batch["gt_scores"].sum(-1).tolist(),
+        "advantages": batch["advantages"][:, 0].tolist(),
+        "original": entry({}),
+        "edited": entry(ENTRY),
+        "edited, test-time RL": entry(ENTRY, **efficiency),
+        "named lines are there": all(
+            line in (root / file).read_text() for file, lines in NAMED.items() for line in lines
+        ),
     }
 
 
@@ -110,3 +198,19 @@ async def test_successes_get_their_efficiency_and_a_failed_environment_does_not_
     # A success after 2 and after all 8 steps, a failure, and a row that fills up the batch.
     assert found["rewards"] == pytest.approx([0.8, 0.5, 0.0, 0.0])
     assert found["advantages"] == pytest.approx([0.9073, 0.1650, -1.0722, 0.0], abs=1e-3)
+    assert found["named lines are there"]
+    # Without test-time RL, as the original.
+    edited_entry = found["edited"]
+    assert edited_entry["rewards"] == found["original"]["rewards"]
+    assert edited_entry["metrics"] == found["original"]["metrics"]
+    # With it, as the formula of the original integration, which divides by 500.
+    efficiencies = [
+        [row, 7 * steps - 1, 5 / (1 + steps / 500)]
+        for row, (complete, steps) in enumerate(zip(COMPLETE, STEPS, strict=True)) if complete
+    ]  # fmt: skip
+    test_time = found["edited, test-time RL"]
+    assert [*map(tuple, test_time["rewards"])] == [
+        (row, token, pytest.approx(value)) for row, token, value in efficiencies
+    ]
+    mean = sum(value for *_, value in efficiencies) / 5 / len(STEPS)
+    assert test_time["metrics"]["train_verify_score/all"] == pytest.approx(mean)
