@@ -139,7 +139,7 @@ def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
 def test_a_row_of_ctrl_gets_no_other_prompt_where_ctrl_is_missing():
     fn = reward_fn("http://127.0.0.1:1", [{**ROWS[0], "prompter_type": "mbppplus"}])
     [query], _ = fn.parse_query(["a/0"])
-    with pytest.raises(ImportError, match=r"run this in CTRL's checkout, or use .*build_revision"):
+    with pytest.raises(ImportError, match=r"run this in CTRL, or use .*build_revision"):
         fn.build_revision_messages(query, "Bad.")
 
 

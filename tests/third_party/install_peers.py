@@ -1,11 +1,12 @@
-"""Fetch the sources that sources.toml names into .peers, a folder that git ignores."""
+"""Fetch the sources that sources.toml names into .peers, or the folder that PEERS names."""
 
+import os
 import subprocess
 import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PEERS = HERE.parent.parent / ".peers"
+PEERS = Path(os.environ.get("PEERS", HERE.parent.parent / ".peers"))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-CLIENTS, PEERS = ROOT / ".clients", ROOT / ".peers"
+CLIENTS, PEERS = ROOT / ".clients", Path(os.environ.get("PEERS", ROOT / ".peers"))
 
 #: Whether the environment has what trainers need.
 HAS_CLIENTS = (CLIENTS / ".installed").exists() and importlib.util.find_spec("verl") is not None

@@ -1,7 +1,7 @@
 """verl-agent: its reward manager for episodes, and its filter of groups.
 
-Run in langfengQ/AgentOCR at 25736f7, and read in langfengQ/DrMAS at 19c632b: both are by the author
-of verl-agent, with its loop.
+Run in vanzll/verl-agent at d0b9724 and langfengQ/AgentOCR at 25736f7, and read in langfengQ/DrMAS
+at 19c632b.
 """
 
 import functools

@@ -149,8 +149,8 @@ class CritiqueReward:
         """
         if query.prompter_type is None:
             return build_revision_messages(query.problem, query.code, critique)
-        prompts = module_of_trainer("ctrl.gen.prompt", "run this in CTRL's checkout, or use "
-                                    "rewardfleet.adapters.ctrl.build_revision_messages")  # fmt: skip
+        instead = "run this in CTRL, or use rewardfleet.adapters.ctrl.build_revision_messages"
+        prompts = module_of_trainer("ctrl.gen.prompt", instead)
         prompter = prompts.get_prompter(query.prompter_type)
         block = first_block(query.code)
         return [
@@ -293,7 +293,7 @@ def as_block(answer: str) -> str:
 
 
 def first_block(text: str) -> str:
-    """Return the program in the first fenced block of a text, as CTRL finds it; "" if none is there.
+    """Return the program in the first fenced block of a text, as CTRL finds it, or "".
 
     No language but `python` may follow the fence. A block that is not closed ends with the text.
     """
