@@ -9,16 +9,25 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tools import BudgetOptions, CostWeights, PidGains
 from rewardfleet.wire.validation import validate
 
+from .verl_keys import OWN_LOOP, RENAMED, Rule, without_effect
+
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+#: The highest limit on λ that the tools service takes, in task reward per unit of cost.
+MAX_LAMBDA = 1e6
+#: The error of a run whose steps have one answer each.
+ONE_ANSWER = (
+    "actor_rollout_ref.rollout.n, data.train_batch_size: give 2 or more for one of them; an answer "
+    "that is compared with none has no advantage"
+)
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -94,6 +103,9 @@ class Actor(Section):
     """`actor_rollout_ref.actor.*`."""
 
     optim: Optimizer = Optimizer()
+    ppo_mini_batch_size: Positive | None = Field(
+        None, description="Prompts per update: those of a step, data.train_batch_size."
+    )
 
 
 class Rollout(Section):
@@ -101,7 +113,11 @@ class Rollout(Section):
 
     name: Literal["hf"] = Field("hf", description="transformers generates.")
     tensor_model_parallel_size: Literal[1] = Field(1, description="One device.")
-    n: int = Field(4, ge=2, description="Copies of each prompt; each samples a route.")
+    n: Positive = Field(
+        4,
+        description="Copies of each prompt; each samples a route. Advantages are those within a "
+        "prompt; with 1, those within the batch of a step, which are noisier.",
+    )
     temperature: Annotated[FiniteFloat, Field(gt=0)] = Field(1.0, description="Of generation.")
 
 
@@ -128,7 +144,9 @@ class Router(Section):
     controller: Literal["dual_ascent", "pid"] = Field("pid", description="Of the multiplier.")
     eta: Annotated[FiniteFloat, Field(gt=0)] = Field(0.05, description="Its step size.")
     initial_lambda: NonNegative = Field(0.0, description="The multiplier at the start.")
-    max_lambda: Annotated[FiniteFloat, Field(gt=0)] = Field(10.0, description="Its limit.")
+    max_lambda: Annotated[FiniteFloat, Field(gt=0, le=MAX_LAMBDA)] = Field(
+        MAX_LAMBDA, description="Its limit; the default, the service's highest, is no limit."
+    )
     pid: PidGains = PidGains()
     every: Positive = Field(1, description="Steps per update of the multiplier.")
     advantage: Literal["mean", "separate", "std"] = Field(
@@ -216,6 +234,18 @@ class RouterConfig(Section):
     router: Router = Router()
     trainer: TrainerSection = TrainerSection()
 
+    @model_validator(mode="after")
+    def _has_batches_that_fit(self) -> Self:
+        size = self.data.train_batch_size
+        if self.actor_rollout_ref.rollout.n * size < 2:
+            raise ValueError(ONE_ANSWER)
+        if self.actor_rollout_ref.actor.ppo_mini_batch_size not in {None, size}:
+            raise ValueError(
+                "actor_rollout_ref.actor.ppo_mini_batch_size: a step has one update; give it as "
+                f"data.train_batch_size, which is {size}"
+            )
+        return self
+
     @property
     def folder(self) -> Path:
         """Where checkpoints and metrics are."""
@@ -230,33 +260,56 @@ def parse_arguments(arguments: Iterable[str]) -> RouterConfig:
     Raises:
         InvalidRequest: See `parse_as`.
     """
-    return parse_as(RouterConfig, arguments)
+    return parse_as(RouterConfig, arguments, OWN_LOOP)
 
 
-def parse_as(model: type[Config], arguments: Iterable[str]) -> Config:
-    """Parse `key=value` arguments; a leading `+` is ignored, the last value of a key counts.
+def parse_as(
+    model: type[Config], arguments: Iterable[str], rules: Iterable[Rule] = ()
+) -> Config:
+    """Parse `key=value` arguments; see `read_settings`.
 
-    A value is JSON, or a list as Hydra writes it (`[a.parquet,b.parquet]`), or else text.
+    Args:
+        model: The configuration.
+        arguments: The arguments.
+        rules: Keys of verl that may be there besides those of the model.
 
     Raises:
         InvalidRequest: A key is missing or unknown (the message names the nearest one), or a value
-            is not valid.
+            is not valid, or has an effect in verl only.
     """
     known = list(keys(model))
+    settings = read_settings(arguments)
+    others = {key: value for key, value in settings.items() if key not in known}
+    ignored = without_effect(others, rules)
+    for key in others.keys() - ignored:
+        nearest = difflib.get_close_matches(key, known, 1, 0.0)
+        raise InvalidRequest(f"unknown key {key!r}; the nearest is {nearest[0]!r}")
     tree: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, text = argument.lstrip("+").partition("=")
-        if not equals:
-            raise InvalidRequest(f"{argument!r}: give arguments as key=value")
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, 1, 0.0)
-            raise InvalidRequest(f"unknown key {key!r}; the nearest is {nearest[0]!r}")
+    for key in settings.keys() - others.keys():
         section = tree
         *path, name = key.split(".")
         for part in path:
             section = section.setdefault(part, {})
-        section[name] = _value(text)
+        section[name] = settings[key]
     return validate(model, tree)
+
+
+def read_settings(arguments: Iterable[str]) -> dict[str, Any]:
+    """Return `key=value` arguments as values by key.
+
+    A leading `+` is ignored, and the last value of a key counts. A value is JSON, or a list as
+    Hydra writes it (`[a.parquet,b.parquet]`), or else text.
+
+    Raises:
+        InvalidRequest: An argument is something else.
+    """
+    settings = {}
+    for argument in arguments:
+        key, equals, text = argument.lstrip("+").partition("=")
+        if not equals:
+            raise InvalidRequest(f"{argument!r}: give arguments as key=value")
+        settings[RENAMED.get(key, key)] = _value(text)
+    return settings
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

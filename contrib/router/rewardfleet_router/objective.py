@@ -49,7 +49,7 @@ def router_advantages(
     task: ArrayLike | Tensor,
     cost: ArrayLike | Tensor,
     multiplier: float,
-    index: Sequence[Any] | ArrayLike,
+    index: Sequence[Any] | ArrayLike | None,
     *,
     method: Method = "mean",
     correct: ArrayLike | None = None,
@@ -61,18 +61,21 @@ def router_advantages(
         cost: [B], costs; NaN where there is none.
         multiplier: λ.
         index: [B], `extra_info.index` of the prompt; answers to the same prompt are a group, which
-            has at least two.
+            has at least two. None, for one answer per prompt: the batch is the group, so its mean
+            is the baseline. It does not depend on the route, and so the gradient has no bias; but
+            it does not follow the prompt, so the variance is larger.
         method: See `rewardfleet.tool_use.advantages`. "mean" is the only one whose gradient is
             that of task - λ cost, so λ is the price at which the optimum meets the budget.
             "std" is plain GRPO.
         correct: [B], booleans, for "gated".
 
     Raises:
-        ValueError: A reward is infinite, a prompt has one answer only, or the sizes differ.
+        ValueError: A reward is infinite, a group has one answer only, or the sizes differ.
     """
-    groups = np.asarray(to_array(index).tolist())
+    rewards = to_array(task)
+    groups = np.zeros(len(rewards), int) if index is None else np.asarray(to_array(index).tolist())
     values = advantages(
-        to_array(task), to_array(cost), groups, multiplier, method=method, correct=correct
+        rewards, to_array(cost), groups, multiplier, method=method, correct=correct
     )
     return torch.as_tensor(values, dtype=torch.float32)
 

@@ -202,7 +202,7 @@ class RouterTrainer:
             scored.task,
             scored.cost,
             self.multiplier,
-            [row.index for row in copies],
+            [row.index for row in copies] if len(copies) > len(rows) else None,
             method=router.advantage,
         )
         progress = schedule_progress(self.step, self.total_steps)

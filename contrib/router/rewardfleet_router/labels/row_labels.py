@@ -17,12 +17,22 @@ from rewardfleet_router.routes import ROUTES, Route
 TARGET_COLUMN = "router_target_action"
 #: Column with the families of the row's tools: a mapping, or its JSON as text.
 FAMILIES_COLUMN = "tool_families"
+#: Both, under the names that they have in the dataset of the router's authors. They have `OTHER` for
+#: rows whose tools are of no family, and families in capital letters. Our columns come before them.
+PUBLISHED_TARGET_COLUMN = "router_target_action_gt"
+PUBLISHED_FAMILIES_COLUMN = "router_tool_family_gt"
+#: All columns with labels.
+LABEL_COLUMNS = (
+    *(TARGET_COLUMN, FAMILIES_COLUMN),
+    *(PUBLISHED_TARGET_COLUMN, PUBLISHED_FAMILIES_COLUMN),
+)
 #: Column of a sidecar with the row's `extra_info.index`.
 INDEX_COLUMN = "index"
 #: The label of rows that no single route fits. They are not trained on.
 MIXED = "MIXED"
 #: All labels.
 TARGETS = (*(route.value for route in ROUTES), MIXED)
+_PUBLISHED_MIXED = "OTHER"
 #: The action of rows without a label.
 NO_LABEL = -1
 
@@ -52,28 +62,41 @@ class RowLabels:
 def parse_labels(fields: Mapping[str, Any]) -> RowLabels:
     """Return the labels of a row of a dataset or of a sidecar. Columns may be missing or empty.
 
+    Args:
+        fields: The row; see `LABEL_COLUMNS`.
+
     Raises:
         ValueError: The label, or a family, is unknown or malformed.
     """
-    target = fields.get(TARGET_COLUMN) or None
+    target, column = fields.get(TARGET_COLUMN), TARGET_COLUMN
+    if not target:
+        target, column = fields.get(PUBLISHED_TARGET_COLUMN), PUBLISHED_TARGET_COLUMN
+        target = MIXED if target == _PUBLISHED_MIXED else target or None
     if target is not None and target not in TARGETS:
-        raise ValueError(f"{TARGET_COLUMN}: unknown {target!r}; known: {', '.join(TARGETS)}")
-    families = fields.get(FAMILIES_COLUMN) or {}
+        raise ValueError(f"{column}: unknown {target!r}; known: {', '.join(TARGETS)}")
+    families, column = _families(fields, FAMILIES_COLUMN), FAMILIES_COLUMN
+    if not families:
+        published, column = _families(fields, PUBLISHED_FAMILIES_COLUMN), PUBLISHED_FAMILIES_COLUMN
+        families = {tool: str(family).lower() for tool, family in published.items()}
+    for tool, family in families.items():
+        if family not in _FAMILY_NAMES:
+            known = ", ".join(_FAMILY_NAMES)
+            raise ValueError(f"{column}: unknown {family!r} of {tool!r}; known: {known}")
+    return RowLabels(target, families)
+
+
+def _families(fields: Mapping[str, Any], column: str) -> dict[str, Any]:
+    families = fields.get(column) or {}
     if isinstance(families, str):
         try:
             families = json.loads(families)
         except ValueError as error:
-            raise ValueError(f"{FAMILIES_COLUMN}: not JSON: {error}") from None
+            raise ValueError(f"{column}: not JSON: {error}") from None
     if not isinstance(families, Mapping):
-        text = f"{FAMILIES_COLUMN}: a mapping of tools to families (got {families!r})"
+        text = f"{column}: a mapping of tools to families (got {families!r})"
         raise ValueError(text)  # noqa: TRY004 - as for other contents of a file
     # Parquet turns mappings with different keys into one structure, with null for missing keys.
-    families = {tool: family for tool, family in families.items() if family is not None}
-    for tool, family in families.items():
-        if family not in _FAMILY_NAMES:
-            known = ", ".join(_FAMILY_NAMES)
-            raise ValueError(f"{FAMILIES_COLUMN}: unknown {family!r} of {tool!r}; known: {known}")
-    return RowLabels(target, families)
+    return {tool: family for tool, family in families.items() if family is not None}
 
 
 def read_sidecar(path: str | Path) -> dict[str, RowLabels]:

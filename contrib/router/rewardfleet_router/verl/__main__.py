@@ -1,7 +1,7 @@
 """The command `python -m rewardfleet_router.verl`: verl's trainer, with a router.
 
-It takes the arguments of `python -m verl.trainer.main_ppo`, and in addition `router.*` and
-`trainer.save_on_exit`.
+It takes the arguments of `python -m verl.trainer.main_ppo`, also of older releases, and in addition
+`router.*` and `trainer.save_on_exit`.
 """
 
 import signal
@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import Field
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_router.config import Router, Section, keys, parse_as
+from rewardfleet_router.config import Router, Section, keys, parse_as, read_settings
+from rewardfleet_router.verl_keys import OLDER_VERL, without_effect
 
 from .settings import choose_cpu, tensorboard_folder
 
@@ -68,11 +69,12 @@ def compose(arguments: Sequence[str]) -> Any:
         arguments: `key=value`, as verl takes them.
 
     Raises:
-        InvalidRequest: A key of `router` is unknown, or a value of it is not valid.
+        InvalidRequest: A key of `router` is unknown, or a value of it is not valid; or a key of an
+            older verl has an effect that verl lacks.
         hydra.errors.HydraException: A key of verl is unknown.
     """
     own = [each for each in arguments if _is_own(each)]
-    options = parse_as(Options, own)
+    options = parse_as(Options, own, OLDER_VERL)
     if options.router.responder != "actor":
         raise InvalidRequest("router.responder: in verl, the actor answers")
     on_cpu = "trainer.device=cpu" in arguments
@@ -83,12 +85,15 @@ def compose(arguments: Sequence[str]) -> Any:
     from hydra import initialize_config_module
     from omegaconf import OmegaConf, open_dict
 
-    of_verl = [each for each in arguments if each not in own]
+    of_verl = _of_newest_verl([each for each in arguments if each not in own])
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra_compose(
             "ppo_trainer", [*_DEFAULTS, *(_CPU_DEFAULTS if on_cpu else ()), *of_verl]
         )
     router = options.router
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    migrate_legacy_reward_impl(config)  # `custom_reward_function` becomes `reward.…`
     with open_dict(config):
         config.router = OmegaConf.create(router.model_dump(mode="json"))
         config.actor_rollout_ref.router = config.router
@@ -111,6 +116,25 @@ def compose(arguments: Sequence[str]) -> Any:
         runtime = config.ray_kwargs.ray_init.setdefault("runtime_env", {})
         runtime.env_vars = {**environment, **runtime.get("env_vars", {})}
     return config
+
+
+def _of_newest_verl(arguments: Sequence[str]) -> list[str]:
+    """Return arguments of an older verl as the newest one takes them.
+
+    Keys without an effect are left out. `micro_batch_size` is that of all processes together, which
+    older releases divide by their number; the newest has `micro_batch_size_per_gpu` only.
+    """
+    settings = read_settings(each for each in arguments if not each.startswith("~"))
+    ignored = without_effect(settings, OLDER_VERL)
+    processes = settings.get("trainer.n_gpus_per_node", 1) * settings.get("trainer.nnodes", 1)
+    kept = []
+    for argument in arguments:
+        key = argument.lstrip("+").partition("=")[0]
+        if key.endswith("micro_batch_size") and isinstance(size := settings[key], int):
+            kept.append(f"{key}_per_gpu={max(1, size // processes)}")
+        elif key not in ignored:
+            kept.append(argument)
+    return kept
 
 
 def _is_own(argument: str) -> bool:

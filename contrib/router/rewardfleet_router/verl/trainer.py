@@ -38,11 +38,11 @@ from rewardfleet_router.batch import (
     stored_routes,
 )
 from rewardfleet_router.budget import RunBudget, new_run_name
-from rewardfleet_router.config import Router
+from rewardfleet_router.config import ONE_ANSWER, Router
 from rewardfleet_router.head import RouterOutput
 from rewardfleet_router.labels.row_labels import (
     FAMILIES_COLUMN,
-    TARGET_COLUMN,
+    LABEL_COLUMNS,
     RowLabels,
     labels_of,
     read_sidecar,
@@ -81,14 +81,12 @@ class RouterPPOTrainer(RayPPOTrainer):  # type: ignore[misc]  # verl is not inst
         multiplier: λ of the next step.
 
     Raises:
-        ValueError: `actor_rollout_ref.rollout.n` is 1.
+        ValueError: A step has one answer only.
     """
 
     def __init__(self, config: DictConfig, *, stops: threading.Event, **arguments: Any) -> None:
-        if config.actor_rollout_ref.rollout.n < 2:
-            raise ValueError(
-                "actor_rollout_ref.rollout.n: at least 2; a group of one answer has no advantage"
-            )
+        if config.actor_rollout_ref.rollout.n * config.data.train_batch_size < 2:
+            raise ValueError(ONE_ANSWER)
         super().__init__(config, **arguments)
         self._stops = stops
         self._router = Router.model_validate(OmegaConf.to_container(config.router))
@@ -142,7 +140,7 @@ class RouterPPOTrainer(RayPPOTrainer):  # type: ignore[misc]  # verl is not inst
         return output
 
     def _labels(self, fields: dict[str, NDArray[Any]], row: int) -> RowLabels:
-        names = {"extra_info", TARGET_COLUMN, FAMILIES_COLUMN} & fields.keys()
+        names = {"extra_info", *LABEL_COLUMNS} & fields.keys()
         return labels_of({name: fields[name][row] for name in names}, self._sidecar)
 
     def _choose(self, prompts: DataProto) -> tuple[RouterOutput, NDArray[np.float32]]:
@@ -210,8 +208,9 @@ class RouterPPOTrainer(RayPPOTrainer):  # type: ignore[misc]  # verl is not inst
             )
         task, cost = fields["task"].astype(float), fields["cost"].astype(float)
         mask = batch.batch["response_mask"]
+        index = _index(batch) if self.config.actor_rollout_ref.rollout.n > 1 else None
         values = router_advantages(
-            task, cost, self.multiplier, _index(batch), method=self._router.advantage
+            task, cost, self.multiplier, index, method=self._router.advantage
         )
         tokens, returns = broadcast_advantages(values, mask)
         rewards = router_rewards(task, cost, self.multiplier)
